@@ -1,0 +1,57 @@
+# make train | test | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
+#   PYTHON=python3.11   another interpreter for the virtual environment
+#   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
+#   JOBS=8   pytest processes
+
+SHELL := /bin/bash
+VENV ?= .venv
+JOBS ?= 2
+PYTHON ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: train test lint format bench clean
+
+train: $(INSTALLED)
+	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
+	$(BIN)/python -m jaxrl.evaluate "$$(cat runs/latest)"
+	$(BIN)/python -m jaxrl.render "$$(cat runs/latest)" --out "$$(cat runs/latest)/mission.png"
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench.compare
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+
+# Installs again only when the list of dependencies or packages has changed. A candidate must really run: the
+# shims of version managers are found on the PATH also where no interpreter stands behind them.
+$(INSTALLED): pyproject.toml setup.py
+	@if ! $(BIN)/python -c '$(CHECK)' 2>/dev/null; then \
+	    for candidate in $(or $(PYTHON),python3.12 python3.11 python3); do \
+	        if $$candidate -c '$(CHECK)' >/dev/null 2>&1; then chosen=$$candidate; break; fi; \
+	    done; \
+	    if [ -z "$$chosen" ]; then \
+	        echo "make: no Python 3.11 or newer with the venv module runs here (tried:" \
+	            "$(or $(PYTHON),python3.12 python3.11 python3)); install one, or name it: make PYTHON=/path/to/python3.12" >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "making $(VENV) with $$($$chosen --version) ($$chosen)"; \
+	    rm -rf $(VENV) && $$chosen -m venv $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

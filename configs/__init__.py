@@ -1,0 +1,1 @@
+"""The presets (YAML), installed as the package `jaxrl.configs`."""
