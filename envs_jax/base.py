@@ -1,0 +1,216 @@
+"""What an environment is: specs, the time step, the protocol an author writes, and the registry of names.
+
+Layout letters used everywhere: T time, B batch of environments, A agents. An author writes ONE copy of the
+environment as pure functions (no batch axis, no auto-reset); `envs_jax.batch` makes the batch.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+Reduction = Literal["last", "sum", "max", "any"]
+
+
+def pytree(cls: type) -> type:
+    """Make a frozen dataclass of a class and register it as a pytree; every field is a child."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+def setting(default: Any, text: str) -> Any:
+    """A dataclass field with a one-line explanation, shown as the help of its command-line flag."""
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Integers 0 .. n - 1."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def dtype(self) -> Any:
+        return jnp.int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Arrays of one shape and dtype whose values lie in [low, high]."""
+
+    shape: tuple[int, ...]
+    dtype: Any = jnp.float32
+    low: float = -math.inf
+    high: float = math.inf
+
+
+@pytree
+class TimeStep:
+    """What one environment shows after a reset or a step. The agent axis A is present also when A = 1.
+
+    Attributes:
+        observation: pytree of arrays [A, ...] following `EnvSpec.observation`.
+        action_mask: bool[A, n], actions open to each agent before the others of this step are known;
+            None where every action is always open (and for continuous actions).
+        mask_state: whatever `Environment.next_mask` needs to know, or ().
+        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
+        reward: float32[A], reward of the action that led here; 0 after a reset.
+        terminated: bool[], the episode ended here for good (the value of what follows is 0).
+        truncated: bool[], the episode was cut here by a limit (bootstrap from `observation`).
+        first: bool[], this is the first time step of an episode.
+        metrics: {name: float32[]}, the names of `EnvSpec.metrics`.
+    """
+
+    observation: Any
+    action_mask: Any
+    mask_state: Any
+    global_state: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    first: Array
+    metrics: Any
+
+    @property
+    def done(self) -> Array:
+        """bool[], the episode ended with this time step, one way or the other."""
+        return self.terminated | self.truncated
+
+
+def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Array) -> Array:
+    """Default of `EnvSpec.next_mask`: what the others chose closes no action."""
+    del mask_state, chosen
+    return action_mask[agent]
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """Everything an algorithm may know of an environment.
+
+    Attributes:
+        name: registered name.
+        num_agents: A.
+        observation: Box (or pytree of boxes) of ONE agent's observation.
+        action: Discrete or Box of ONE agent's action.
+        horizon: largest number of steps of an episode.
+        fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
+        metrics: {name: how its per-step values become the episode's value}.
+        global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
+        critic_input_spec: Box of ONE agent's row of `critic_input`, or None.
+        next_mask: (mask_state, action_mask[A, n], chosen int32[A], agent) -> bool[n]: the mask of `agent`
+            once agents 0 .. agent - 1 have chosen; entries of `chosen` from `agent` on are meaningless.
+        critic_input: (timestep, action[A, ...]) -> [A, ...]: the centralised view of every agent, the other
+            agents' actions included and its own excluded.
+        score: metric (or "return") that tells how good a policy is.
+        score_mode: whether a good policy makes `score` small ("min") or large ("max").
+    """
+
+    name: str
+    num_agents: int
+    observation: Any
+    action: Discrete | Box
+    horizon: int
+    fixed_horizon: bool = False
+    metrics: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
+    global_state: Any = None
+    critic_input_spec: Box | None = None
+    next_mask: Callable[[Any, Array, Array, Array], Array] = independent_mask
+    critic_input: Callable[[TimeStep, Array], Array] | None = None
+    score: str = "return"
+    score_mode: Literal["min", "max"] = "max"
+
+
+class Environment:
+    """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
+
+    `__post_init__` should raise ValueError, in one sentence that says how to mend it, on impossible settings.
+    Everything random comes from the key given to `reset`; a step draws from `fold_in(state.key, state.t)`.
+    """
+
+    version = 1  # goes up when the rules change
+    baselines: Mapping[str, Callable[..., Array]] = {}
+    # ^ {name: policy(env, state, timestep, key) -> action[A, ...]}: scripted; may look into the state
+
+    @property
+    def spec(self) -> EnvSpec:
+        raise NotImplementedError("an environment needs a `spec` property that returns an EnvSpec")
+
+    def reset(self, key: Array, context: Any) -> tuple[Any, TimeStep]:
+        """Start an episode. `context` is what `self.context` returned."""
+        raise NotImplementedError("an environment needs reset(key, context)")
+
+    def step(self, state: Any, action: Array, context: Any) -> tuple[Any, TimeStep]:
+        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box)."""
+        raise NotImplementedError("an environment needs step(state, action, context)")
+
+    def context(self, progress: Any) -> Any:
+        """Schedules over training progress, read by `reset` and `step`; a pytree of arrays without batch axis."""
+        del progress
+        return ()
+
+
+_REGISTRY: dict[str, str] = {}
+
+
+def register(name: str, path: str) -> None:
+    """Make `make(name)` find the class at `path` ("module:Class"). Raises ValueError for a name in use."""
+    if _REGISTRY.get(name, path) != path:
+        raise ValueError(f"environment name '{name}' is already registered for {_REGISTRY[name]}")
+    _REGISTRY[name] = path
+
+
+def registered() -> tuple[str, ...]:
+    """Names of all registered environments."""
+    return tuple(sorted(_REGISTRY))
+
+
+def closest(name: str, names: Any) -> str:
+    """Half a sentence that offers the closest of `names`, or lists them all."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(sorted(names))}"
+
+
+def load(path: str, what: str) -> type:
+    """Import "module:Class". Raises ValueError with a sentence when there is no such thing."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise  # the module is there, something that it imports is not
+        raise ValueError(f"{what} '{path}': there is no module '{module}' on the Python path") from None
+    except AttributeError:
+        raise ValueError(f"{what} '{path}': module '{module}' has no '{attribute}'") from None
+
+
+def find(name: str) -> type:
+    """The environment class of a registered name or a user's "module:Class". Raises ValueError."""
+    if ":" not in name and name not in _REGISTRY:
+        raise ValueError(f"unknown environment '{name}': {closest(name, _REGISTRY)}")
+    cls = load(name if ":" in name else _REGISTRY[name], "environment")
+    if not (dataclasses.is_dataclass(cls) and issubclass(cls, Environment)):
+        raise ValueError(f"environment '{name}' must be a frozen dataclass that subclasses envs_jax.Environment")
+    return cls
+
+
+def make(name: str, **settings: Any) -> Environment:
+    """Build an environment by registered name or "module:Class".
+
+    Raises:
+        ValueError: unknown name or setting (the closest one is offered), or impossible value.
+    """
+    cls = find(name)
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    for key in settings:
+        if key not in fields:
+            raise ValueError(f"environment '{name}' has no setting '{key}': {closest(key, fields)}")
+    return cls(**settings)

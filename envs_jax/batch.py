@@ -1,0 +1,139 @@
+"""B copies of an environment: vmap, next-step auto-reset, episode statistics.
+
+The step that ends an episode returns its true final observation; the following call ignores the action, resets
+that copy and returns `first = True` with reward 0. Where `spec.fixed_horizon`, all copies end together and the
+reset is one branch taken once per episode; otherwise it is a branch taken when any copy of the batch has ended.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
+
+
+def where(condition: Array, yes: Any, no: Any) -> Any:
+    """Leaf by leaf `yes` where condition [B], else `no`; leaves [B, ...]."""
+
+    def pick(a: Array, b: Array) -> Array:
+        return jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b)
+
+    return jax.tree.map(pick, yes, no)
+
+
+@pytree
+class BatchState:
+    """State of B copies.
+
+    Attributes:
+        env: the environment's own state, leaves [B, ...].
+        key: key[B], the root of each copy's randomness; episode e of a copy starts from fold_in(key, e).
+        episode: uint32[B], number of the episode being played, from 0.
+    """
+
+    env: Any
+    key: Array
+    episode: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchedEnvironment:
+    """What a trainer steps. All methods are pure and work on any number of copies."""
+
+    env: Environment
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.env.spec
+
+    def context(self, progress: Any) -> Any:
+        """See `Environment.context`."""
+        return self.env.context(progress)
+
+    def reset(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode."""
+        episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
+        return self._start(keys, episode, context)
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        episode_keys = jax.vmap(jax.random.fold_in)(keys, episode)
+        state, timestep = jax.vmap(self.env.reset, in_axes=(0, None))(episode_keys, context)
+        return BatchState(env=state, key=keys, episode=episode), timestep
+
+    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        """One step of every copy without auto-reset; action [B, A, ...]."""
+        env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
+        return dataclasses.replace(state, env=env), timestep
+
+    def step(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any
+    ) -> tuple[BatchState, TimeStep]:
+        """One step with next-step auto-reset; `previous` is the time step [B] that the actions answer."""
+        done = previous.done
+
+        def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
+            return self._start(state.key, state.episode + jnp.uint32(1), context)
+
+        def play(state: BatchState) -> tuple[BatchState, TimeStep]:
+            return self.play(state, action, context)
+
+        if self.spec.fixed_horizon:
+            return jax.lax.cond(done[0], restart, play, state)
+
+        def mixed(state: BatchState) -> tuple[BatchState, TimeStep]:
+            return where(done, restart(state), play(state))
+
+        return jax.lax.cond(jnp.any(done), mixed, play, state)
+
+
+def batched(env: Environment) -> BatchedEnvironment:
+    """The batched form of `env`: its own `env.batched()` where it brings one, else vmap."""
+    own: Callable[[], BatchedEnvironment] | None = getattr(env, "batched", None)
+    return own() if own is not None else BatchedEnvironment(env)
+
+
+@pytree
+class EpisodeStatistics:
+    """Running values of the episodes being played, leaves float32[B] (`returns` float32[B, A])."""
+
+    returns: Array
+    length: Array
+    metrics: Any
+
+
+def start_statistics(spec: EnvSpec, timestep: TimeStep) -> EpisodeStatistics:
+    """Statistics at a time step [B] that starts an episode."""
+    del spec
+    return EpisodeStatistics(
+        returns=jnp.zeros_like(timestep.reward), length=jnp.zeros_like(timestep.reward[:, 0]), metrics=timestep.metrics
+    )
+
+
+def update_statistics(spec: EnvSpec, statistics: EpisodeStatistics, timestep: TimeStep) -> EpisodeStatistics:
+    """Statistics after one more time step [B]; a first time step starts them anew."""
+
+    def reduce(name: str, old: Array, new: Array) -> Array:
+        kind = spec.metrics[name]
+        if kind == "last":
+            return new
+        return old + new if kind == "sum" else jnp.maximum(old, new)
+
+    continued = EpisodeStatistics(
+        returns=statistics.returns + timestep.reward,
+        length=statistics.length + 1,
+        metrics={name: reduce(name, statistics.metrics[name], new) for name, new in timestep.metrics.items()},
+    )
+    return where(timestep.first, start_statistics(spec, timestep), continued)
+
+
+def finished(statistics: EpisodeStatistics, timestep: TimeStep) -> dict[str, Array]:
+    """Sums over the episodes that ended at this time step [B]: {"episodes": count, name: sum of values}.
+
+    "return" is the mean over agents of the undiscounted return.
+    """
+    ended = timestep.done.astype(jnp.float32)
+    values = {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
+    return {"episodes": ended.sum(), **{name: jnp.sum(ended * value) for name, value in values.items()}}

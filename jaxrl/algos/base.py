@@ -1,0 +1,199 @@
+"""What an algorithm is: phases, state, progress counters, and the protocol that the one training loop calls.
+
+Layout letters: T time, B batch of environments, A agents, S logical shards. Everything here runs inside the
+compiled block, once per device, on that device's environments; sums over devices go through `Layout`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree, setting
+from jaxrl.parallel import Layout
+
+__all__ = ["AlgoState", "Algorithm", "Phase", "Progress", "Trajectory", "count", "setting", "total"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one compiled block; most algorithms have one.
+
+    Attributes:
+        name: shown to the user and stored in checkpoints.
+        steps: T, environment steps of every copy per iteration; 0 where the phase only learns.
+        updates: gradient updates per call of `learn`.
+        iterations: how many iterations the phase lasts, None for "until the run's total is reached".
+        restart: every iteration begins with fresh episodes, so that no environment state outlives it.
+    """
+
+    name: str
+    steps: int
+    updates: int
+    iterations: int | None = None
+    restart: bool = False
+
+
+def count(number: int = 0) -> Array:
+    """A 64-bit counter as uint32[2] (high word, low word): JAX has no 64-bit integers by default."""
+    return jnp.array([number >> 32, number & 0xFFFFFFFF], jnp.uint32)
+
+
+def add(counter: Array, number: Array | int) -> Array:
+    """`counter` + `number` (below 2^32) with carry."""
+    low = counter[1] + jnp.asarray(number, jnp.uint32)
+    return jnp.stack([counter[0] + (low < counter[1]).astype(jnp.uint32), low])
+
+
+def total(counter: Array) -> Array:
+    """A counter as float32, exact below 2^24 and to a relative 6e-8 above."""
+    return counter[0].astype(jnp.float32) * jnp.float32(2.0**32) + counter[1].astype(jnp.float32)
+
+
+@pytree
+class Progress:
+    """Where training stands; schedules name the counter that they read.
+
+    Attributes:
+        env_steps: uint32[2], steps of all copies together.
+        vector_steps: uint32[2], steps of the batch.
+        updates: uint32[2], gradient updates.
+        learn_calls: uint32[2], calls of `learn` (COMA's training steps).
+        episodes: uint32[2], episodes finished.
+        fraction: float32[], share of the run's configured total, never of its seconds.
+    """
+
+    env_steps: Array
+    vector_steps: Array
+    updates: Array
+    learn_calls: Array
+    episodes: Array
+    fraction: Array
+
+
+def start() -> Progress:
+    """Nothing done yet."""
+    return Progress(count(), count(), count(), count(), count(), jnp.float32(0))
+
+
+@pytree
+class AlgoState:
+    """State of an algorithm.
+
+    Attributes:
+        replicated: the same on every device: parameters, targets, optimisers, statistics.
+        split: one row per logical shard (first axis): replay, data sets; () by default.
+    """
+
+    replicated: Any
+    split: Any
+
+
+@pytree
+class Trajectory:
+    """What one iteration collected, leaves [T, B, ...].
+
+    Row t holds the time step that was seen, the action that answered it and what acting left in `extras`. The
+    reward of that action stands in the time step of row t + 1 (for the last row in `last_timestep`). Where
+    `timestep.done`, the action was ignored and the next row starts a new episode.
+    """
+
+    timestep: TimeStep
+    action: Array
+    extras: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
+
+    Declare settings with `setting(default, "one line")`: each becomes a command-line flag. `__post_init__`
+    raises ValueError, in one sentence that says how to mend it, on impossible settings.
+    """
+
+    spec: EnvSpec
+    layout: Layout
+
+    @classmethod
+    def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
+        """Environments where the user names no number."""
+        del spec, settings
+        return 64
+
+    @classmethod
+    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
+        """What the number of logical shards must divide, besides `num_envs`: the minibatch size."""
+        del spec, settings
+        return num_envs
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """In the order in which they run."""
+        raise NotImplementedError("an algorithm needs a `phases` property")
+
+    def summary(self) -> list[str]:
+        """Sentences for the user about batch sizes and updates, printed before training."""
+        return []
+
+    def largest_chunk(self) -> int:
+        """Samples of one gradient on one logical shard, of which `layout.learn_chunk` must be a divisor."""
+        return 1
+
+    def init(self, key: Array, inputs: Any) -> AlgoState:
+        """Fresh state; `inputs` are pytrees of other runs, read by the verb, None by default."""
+        raise NotImplementedError("an algorithm needs init(key, inputs)")
+
+    def policy(self, state: AlgoState) -> Any:
+        """The pytree that acting, evaluation and export need."""
+        raise NotImplementedError("an algorithm needs policy(state)")
+
+    def init_actor(self, policy: Any, timestep: TimeStep) -> Any:
+        """Memory of the policy per environment (leaves [B, ...]), () by default; refill it where `first`."""
+        del policy, timestep
+        return ()
+
+    def act(
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
+    ) -> tuple[Array, Any, Any]:
+        """Actions of a batch.
+
+        Args:
+            policy: what `policy` returned.
+            actor: what `init_actor` or the last `act` returned.
+            timestep: leaves [B, ...].
+            keys: key[B], one per environment.
+            progress: counters, for exploration schedules.
+            explore: False in evaluation.
+
+        Returns:
+            action [B, A, ...], actor memory, extras (pytree [B, ...], stored in the trajectory).
+        """
+        raise NotImplementedError("an algorithm needs act(policy, actor, timestep, keys, progress, explore)")
+
+    def learn(
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: TimeStep | None,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+    ) -> tuple[AlgoState, dict[str, Array]]:
+        """Improve on what was collected (None where `phase.steps` is 0).
+
+        `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard.
+
+        Returns:
+            the new state and metrics, each float32[] or float32[updates]; all equal on every device.
+        """
+        raise NotImplementedError("an algorithm needs learn(...)")
+
+
+def successors(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
+    """The time steps [T, B, ...] that follow each row."""
+    return jax.tree.map(
+        lambda rows, last: jnp.concatenate([rows[1:], last[None].astype(rows.dtype)]),
+        trajectory.timestep,
+        last_timestep,
+    )

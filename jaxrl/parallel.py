@@ -1,0 +1,200 @@
+"""How work is laid out over devices: the mesh, logical shards, sums over devices, and chunks that bound memory.
+
+The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
+and the only collectives are those of `Layout` (gradients and metrics). Environments and minibatches are cut into
+S logical shards whatever the number of devices; with `exact` everything is computed at the shape of one logical
+shard and summed in a fixed order, so that the bits of a run do not depend on the number of devices.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from envs_jax.base import Array
+
+AXIS = "data"
+SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
+
+
+def make_mesh(devices: int) -> Mesh:
+    """A mesh of the first `devices` devices."""
+    return Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function` run once per device on that device's part of the arguments."""
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def shardings(mesh: Mesh, specs: Any) -> Any:
+    """NamedShardings for a tree of PartitionSpecs."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+
+
+def logical_shards(num_envs: int, batch: int) -> int:
+    """S, the largest of 8, 4, 2, 1 that divides the environments and the minibatch."""
+    return next(shards for shards in (8, 4, 2, 1) if num_envs % shards == 0 and batch % shards == 0)
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit` (at least 1)."""
+    return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
+
+
+def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any) -> Any:
+    """`function` on `chunks` equal parts of the batch (axis 0 of every leaf) one after another.
+
+    Outputs are written into place, part by part, along the axis that `out_axes` (a prefix tree of ints) names,
+    so that no second copy of them is made.
+    """
+    if chunks == 1:
+        return function(batch)
+    size = jax.tree.leaves(batch)[0].shape[0] // chunks
+
+    def part(index: Array) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), batch)
+
+    shapes = jax.eval_shape(lambda: function(part(jnp.int32(0))))
+    axes = jax.tree.map(lambda axis, tree: jax.tree.map(lambda _: axis, tree), out_axes, shapes)
+
+    def buffer(shape: jax.ShapeDtypeStruct, axis: int) -> Array:
+        sizes = tuple(n * chunks if k == axis else n for k, n in enumerate(shape.shape))
+        return jnp.zeros(sizes, shape.dtype)
+
+    def write(index: Array, buffers: Any) -> Any:
+        def place(buffer: Array, value: Array, axis: int) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(buffer, value, index * value.shape[axis], axis)
+
+        return jax.tree.map(place, buffers, function(part(index)), axes)
+
+    return jax.lax.fori_loop(0, chunks, write, jax.tree.map(buffer, shapes, axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes that an algorithm needs to know, and the sums over devices.
+
+    Attributes:
+        num_envs: B, environments over all devices.
+        shards: S, logical shards over all devices.
+        devices: devices of the mesh; with 1 no collective is used, so that everything also runs outside a mesh.
+        exact: sum in a fixed order at the shape of one logical shard.
+        learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are added up over chunks.
+        compute_dtype: of matmuls and convolutions in networks.
+    """
+
+    num_envs: int
+    shards: int = 1
+    devices: int = 1
+    exact: bool = False
+    learn_chunk: int = 0
+    compute_dtype: Any = jnp.float32
+
+    @property
+    def local_shards(self) -> int:
+        return self.shards // self.devices
+
+    @property
+    def local_envs(self) -> int:
+        return self.num_envs // self.devices
+
+    def shard_indices(self) -> Array:
+        """int32[S local]: which logical shards live on this device."""
+        first = jax.lax.axis_index(AXIS) * self.local_shards if self.devices > 1 else 0
+        return first + jnp.arange(self.local_shards, dtype=jnp.int32)
+
+    def env_indices(self) -> Array:
+        """int32[B local]: which environments live on this device."""
+        first = jax.lax.axis_index(AXIS) * self.local_envs if self.devices > 1 else 0
+        return first + jnp.arange(self.local_envs, dtype=jnp.int32)
+
+    def shard_keys(self, key: Array) -> Array:
+        """key[S local], one per logical shard."""
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.shard_indices())
+
+    def split(self, batch: Any) -> Any:
+        """[B local, ...] -> [S local, B / S, ...] in every leaf."""
+        return jax.tree.map(lambda x: x.reshape(self.local_shards, -1, *x.shape[1:]), batch)
+
+    def mean(self, values: Any) -> Any:
+        """Mean over all logical shards of leaves [S local, ...] -> [...], the same on every device."""
+        if not self.exact:
+            local = jax.tree.map(lambda x: x.mean(0), values)
+            return jax.lax.pmean(local, AXIS) if self.devices > 1 else local
+        if self.devices > 1:
+            values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
+
+        def ordered(x: Array) -> Array:
+            mean = x[0]
+            for shard in range(1, self.shards):
+                mean = mean + x[shard]
+            return mean / self.shards
+
+        return jax.tree.map(ordered, values)
+
+    def sum(self, values: Any) -> Any:
+        """Sum over devices."""
+        return jax.lax.psum(values, AXIS) if self.devices > 1 else values
+
+    def _pieces(self, data: Any) -> tuple[int, Any]:
+        """Data [S local, m, ...] as (number of pieces, leaves [pieces, samples, ...]) by `learn_chunk`."""
+        shards, samples = jax.tree.leaves(data)[0].shape[:2]
+        whole = samples if self.exact else shards * samples
+        chunk = self.learn_chunk if 0 < self.learn_chunk < whole else whole
+        pieces = shards * samples // chunk
+        return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
+
+    def apply(self, function: Callable[[Any], Any], data: Any) -> Any:
+        """`function` (samples [n, ...] -> [n, ...]) on data [S local, m, ...], chunk by chunk."""
+        shards, samples = jax.tree.leaves(data)[0].shape[:2]
+        pieces, chunks = self._pieces(data)
+        if pieces == 1:
+            out = function(jax.tree.map(lambda x: x[0], chunks))
+        else:
+            out = jax.lax.map(function, chunks)
+        return jax.tree.map(lambda x: x.reshape(shards, samples, *x.shape[1 if pieces == 1 else 2 :]), out)
+
+    def gradient(
+        self, loss: Callable[[Any, Any], tuple[Array, Any]], params: Any, data: Any
+    ) -> tuple[Any, tuple[Array, Any]]:
+        """Gradient of the mean loss over data [S local, m, ...] of all devices.
+
+        Args:
+            loss: (params, samples [n, ...]) -> (mean loss over the samples, dict of mean values).
+            params: what to differentiate by; the same on every device.
+            data: this device's part of the minibatch.
+
+        Returns:
+            gradients, (loss, dict), all the same on every device.
+        """
+        pieces, chunks = self._pieces(data)
+        value_and_grad = jax.value_and_grad(loss, has_aux=True)
+
+        def evaluate(samples: Any) -> Any:
+            value, gradient = value_and_grad(params, samples)
+            return gradient, value
+
+        if self.exact:
+            shards = self.local_shards
+            grouped = jax.tree.map(lambda x: x.reshape(shards, pieces // shards, *x.shape[1:]), chunks)
+            return self.mean(jax.lax.map(lambda shard: _mean_over(evaluate, shard), grouped))
+        result = _mean_over(evaluate, chunks)
+        return jax.lax.pmean(result, AXIS) if self.devices > 1 else result
+
+
+def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
+    """Mean of function(chunk) over the leading axis, added up one after another."""
+    number = jax.tree.leaves(chunks)[0].shape[0]
+    first = jax.tree.map(lambda x: x[0], chunks)
+    if number == 1:
+        return function(first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
+    total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
+    return jax.tree.map(lambda x: x / number, total)

@@ -1,0 +1,77 @@
+"""Targets computed from a trajectory, each a function of ONE sequence over time; callers vmap."""
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+
+
+def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t: Array) -> Array:
+    """TD(lambda) targets, y_{t-1} = r_t + d_t [(1 - lambda_t) v_t + lambda_t y_t], with y_T = v_T behind the end.
+
+    Args:
+        reward_t: float32[T], reward after each step.
+        discount_t: float32[T], gamma, or 0 where the episode terminated.
+        value_t: float32[T], value of what each step led to.
+        lambda_t: float32[T], lambda, or 0 where the sequence must not be followed further (a cut episode).
+
+    Returns:
+        float32[T], target of each step.
+
+    References:
+        Sutton and Barto, Reinforcement Learning, 2nd edition, equation 12.18, in recursive form.
+    """
+
+    def backward(target: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
+        reward, discount, value, lambda_ = row
+        target = reward + discount * ((1 - lambda_) * value + lambda_ * target)
+        return target, target
+
+    _, targets = jax.lax.scan(backward, value_t[-1], (reward_t, discount_t, value_t, lambda_t), reverse=True)
+    return targets
+
+
+def ipp_marl_targets(
+    reward_t: Array, done_t: Array, value_tm1: Array, gamma: float, lambda_: float
+) -> tuple[Array, Array]:
+    """The targets that dmar-bonn/ipp-marl computes for one agent's row of missions (kept for comparison).
+
+    They differ from TD(lambda): the first step of every mission but the first gets 0, the full return enters with
+    the wrong weight, and the last bootstrap of a mission reads the next mission's first state.
+
+    Args:
+        reward_t: float32[K], reward after each step; several missions of whole length in a row.
+        done_t: bool[K], the mission ended with this step.
+        value_tm1: float32[K], target network's value of the action taken in each state.
+        gamma: discount.
+        lambda_: mixing of n-step returns.
+
+    Returns:
+        targets float32[K], discounted returns float32[K].
+    """
+    steps = reward_t.shape[0]
+    t = jnp.arange(steps)
+    end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each mission
+    length = end - t + 1  # M
+    started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
+
+    def n_step(m: Array) -> tuple[Array, Array]:
+        """G_m and its bootstrap b_m for every t; meaningless where m > M."""
+        inside = t[:, None] + jnp.arange(steps)[None]
+        weights = jnp.where(jnp.arange(steps) < m, jnp.float32(gamma) ** jnp.arange(steps), 0.0)
+        partial = jnp.sum(weights[None] * reward_t[jnp.minimum(inside, steps - 1)] * (inside < steps), axis=1)
+        later = jnp.minimum(t + m, steps - 1)
+        bootstrap = jnp.float32(gamma) ** m * value_tm1[later]
+        return partial, jnp.where((t + m < steps - 1) & ~done_t[later], bootstrap, 0.0)
+
+    def add(sums: tuple[Array, Array], m: Array) -> tuple[tuple[Array, Array], None]:
+        target, full = sums
+        partial, bootstrap = n_step(m)
+        target = target + jnp.where(m <= length, jnp.float32(lambda_) ** (m - 1) * (partial + bootstrap), 0.0)
+        return (target, jnp.where(m == length, partial, full)), None
+
+    zeros = jnp.zeros(steps, jnp.float32)
+    (target, full), _ = jax.lax.scan(add, (zeros, zeros), jnp.arange(1, steps + 1))
+    target = target + jnp.where(end < steps - 1, jnp.float32(lambda_) ** (length + 1) * full, 0.0)
+    target = (1 - lambda_) * target
+    return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)
