@@ -1,0 +1,436 @@
+"""Checkpoints of a whole training state: asynchronous to write, atomic on disk, verified on reading, exact.
+
+    checkpoints/0000000120/arrays/          what orbax wrote
+                           meta.json        counters and whatever else the trainer wants beside the arrays
+                           manifest.json    names, shapes and types of all leaves; SHA-256 of every file
+    checkpoints/0000000140.writing/         not sealed yet, or left by a process that was killed: never read
+    checkpoints/best/0000000080/            a copy of its own
+
+A checkpoint is written under `<step>.writing` and sealed, once orbax has finished and every file is hashed, by
+renaming that folder; it is deleted by renaming it to `<step>.trash` first. So a folder whose name is a number
+is complete, however the process ended, and one that does not agree with its manifest has been damaged since.
+
+Orbax is given one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that what is
+on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from jaxrl.errors import UserError
+from jaxrl.files import write_atomically
+
+# Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+_ARRAYS, _META, _MANIFEST = "arrays", "meta.json", "manifest.json"
+_WRITING, _TRASH = ".writing", ".trash"
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
+
+
+class _Leaf(NamedTuple):
+    """What is known of one leaf without its values; `kind` is the dtype, or key<...> for a typed PRNG key."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Only a process that holds the run's lock may call `save` or `discard_after`; anyone may read meanwhile. With
+    several hosts every process makes the same calls, and process 0 seals and deletes.
+
+    Args:
+        directory: where they are; made by the first save.
+        keep: how many of the newest are kept; the best one is kept beside them.
+        warn: receives one sentence for each damaged checkpoint that is passed over; stderr by default.
+    """
+
+    def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] | None = None) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self.directory = Path(directory).absolute()
+        self._best = self.directory / "best"
+        self._keep = keep
+        self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._unfinished: Future[None] | None = None
+        self._swept = False
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def save(self, step: int, state: Any, meta: dict[str, Any], *, best: bool = False) -> None:
+        """Start to save `state`; the caller may donate its buffers as soon as this returns.
+
+        Args:
+            step: its number, at least 0; a checkpoint of the same number is replaced.
+            state: pytree of jax.Arrays; typed PRNG keys and arrays of any sharding may be among them.
+            meta: a JSON object to be read back without the arrays.
+            best: keep a copy of it as the best one, in place of the former best one.
+
+        Raises:
+            CheckpointError: this save could not be started, or the one before it failed.
+        """
+        self.wait()
+        leaves = _leaves(state)
+        arrays = {
+            leaf.name: _plain(value)
+            for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
+            if _stored(leaf)
+        }
+        folder = self.directory / f"{step:010d}{_WRITING}"
+        try:
+            if jax.process_index() == 0:
+                self._sweep()
+                folder.mkdir(parents=True)
+                write_atomically(folder / _META, json.dumps(meta, indent=1))
+            if arrays:
+                self._orbax.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
+        except (OSError, ValueError) as error:
+            raise self._failed(step, folder, error) from error
+        self._unfinished = self._thread.submit(self._finish, step, folder, leaves, best)
+
+    def _finish(self, step: int, folder: Path, leaves: list[_Leaf], best: bool) -> None:
+        """Wait for orbax, seal the checkpoint and delete what it replaces (on the thread of its own)."""
+        try:
+            self._orbax.wait_until_finished()
+            if jax.process_index() != 0:
+                return
+            _write_manifest(folder, step, leaves)
+            _seal(folder)
+            if best:
+                copy = self._best / folder.name
+                shutil.copytree(self.directory / folder.stem, copy)
+                _seal(copy)
+                _delete(self._best / name for name in _sealed(self._best) if name != copy.stem)
+            _delete(self.directory / name for name in _sealed(self.directory)[: -self._keep])
+        except (OSError, ValueError) as error:
+            raise self._failed(step, folder, error) from error
+
+    def _failed(self, step: int, folder: Path, error: Exception) -> CheckpointError:
+        """The sentence for a save that failed; the space it took is freed."""
+        if jax.process_index() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return CheckpointError(
+            f"checkpoint {step} could not be written under {self.directory} ({reason}); make the directory "
+            "writable and free disk space there, then continue with --resume"
+        )
+
+    def _sweep(self) -> None:
+        """Once per run: delete what a killed process left half written or half deleted."""
+        if not self._swept:
+            for folder in (self.directory, self._best):
+                for name in _names(folder):
+                    if name.endswith((_WRITING, _TRASH)):
+                        shutil.rmtree(folder / name)
+        self._swept = True
+
+    def wait(self) -> None:
+        """Wait until the save under way, if any, is sealed.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.result()
+
+    def close(self) -> None:
+        """Wait for the save under way and end the thread.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
+
+    def discard_after(self, step: int) -> None:
+        """Delete the checkpoints with a number above `step`: they lie behind the point where a run resumes.
+
+        Raises:
+            CheckpointError: they cannot be deleted.
+        """
+        self.wait()
+        if jax.process_index() == 0:
+            try:
+                _delete(self.directory / name for name in _sealed(self.directory) if int(name) > step)
+            except OSError as error:
+                raise CheckpointError(
+                    f"old checkpoints under {self.directory} could not be deleted ({error}); "
+                    "make the directory writable"
+                ) from error
+
+    # Reading
+
+    def steps(self) -> list[int]:
+        """The numbers of all sealed checkpoints, oldest first; the best one is not counted."""
+        return [int(name) for name in _sealed(self.directory)]
+
+    def best_step(self) -> int | None:
+        """The number of the best checkpoint, if one was kept."""
+        best = _sealed(self._best)
+        return int(best[-1]) if best else None
+
+    def read_meta(self, step: int) -> dict[str, Any]:
+        """The JSON object saved with checkpoint `step`, which may be the best one.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        folder = self.directory / f"{step:010d}"
+        return _read_meta(folder if folder.is_dir() else self._best / folder.name)
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
+        """Read a whole state back, bit for bit.
+
+        Args:
+            like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
+                without a sharding goes to the first local device.
+            step: which one; by default the newest that is intact. Each damaged one is named by `warn`.
+
+        Returns:
+            Its number, the state, and its JSON object.
+
+        Raises:
+            CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
+        """
+        names = _sealed(self.directory) if step is None else [f"{step:010d}"]
+        return self._restore(self.directory, names, like, None)
+
+    def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
+        """The same as `restore`, for the best checkpoint."""
+        return self._restore(self._best, _sealed(self._best), like, None)
+
+    def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
+        """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
+
+        Raises:
+            CheckpointError: as `restore` does; leaves outside the part may be anything.
+        """
+        folder = self._best if best else self.directory
+        return self._restore(folder, _sealed(folder), like, prefix)
+
+    def _restore(
+        self, directory: Path, names: list[str], like: Any, prefix: str | None
+    ) -> tuple[int, Any, dict[str, Any]]:
+        self.wait()
+        if not names:
+            raise CheckpointError(
+                f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
+            )
+        for name in reversed(names):
+            folder = directory / name
+            damage = _damage(folder)
+            if damage is None:
+                state = _read_state(self._orbax, folder, like, prefix)
+                return int(name), state, _read_meta(folder)
+            self._warn(f"checkpoint {folder} is damaged ({damage}) and was passed over")
+        raise CheckpointError(
+            f"no intact checkpoint in {directory} (of {len(names)}; the last one: {damage}); "
+            "copy an intact one back, or start the run anew"
+        )
+
+
+# Leaves
+
+
+def _leaves(tree: Any, prefix: str | None = None) -> list[_Leaf]:
+    """All leaves of a pytree in order.
+
+    Raises:
+        TypeError: a leaf is no array, or two leaves have one name.
+    """
+    leaves = []
+    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = ".".join(part for part in (prefix, own) if part)
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise TypeError(f"leaf {name} of the state is {type(value).__name__}, not an array")
+        leaves.append(_Leaf(name, str(value.dtype), tuple(value.shape)))
+    if len({leaf.name for leaf in leaves}) < len(leaves):
+        raise TypeError("two leaves of the state have the same name; rename a dictionary key that holds a dot")
+    return leaves
+
+
+def _stored(leaf: _Leaf) -> bool:
+    """Whether there is anything to store: orbax refuses arrays without elements."""
+    return 0 not in leaf.shape
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+def _plain(value: Any) -> Any:
+    """The array itself, or the data of a typed PRNG key."""
+    return jax.random.key_data(value) if _is_key(value) else value
+
+
+def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | None:
+    """A description of the first leaf that differs, or None; leaves too many count only if `whole`."""
+    stored = {leaf.name: leaf for leaf in found}
+    for leaf in wanted:
+        if leaf.name not in stored:
+            return f"{leaf.name} is {leaf} here and absent there"
+        if leaf != stored[leaf.name]:
+            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there"
+    names = {leaf.name for leaf in wanted}
+    surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
+    return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
+
+
+def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
+    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
+    wanted = _leaves(like, prefix)
+    difference = _difference(wanted, _read_manifest(folder)[1], whole=prefix is None)
+    if difference is not None:
+        raise CheckpointError(
+            f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
+            "run was started with"
+        )
+    values, structure = jax.tree.flatten(like)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shardings = [getattr(value, "sharding", None) or first_device for value in values]
+    restore_args = {
+        leaf.name: ocp.ArrayRestoreArgs(sharding=sharding)
+        for leaf, sharding in zip(wanted, shardings, strict=True)
+        if _stored(leaf)
+    }
+    arrays = {}
+    if restore_args:
+        args = ocp.args.PyTreeRestore(dict.fromkeys(restore_args, 0), restore_args, partial_restore=prefix is not None)
+        try:
+            arrays = orbax.restore(folder / _ARRAYS, args=args)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+
+    def finish(leaf: _Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+        if not _stored(leaf):
+            return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
+        array = arrays[leaf.name]
+        if not _is_key(value):
+            return array
+        impl = jax.random.key_impl(jnp.empty((), value.dtype))
+        return jax.device_put(jax.random.wrap_key_data(array, impl=impl), sharding)
+
+    return jax.tree.unflatten(structure, map(finish, wanted, values, shardings))
+
+
+# Folders
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+
+
+def _sealed(directory: Path) -> list[str]:
+    """The names of the complete checkpoints, oldest first."""
+    return sorted((name for name in _names(directory) if name.isdecimal()), key=int)
+
+
+def _seal(folder: Path) -> None:
+    """Rename `<step>.writing` to `<step>`; a checkpoint that has this name is replaced."""
+    sealed = folder.with_suffix("")
+    _delete([sealed] if sealed.exists() else [])
+    folder.rename(sealed)
+
+
+def _delete(folders: Iterable[Path]) -> None:
+    for folder in list(folders):
+        trash = folder.with_suffix(_TRASH)
+        if trash.exists():
+            shutil.rmtree(trash)
+        folder.rename(trash)
+        shutil.rmtree(trash)
+
+
+# Manifest
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(folder: Path, step: int, leaves: list[_Leaf]) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    contents = {
+        "step": step,
+        "leaves": [list(leaf) for leaf in leaves],
+        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+    }
+    text = json.dumps(contents)
+    write_atomically(folder / _MANIFEST, json.dumps({"sha256": _digest(text), "contents": contents}))
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, str], list[_Leaf]]:
+    """Digests by file, and the leaves.
+
+    Raises:
+        OSError, ValueError: the manifest is absent, or not as it was written.
+    """
+    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
+        raise ValueError("not a manifest")
+    contents = manifest["contents"]
+    if _digest(json.dumps(contents)) != manifest["sha256"]:
+        raise ValueError("its checksum differs")
+    return contents["files"], [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a sealed checkpoint, or None."""
+    if not folder.is_dir():
+        return "it does not exist"
+    try:
+        files, _ = _read_manifest(folder)
+    except (OSError, ValueError) as error:
+        return f"{_MANIFEST} cannot be used: {error}"
+    for name, digest in files.items():
+        try:
+            if _file_digest(folder / name) != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / _META).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} has no readable {_META} ({error}); use another") from error

@@ -1,0 +1,22 @@
+"""Writing small files so that a reader, or the next run after a kill, never meets half of one."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file `path` by `text`, all or nothing.
+
+    Raises:
+        OSError: the directory is absent, not writable, or its disk is full; `path` is as it was before.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

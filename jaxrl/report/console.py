@@ -1,0 +1,179 @@
+"""What a person sees while a run goes on: a live panel in a terminal, plain lines everywhere else."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from rich.columns import Columns
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_GROUPS = ("environment", "losses", "evaluation")
+
+
+class Console:
+    """Shows one block after another; a context manager, so that the terminal is left in order.
+
+    Args:
+        title: the panel's heading, for example "coma on coverage".
+        stream: where to write; stdout by default.
+        live: a live panel or plain lines; by default a panel if `stream` is a terminal.
+        every: seconds between plain lines at least; the first and the last block, and blocks with an
+            evaluation, are always written.
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None, live: bool | None = None, every: float = 5.0) -> None:
+        self._title = title
+        self._stream = stream or sys.stdout
+        if live is None:
+            live = self._stream.isatty() and not RichConsole(file=self._stream).is_dumb_terminal
+        self._rich = RichConsole(file=self._stream, force_terminal=live, highlight=False)
+        self._wants_live = live
+        self._every = every
+        self._live: Live | None = None
+        self._start: tuple[float, float] | None = None  # time and share done at the first block
+        self._shown = -float("inf")
+        self._unshown: dict[str, Any] | None = None
+        self._evaluation: dict[str, float] = {}
+
+    def __enter__(self) -> "Console":
+        if self._wants_live:
+            self._live = Live(console=self._rich, refresh_per_second=4, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._unshown is not None:
+            self._line(self._unshown)
+
+    def say(self, sentence: str) -> None:
+        """Write one sentence, above the panel if there is one."""
+        if self._live is not None:
+            self._rich.print(Text(sentence))
+        else:
+            print(sentence, file=self._stream, flush=True)
+
+    def block(self, info: Mapping[str, Any]) -> None:
+        """Show the state after a block. All entries may be left out.
+
+        Args:
+            info: fraction (share done, 0 to 1), seconds_left (reckoned from `fraction` if absent), iteration,
+                iterations, env_steps, env_steps_per_second, updates, updates_per_second, return (mean episode
+                return), environment / losses / evaluation (name to number; an evaluation stays on the panel),
+                memory and memory_limit (bytes), utilisation (0 to 1), note (a few words, such as the phase).
+        """
+        shown = dict(info)
+        if shown.get("seconds_left") is None:
+            shown["seconds_left"] = self._seconds_left(shown.get("fraction"))
+        if self._live is not None:
+            self._evaluation = dict(shown.get("evaluation") or self._evaluation)
+            self._live.update(self._panel(shown | {"evaluation": self._evaluation}))
+        elif shown.get("evaluation") or time.monotonic() - self._shown >= self._every:
+            self._line(shown)
+        else:
+            self._unshown = shown
+
+    def _seconds_left(self, fraction: float | None) -> float | None:
+        """From the pace since the first block of this process, so that a resumed run is not too hopeful."""
+        if fraction is None:
+            return None
+        now = time.monotonic()
+        self._start = self._start or (now, fraction)
+        since, gained = now - self._start[0], fraction - self._start[1]
+        return since * (1.0 - fraction) / gained if gained > 0 else None
+
+    def _line(self, info: Mapping[str, Any]) -> None:
+        self._shown, self._unshown = time.monotonic(), None
+        parts = [f"{label} {value}" for facts in _facts(info).values() for label, value in facts]
+        for group in _GROUPS:
+            numbers = "  ".join(f"{name} {significant(value)}" for name, value in (info.get(group) or {}).items())
+            if numbers:
+                parts.append(f"| {group}: {numbers}" if group == "evaluation" else f"| {numbers}")
+        print("  ".join(parts), file=self._stream, flush=True)
+
+    def _panel(self, info: dict[str, Any]) -> RenderableType:
+        rows: list[RenderableType] = []
+        if info.get("fraction") is not None:
+            bar = Table.grid(expand=True, padding=(0, 1))
+            bar.add_column(ratio=1)
+            bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
+            rows.append(bar)
+        columns = _facts(info | {"fraction": None})
+        for group in _GROUPS:
+            columns[group] = [(name, significant(value)) for name, value in (info.get(group) or {}).items()]
+        filled = [_column(heading, facts) for heading, facts in columns.items() if facts]
+        rows.append(Columns(filled, padding=(1, 4)))
+        return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
+
+
+def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row(Text(heading, style="bold cyan"), "")
+    for label, value in facts:
+        table.add_row(label, value)
+    return table
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Label and text of everything known, by heading and in reading order."""
+    facts: dict[str, list[tuple[str, str]]] = {"run": [], "speed": [], "device": []}
+
+    def fact(heading: str, label: str, name: str, text: Callable[[Any], str], total: str = "") -> None:
+        if info.get(name) is not None:
+            of = f" of {text(info[total])}" if info.get(total) is not None else ""
+            facts[heading].append((label, text(info[name]) + of))
+
+    fact("run", "done", "fraction", "{:.1%}".format)
+    fact("run", "left", "seconds_left", duration)
+    fact("run", "phase", "note", str)
+    fact("run", "iteration", "iteration", "{:,}".format, total="iterations")
+    fact("run", "env steps", "env_steps", short)
+    fact("run", "updates", "updates", short)
+    fact("run", "return", "return", significant)
+    fact("speed", "env steps/s", "env_steps_per_second", short)
+    fact("speed", "updates/s", "updates_per_second", short)
+    fact("device", "memory", "memory", gibibytes, total="memory_limit")
+    fact("device", "GPU busy", "utilisation", "{:.0%}".format)
+    return facts
+
+
+def short(number: float) -> str:
+    """A count in at most six characters and a unit: 950, 12.3 k, 4.56 M."""
+    for unit in ("", " k", " M", " G"):
+        if abs(number) < 999.5:
+            return f"{number:.0f}" if unit == "" and number == int(number) else f"{number:.3g}{unit}"
+        number /= 1000.0
+    return f"{number:.3g} T"
+
+
+def significant(number: float) -> str:
+    """Four significant digits; whole numbers without a point."""
+    return f"{number:,}" if isinstance(number, int) else f"{float(number):.4g}"
+
+
+def gibibytes(number: float) -> str:
+    """Bytes as GiB, or as MiB below one of them."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

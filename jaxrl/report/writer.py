@@ -1,0 +1,174 @@
+"""Metrics on disk: metrics.jsonl (one JSON object per line) and TensorBoard events, the same numbers in both.
+
+Every line is handed to the operating system at once, so a killed process loses none. `trim` removes what lies
+behind the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own
+purge marks leave the stale points in the file for every other reader.
+"""
+
+import json
+import math
+import numbers
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from io import RawIOBase
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+from jaxrl.errors import UserError
+from jaxrl.files import write_atomically
+
+METRICS = "metrics.jsonl"
+EVENTS = "events"
+
+
+class MetricsError(UserError):
+    """Metrics cannot be written."""
+
+
+class Writer:
+    """Appends to `directory/metrics.jsonl` and to a new event file under `directory/events`.
+
+    Files are made by the first write. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+        self._lines: RawIOBase | None = None
+        self._events: RawIOBase | None = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+        """Append the scalars of one iteration (Python, NumPy or JAX numbers; "/" in a name makes a group).
+
+        A value that is not finite becomes null in the JSON line, which has no word for it.
+
+        Raises:
+            MetricsError: the directory is not writable, or its disk is full.
+        """
+        values = {name: _number(value) for name, value in scalars.items()}
+        line = {"iteration": iteration} | {name: v if math.isfinite(v) else None for name, v in values.items()}
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(v)) for name, v in values.items()])
+        try:
+            if self._lines is None or self._events is None:
+                self._lines, self._events = self._open()
+            _append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
+            _append(self._events, _record(Event(wall_time=time.time(), step=iteration, summary=summary)))
+        except OSError as error:
+            raise _error(self._directory, error) from error
+
+    def _open(self) -> tuple[RawIOBase, RawIOBase]:
+        """Both files, unbuffered; the event file begins with the version that readers expect."""
+        folder = self._directory / EVENTS
+        folder.mkdir(parents=True, exist_ok=True)
+        now = time.time()
+        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
+        events = (folder / name).open("xb", buffering=0)
+        _append(events, _record(Event(wall_time=now, file_version="brain.Event:2")))
+        return (self._directory / METRICS).open("ab", buffering=0), events
+
+    def trim(self, after_iteration: int) -> None:
+        """Remove every line and event of an iteration above `after_iteration`, and a last line torn by a kill.
+
+        Raises:
+            MetricsError: a file cannot be rewritten.
+        """
+        self.close()
+        try:
+            path = self._directory / METRICS
+            if path.exists():
+                kept = [line for line, row in _lines(path) if row["iteration"] <= after_iteration]
+                write_atomically(path, "".join(kept))
+            for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
+                _trim_events(file, after_iteration)
+        except OSError as error:
+            raise _error(self._directory, error) from error
+
+    def close(self) -> None:
+        """Close both files; a later write appends to the lines and begins a new event file."""
+        for file in (self._lines, self._events):
+            if file is not None:
+                file.close()
+        self._lines = self._events = None
+
+
+def read_metrics(directory: Path | str) -> list[dict[str, Any]]:
+    """All rows of a run's metrics.jsonl in order, without a last line that a kill has torn; [] if there is none."""
+    path = Path(directory) / METRICS
+    return [row for _, row in _lines(path)] if path.exists() else []
+
+
+def _number(value: Any) -> int | float:
+    """A Python number of the same value; integers stay integers, bool becomes 0 or 1."""
+    value = value.item() if hasattr(value, "item") else value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _append(file: RawIOBase, data: bytes) -> None:
+    """Write all of `data`; an unbuffered file may take it in parts."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _error(directory: Path, error: OSError) -> MetricsError:
+    return MetricsError(
+        f"metrics cannot be written under {directory} ({error.strerror}); make it writable or free disk space, "
+        "then continue with --resume"
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each whole line of a file of JSON objects, with its object, up to the first that a kill has torn."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                return
+            if not line.endswith("\n"):
+                return
+            yield line, row
+
+
+# TensorBoard's event files: records of length (8 bytes), its checksum (4), an Event, its checksum (4).
+
+
+def _record(event: Event) -> bytes:
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, Event]]:
+    """Each whole record of an event file, with its event, up to the first that a kill has torn."""
+    with path.open("rb") as file:
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            if struct.pack("<I", masked_crc32c(head[:8])) != head[8:]:
+                return
+            rest = file.read(length + 4)
+            if len(rest) < length + 4 or struct.pack("<I", masked_crc32c(rest[:length])) != rest[length:]:
+                return
+            yield head + rest, Event.FromString(rest[:length])
+
+
+def _trim_events(path: Path, after_iteration: int) -> None:
+    """Rewrite an event file without later events, or delete it if nothing but its version is left."""
+    kept = [(record, event) for record, event in _records(path) if event.step <= after_iteration]
+    if not any(event.HasField("summary") for _, event in kept):
+        path.unlink()
+        return
+    temporary = path.with_name("trimmed.tmp")  # a name that readers of event files do not look at
+    temporary.write_bytes(b"".join(record for record, _ in kept))
+    temporary.replace(path)

@@ -1,0 +1,132 @@
+"""Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
+
+A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
+whatever pictures were made. `runs/latest` is a text file with the path of the newest run.
+"""
+
+import difflib
+import fcntl
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import jax.extend.backend
+
+import jaxrl
+from jaxrl.errors import UserError
+from jaxrl.files import write_atomically
+
+CONFIG = "config.yaml"
+_LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+class RunError(UserError):
+    """A run directory cannot be made, is not one, or is in use."""
+
+
+def create(root: Path | str, algo: str, env: str) -> Path:
+    """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
+
+    Raises:
+        RunError: `root` is not writable, or its disk is full.
+    """
+    group = Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
+    try:
+        group.mkdir(parents=True, exist_ok=True)
+        run = _next(group)
+        write_atomically(run / _VERSIONS, json.dumps(versions(), indent=1) + "\n")
+        write_latest(root, run)
+    except OSError as error:
+        raise RunError(
+            f"no run directory can be made under {root} ({error.strerror}); make it writable or choose another root"
+        ) from error
+    return run
+
+
+def _next(group: Path) -> Path:
+    """Make the directory with the lowest number above all others; mkdir decides between processes."""
+    first = 1 + max((int(path.name) for path in group.iterdir() if path.name.isdecimal()), default=0)
+    for number in itertools.count(first):
+        run = group / f"{number:04d}"
+        try:
+            run.mkdir()
+        except FileExistsError:
+            continue
+        return run
+    raise AssertionError("itertools.count ends")
+
+
+def write_latest(root: Path | str, run: Path) -> None:
+    """Write the path of `run` into the text file `root/latest`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomically(Path(root) / _LATEST, f"{run.absolute()}\n")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on beside its configuration and seed; initialises JAX's devices."""
+    found = {"python": platform.python_version(), "jaxrl": jaxrl.__version__}
+    found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    devices = jax.devices()
+    found["platform"] = platform.platform()
+    found["backend"] = f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".splitlines()[0]
+    found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
+    return found
+
+
+def open_run(path: Path | str) -> Path:
+    """The run directory at `path`.
+
+    Raises:
+        RunError: there is none; the sentence names runs that may have been meant.
+    """
+    run = Path(path)
+    if (run / CONFIG).is_file():
+        return run
+    problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
+    candidates = _near(run)
+    advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it"
+    raise RunError(f"{path} {problem}; {advice}")
+
+
+def _near(path: Path) -> list[str]:
+    """Up to three runs with a similar name: below `path`, beside it, or under runs/."""
+    places = [(path, "*"), (path, "*/*"), (path.parent, "*"), (Path("runs"), "*/*")]
+    runs = {str(file.parent) for place, pattern in places for file in place.glob(f"{pattern}/{CONFIG}")}
+    return difflib.get_close_matches(str(path), sorted(runs), n=3, cutoff=0.4)
+
+
+@contextmanager
+def lock(run: Path) -> Iterator[None]:
+    """Hold a run for this process alone; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        RunError: another process holds it, or the directory is not writable.
+    """
+    try:
+        file = (run / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"run {run} cannot be locked ({error.strerror}); make it writable") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise RunError(
+                f"run {run} is in use by process {file.read().strip() or 'unknown'}; "
+                "wait until it ends, stop it, or start a run of your own"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
