@@ -137,9 +137,8 @@ class Checkpoints:
         """The sentence for a save that failed; the space it took is freed."""
         if jax.process_index() == 0:
             shutil.rmtree(folder, ignore_errors=True)
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return CheckpointError(
-            f"checkpoint {step} could not be written under {self.directory} ({reason}); make the directory "
+            f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
             "writable and free disk space there, then continue with --resume"
         )
 
@@ -224,12 +223,11 @@ class Checkpoints:
         Raises:
             CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
         """
-        names = _sealed(self.directory) if step is None else [f"{step:010d}"]
-        return self._restore(self.directory, names, like, None)
+        return self._restore(self.directory, like, step=step)
 
     def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
         """The same as `restore`, for the best checkpoint."""
-        return self._restore(self._best, _sealed(self._best), like, None)
+        return self._restore(self._best, like)
 
     def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
         """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
@@ -237,13 +235,13 @@ class Checkpoints:
         Raises:
             CheckpointError: as `restore` does; leaves outside the part may be anything.
         """
-        folder = self._best if best else self.directory
-        return self._restore(folder, _sealed(folder), like, prefix)
+        return self._restore(self._best if best else self.directory, like, prefix=prefix)
 
     def _restore(
-        self, directory: Path, names: list[str], like: Any, prefix: str | None
+        self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None
     ) -> tuple[int, Any, dict[str, Any]]:
         self.wait()
+        names = _sealed(directory) if step is None else [f"{step:010d}"]
         if not names:
             raise CheckpointError(
                 f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
@@ -259,6 +257,13 @@ class Checkpoints:
             f"no intact checkpoint in {directory} (of {len(names)}; the last one: {damage}); "
             "copy an intact one back, or start the run anew"
         )
+
+
+def _reason(error: Exception) -> str:
+    """The cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
 
 
 # Leaves

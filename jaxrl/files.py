@@ -1,6 +1,7 @@
 """Writing small files so that a reader, or the next run after a kill, never meets half of one."""
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -10,7 +11,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OSError: the directory is absent, not writable, or its disk is full; `path` is as it was before.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -100,10 +100,12 @@ def open_run(path: Path | str) -> Path:
 
 
 def _near(path: Path) -> list[str]:
-    """Up to three runs with a similar name: below `path`, beside it, or under runs/."""
-    places = [(path, "*"), (path, "*/*"), (path.parent, "*"), (Path("runs"), "*/*")]
-    runs = {str(file.parent) for place, pattern in places for file in place.glob(f"{pattern}/{CONFIG}")}
-    return difflib.get_close_matches(str(path), sorted(runs), n=3, cutoff=0.4)
+    """Up to three runs: the newest below `path`, or else those beside it or under runs/ with a similar name."""
+    below = sorted([*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")], key=lambda file: -file.stat().st_mtime)
+    if below:
+        return [str(file.parent) for file in below[:3]]
+    others = {*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/*/{CONFIG}")}
+    return difflib.get_close_matches(str(path), sorted(str(file.parent) for file in others), n=3, cutoff=0.4)
 
 
 @contextmanager

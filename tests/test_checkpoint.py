@@ -1,0 +1,420 @@
+"""Checkpoints keep every bit, survive kills and damage, and fit any number of devices."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl.checkpoint import CheckpointError, Checkpoints
+
+ROOT = Path(__file__).parents[1]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    params: Any
+    split: Any
+    key: Any
+
+
+def mesh(devices: int) -> Mesh:
+    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def place(state: State, devices: int) -> State:
+    """`split` and keys with an axis over the devices, the rest on all of them."""
+    split = NamedSharding(mesh(devices), PartitionSpec("data"))
+    everywhere = NamedSharding(mesh(devices), PartitionSpec())
+    return State(
+        jax.device_put(state.params, everywhere),
+        jax.device_put(state.split, split),
+        {"one": jax.device_put(state.key["one"], everywhere), "many": jax.device_put(state.key["many"], split)},
+    )
+
+
+def make_state(seed: int = 0, size: int = 16) -> State:
+    """Every type that a state may hold, with the values that are lost first."""
+    bits = jax.random.bits(jax.random.key(seed), (8, size), jnp.uint32)
+    odd = jnp.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x00000001, 0x7F800000, 0xFF800000], jnp.uint32)
+    return State(
+        params={
+            "dense/kernel": jax.lax.bitcast_convert_type(bits, jnp.float32),
+            "odd": jax.lax.bitcast_convert_type(odd, jnp.float32),  # NaNs with payload, -0, denormal, infinities
+            "minus_zero": jnp.full((4,), -0.0),
+            "count": jnp.uint32(2**32 - 1),
+            "none": None,
+            "empty": jnp.zeros((0, 3)),
+        },
+        split=(
+            jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.int16),
+            jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16),
+            jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16),
+            bits.astype(jnp.uint8),
+            bits % 2 == 0,
+        ),
+        key={"one": jax.random.key(seed), "many": jax.random.split(jax.random.key(seed + 1), 8)},
+    )
+
+
+def shapes(state: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def assert_same_bits(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        assert x.shape == y.shape
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def flip_a_byte(folder: Path) -> Path:
+    """Change one bit in the middle of the largest file of a checkpoint."""
+    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+def save_steps(directory: Path, *steps: int, keep: int = 3, best: int | None = None) -> None:
+    with Checkpoints(directory, keep=keep) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, make_state(step), {"step": step}, best=step == best)
+
+
+def test_every_bit_and_the_placement_come_back(tmp_path: Path) -> None:
+    state = place(make_state(), 8)
+    with Checkpoints(tmp_path / "deep" / "checkpoints") as checkpoints:
+        checkpoints.save(7, state, {"env_steps": 2**40, "name": "é"})
+        step, restored, meta = checkpoints.restore(shapes(state))
+    assert (step, meta) == (7, {"env_steps": 2**40, "name": "é"})
+    assert_same_bits(restored, state)
+    for wanted, got in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
+        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+    assert jax.random.key_impl(restored.key["one"]) == jax.random.key_impl(state.key["one"])
+
+
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(8, 1), (8, 2), (1, 8), (2, 4)])
+def test_another_number_of_devices(tmp_path: Path, saved_on: int, restored_on: int) -> None:
+    state = place(make_state(), saved_on)
+    like = place(make_state(5), restored_on)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, state, {})
+        _, restored, _ = checkpoints.restore(shapes(like))
+    assert_same_bits(restored, state)
+    for wanted, got in zip(jax.tree.leaves(like), jax.tree.leaves(restored), strict=True):
+        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+
+
+def test_without_a_sharding_leaves_go_to_the_first_device(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    with Checkpoints(tmp_path) as checkpoints:
+        _, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
+    assert_same_bits(restored, make_state(1))
+    assert restored.split[0].devices() == {jax.local_devices()[0]}
+
+
+def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
+    @partial(jax.jit, donate_argnums=0)
+    def overwrite(x: jax.Array) -> jax.Array:
+        return x * 0.0 - 1.0
+
+    start = jax.device_put(jnp.arange(2.0**21), NamedSharding(mesh(8), PartitionSpec("data")))
+    wanted = np.array(start)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, {"x": start}, {})
+        for _ in range(5):
+            start = overwrite(start)
+        start.block_until_ready()
+        _, restored, _ = checkpoints.restore({"x": start})
+    np.testing.assert_array_equal(restored["x"], wanted)
+    overwrite(restored["x"])  # a restored buffer may be donated too
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3, 10, 100, keep=2, best=2)
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [10, 100]
+        assert checkpoints.best_step() == 2
+        step, restored, meta = checkpoints.restore_best(jax.eval_shape(make_state))
+        assert (step, meta) == (2, {"step": 2})
+        assert_same_bits(restored, make_state(2))
+        assert checkpoints.read_meta(100) == {"step": 100}
+        assert checkpoints.read_meta(2) == {"step": 2}
+        checkpoints.save(101, make_state(101), {}, best=True)
+        checkpoints.wait()
+        assert checkpoints.best_step() == 101
+    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["0000000101"]
+
+
+def test_the_same_step_is_replaced(tmp_path: Path) -> None:
+    save_steps(tmp_path, 4)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, make_state(40), {"again": True})
+        step, restored, meta = checkpoints.restore(jax.eval_shape(make_state))
+    assert (step, meta) == (4, {"again": True})
+    assert_same_bits(restored, make_state(40))
+
+
+def test_discard_after(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.discard_after(1)
+        assert checkpoints.steps() == [1]
+
+
+def test_part_of_a_state(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, best=1)
+    like = jax.eval_shape(make_state).params
+    with Checkpoints(tmp_path) as checkpoints:
+        step, params, _ = checkpoints.restore_subtree(like, "params")
+        assert step == 2
+        assert_same_bits(params, make_state(2).params)
+        step, kernel, _ = checkpoints.restore_subtree(like["dense/kernel"], "params.dense/kernel", best=True)
+        assert step == 1
+        assert_same_bits(kernel, make_state(1).params["dense/kernel"])
+
+
+# Damage
+
+
+def test_a_flipped_byte_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    file = flip_a_byte(tmp_path / "0000000002")
+    sentences: list[str] = []
+    with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
+        step, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
+    assert step == 1
+    assert_same_bits(restored, make_state(1))
+    (sentence,) = sentences
+    assert str(tmp_path / "0000000002") in sentence and file.name in sentence and "damaged" in sentence
+
+
+@pytest.mark.parametrize("name", ["meta.json", "manifest.json", "arrays/_METADATA", "arrays/manifest.ocdbt"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_any_damaged_file_is_found(tmp_path: Path, name: str, harm: str) -> None:
+    save_steps(tmp_path, 1, 2)
+    file = tmp_path / "0000000002" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if harm == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(content if harm == "flip" else content[:-1])
+    sentences: list[str] = []
+    with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
+        assert checkpoints.restore(jax.eval_shape(make_state))[0] == 1
+    assert len(sentences) == 1 and Path(name).name in sentences[0]
+
+
+def test_warnings_go_to_stderr_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    save_steps(tmp_path, 1, 2)
+    flip_a_byte(tmp_path / "0000000002")
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.restore(jax.eval_shape(make_state))
+    output = capfd.readouterr()
+    assert output.out == "" and output.err.startswith("warning: checkpoint ") and output.err.count("\n") == 1
+
+
+def test_no_intact_checkpoint(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    for step in (1, 2):
+        flip_a_byte(tmp_path / f"{step:010d}")
+    with (
+        Checkpoints(tmp_path, warn=lambda _: None) as checkpoints,
+        pytest.raises(CheckpointError, match=r"no intact checkpoint in .* start the run anew"),
+    ):
+        checkpoints.restore(jax.eval_shape(make_state))
+
+
+@pytest.mark.parametrize("directory", ["absent", ""])
+def test_no_checkpoint_at_all(tmp_path: Path, directory: str) -> None:
+    with Checkpoints(tmp_path / directory) as checkpoints:
+        assert checkpoints.steps() == [] and checkpoints.best_step() is None
+        with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+            checkpoints.restore(jax.eval_shape(make_state))
+        with pytest.raises(CheckpointError, match=r"meta\.json"):
+            checkpoints.read_meta(3)
+
+
+# Another configuration
+
+
+def changed(path: str) -> Any:
+    like = jax.eval_shape(make_state)
+    params = dict(like.params)
+    if path == "shape":
+        params["odd"] = jax.ShapeDtypeStruct((3, 2), jnp.float32)
+    elif path == "type":
+        params["count"] = jax.ShapeDtypeStruct((), jnp.int32)
+    elif path == "more":
+        params["another"] = jax.ShapeDtypeStruct((2,), jnp.float32)
+    elif path == "fewer":
+        del params["count"]
+    elif path == "key":
+        return State(params, like.split, like.key | {"one": jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))})
+    return State(params, like.split, like.key)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("shape", "params.odd is float32[3, 2] here and float32[6] there"),
+        ("type", "params.count is int32[] here and uint32[] there"),
+        ("more", "params.another is float32[2] here and absent there"),
+        ("fewer", "params.count is absent here and uint32[] there"),
+        ("key", "key.one is key<rbg>[] here and key<fry>[] there"),
+    ],
+)
+def test_another_configuration_names_the_first_leaf(tmp_path: Path, change: str, difference: str) -> None:
+    save_steps(tmp_path, 1)
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(CheckpointError, match=re.escape(difference) + "; use the configuration"),
+    ):
+        checkpoints.restore(changed(change))
+
+
+def test_a_leaf_that_is_no_array(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(TypeError, match="leaf a of the state is int"):
+        checkpoints.save(0, {"a": 1}, {})
+
+
+def test_two_leaves_of_one_name(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(TypeError, match="same name"):
+        checkpoints.save(0, {"a": {"b": jnp.zeros(())}, "a.b": jnp.zeros(())}, {})
+
+
+# Disks that refuse
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        Checkpoints(tmp_path / "file" / "checkpoints") as checkpoints,
+        pytest.raises(CheckpointError, match=r"checkpoint 3 could not be written under .*\(Not a directory\)"),
+    ):
+        checkpoints.save(3, make_state(), {})
+
+
+WRITER = """
+import itertools, json, resource, signal, sys
+import jax, jax.numpy as jnp
+sys.path.insert(0, "tests")
+from test_checkpoint import make_state
+from jaxrl.checkpoint import CheckpointError, Checkpoints
+"""
+
+FULL_DISK = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails like one to a full disk
+with Checkpoints(sys.argv[1]) as checkpoints:
+    checkpoints.save(1, make_state(1), {})
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+    for step, size in ((2, 1 << 16), (3, 16)):  # the one after it fits again
+        try:
+            checkpoints.save(step, make_state(step, size), {})
+            checkpoints.wait()
+        except CheckpointError as error:
+            print(error)
+"""
+
+ENDLESS = """
+with Checkpoints(sys.argv[1], keep=2) as checkpoints:
+    for step in itertools.count(checkpoints.steps()[-1] + 1 if checkpoints.steps() else 0):
+        checkpoints.save(step, make_state(step, 4096), {"step": step}, best=step % 3 == 0)
+        print(step, flush=True)
+"""
+
+
+def start(program: str, directory: Path, devices: int = 1) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER + program, str(directory)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_full_disk_is_one_sentence_and_harms_nothing(tmp_path: Path) -> None:
+    output, errors = start(FULL_DISK, tmp_path).communicate(timeout=120)
+    assert re.fullmatch(r"checkpoint 2 could not be written under .* \(File too large\); make .*\n", output), errors
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1, 3]
+        assert_same_bits(checkpoints.restore(jax.eval_shape(make_state))[1], make_state(3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
+
+
+def test_kill_9_at_any_moment(tmp_path: Path) -> None:
+    sentences: list[str] = []
+    newest = -1
+    leftovers = 0
+    for delay in (0.0, 0.01, 0.03, 0.1):  # a save takes about 0.03 s
+        with start(ENDLESS, tmp_path) as process:
+            assert process.stdout is not None and process.stderr is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            assert all(lines), process.stderr.read()
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        leftovers += sum(not path.name.isdecimal() for path in tmp_path.glob("**/0*"))
+        with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
+            like = jax.eval_shape(partial(make_state, size=4096))
+            for restore in (checkpoints.restore_best, checkpoints.restore):
+                step, restored, meta = restore(like)
+                assert meta == {"step": step}
+                assert_same_bits(restored, make_state(step, 4096))
+            assert step >= max(newest + 2, int(lines[-1]) - 1)  # a save begins when the one before it is sealed
+            newest = step
+    assert sentences == []  # what was never complete is not called damaged
+    assert leftovers > 0
+    with Checkpoints(tmp_path) as checkpoints:  # the next run clears it away
+        checkpoints.save(newest + 1, make_state(), {})
+    assert all(path.name.isdecimal() or path.name == "best" for path in tmp_path.iterdir())
+    assert all(path.name.isdecimal() for path in (tmp_path / "best").iterdir())
+
+
+def test_a_reader_clears_nothing_away(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    shutil.copytree(tmp_path / "0000000001", tmp_path / "0000000002.writing")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.restore(jax.eval_shape(make_state))[0] == 1
+    assert (tmp_path / "0000000002.writing").is_dir()
+
+
+def test_what_is_on_disk_can_be_read_without_jaxrl(tmp_path: Path) -> None:
+    """The manifest lists every leaf under the name by which orbax knows it."""
+    save_steps(tmp_path, 1)
+    contents = json.loads((tmp_path / "0000000001" / "manifest.json").read_text())["contents"]
+    names = [name for name, _, shape in contents["leaves"] if 0 not in shape]
+    restored = ocp.PyTreeCheckpointer().restore(
+        tmp_path / "0000000001" / "arrays",
+        restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names},
+    )
+    assert set(restored) == set(names)
+    np.testing.assert_array_equal(restored["params.dense/kernel"], make_state(1).params["dense/kernel"])

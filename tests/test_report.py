@@ -1,0 +1,284 @@
+"""What is told of a run can be read back, without stale points and without lines lost."""
+
+import io
+import json
+import runpy
+import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from jaxrl.report import console, gpu
+from jaxrl.report.console import Console
+from jaxrl.report.writer import MetricsError, Writer, read_metrics
+
+
+def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """All points of all event files by tag, read as TensorBoard does: every record of every file with its name."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(directory.rglob("*tfevents*")):
+        content, position = path.read_bytes(), 0
+        while position < len(content):
+            (length,) = struct.unpack_from("<Q", content, position)
+            event = Event.FromString(content[position + 12 : position + 12 + length])
+            position += 16 + length
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        assert position == len(content)
+    return found
+
+
+def write(directory: Path, *iterations: int, offset: float = 0.0) -> None:
+    with Writer(directory) as writer:
+        for iteration in iterations:
+            writer.write(iteration, {"loss/actor": iteration + offset, "env_steps": iteration * 2**40})
+
+
+def test_the_same_numbers_in_both_places(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.write(1, {"a/b": np.float32(0.5), "n": np.int64(2**53 + 1), "j": jnp.float32(-0.25), "yes": True})
+        writer.write(2, {"a/b": 0.1})
+        # without closing: a kill loses nothing
+        first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(first) == {"iteration": 1, "a/b": 0.5, "n": 2**53 + 1, "j": -0.25, "yes": 1}
+        assert second == '{"iteration": 2, "a/b": 0.1}'
+        assert points(tmp_path)["a/b"] == [(1, 0.5), (2, pytest.approx(0.1))]
+    assert read_metrics(tmp_path) == [json.loads(first), json.loads(second)]
+
+
+def test_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.write(1, {"nan": float("nan"), "inf": float("inf"), "fine": 1.0})
+    assert read_metrics(tmp_path) == [{"iteration": 1, "nan": None, "inf": None, "fine": 1.0}]
+    assert points(tmp_path)["inf"] == [(1, float("inf"))]
+
+
+def test_trim_leaves_no_stale_point(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2, 3)
+    write(tmp_path, 4, 5)
+    write(tmp_path, 6)
+    with Writer(tmp_path) as writer:
+        writer.trim(4)
+        assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
+        for iteration in (5, 6, 7):
+            writer.write(iteration, {"loss/actor": iteration + 0.5})
+    assert points(tmp_path)["loss/actor"] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.5), (6, 6.5), (7, 7.5)]
+    assert [row["loss/actor"] for row in read_metrics(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 5.5, 6.5, 7.5]
+    assert len(list((tmp_path / "events").iterdir())) == 3  # of the third file nothing was left
+
+
+@pytest.mark.parametrize("cut", [1, 3, 20])
+def test_a_torn_end_is_removed(tmp_path: Path, cut: int) -> None:
+    write(tmp_path, 1, 2, 3)
+    (events,) = (tmp_path / "events").iterdir()
+    for path in (tmp_path / "metrics.jsonl", events):
+        path.write_bytes(path.read_bytes()[:-cut])
+    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2]
+    with Writer(tmp_path) as writer:
+        writer.trim(3)
+        writer.write(3, {"loss/actor": 3.0})
+    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    assert points(tmp_path)["loss/actor"] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_trim_to_nothing_and_of_nothing(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        writer.trim(10)
+    assert read_metrics(tmp_path) == [] and points(tmp_path) == {}
+    write(tmp_path, 1, 2)
+    with Writer(tmp_path) as writer:
+        writer.trim(0)
+    assert read_metrics(tmp_path) == [] and points(tmp_path) == {}
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with (
+        Writer(tmp_path / "run") as writer,
+        pytest.raises(MetricsError, match=r"\(Not a directory\); make it writable"),
+    ):
+        writer.write(1, {"a": 1.0})
+
+
+# Console
+
+INFO: dict[str, Any] = {
+    "fraction": 0.25,
+    "iteration": 250,
+    "iterations": 1000,
+    "env_steps": 1_234_567,
+    "env_steps_per_second": 85_123.0,
+    "updates": 1250,
+    "updates_per_second": 3.21,
+    "return": 0.5,
+    "environment": {"entropy": 0.41},
+    "losses": {"actor": -0.00123},
+    "memory": 3 * 2**29,
+    "memory_limit": 139 * 2**30,
+    "utilisation": 0.87,
+}
+SHOWN = [
+    "25.0%",
+    "250 of 1,000",
+    "1.23 M",
+    "85.1 k",
+    "1.25 k",
+    "3.21",
+    "0.41",
+    "-0.00123",
+    "1.5 GiB of 139.0 GiB",
+    "87%",
+]
+
+
+def test_plain_lines() -> None:
+    stream = io.StringIO()
+    with Console("coma on coverage", stream, every=0.0) as shown:
+        shown.say("compiled in 12.3 s")
+        shown.block(INFO)
+        shown.block({})
+    sentence, line, _ = stream.getvalue().split("\n", 2)
+    assert sentence == "compiled in 12.3 s"
+    assert all(text in line for text in SHOWN), line
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_plain_lines_are_not_too_many_but_first_last_and_evaluations_are_there() -> None:
+    stream = io.StringIO()
+    with Console("title", stream, every=3600.0) as shown:
+        for iteration in range(1, 11):
+            shown.block({"iteration": iteration} | ({"evaluation": {"f1": 0.9}} if iteration == 5 else {}))
+    lines = stream.getvalue().splitlines()
+    assert lines == ["iteration 1", "iteration 5  | evaluation: f1 0.9", "iteration 10"]
+
+
+def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    with Console("coma on coverage", stream, live=True) as shown:
+        shown.say("a sentence above [the panel]")
+        shown.block(INFO | {"evaluation": {"f1": 0.777}})
+        shown.block(INFO)
+    last = stream.getvalue().rsplit("coma on coverage", 1)[1]
+    for text in [*SHOWN, "0.777"]:
+        assert text in last
+    assert "a sentence above [the panel]" in stream.getvalue()
+
+
+def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = io.StringIO()
+    with Console("title", stream, every=0.0) as shown:
+        shown.block({"fraction": 0.5})
+        now[0] += 60.0
+        shown.block({"fraction": 0.6})
+        shown.block({"fraction": 0.6, "seconds_left": 5.0})
+    assert stream.getvalue().splitlines() == ["done 50.0%", "done 60.0%  left 4 min 00 s", "done 60.0%  left 5 s"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273_600, "3 d 4 h")],
+)
+def test_durations(value: float, text: str) -> None:
+    assert console.duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (950, "950"), (3.21, "3.21"), (999.7, "1 k"), (12_345, "12.3 k"), (4.56e6, "4.56 M"), (7e12, "7 T")],
+)
+def test_short_counts(value: float, text: str) -> None:
+    assert console.short(value) == text
+
+
+# Devices
+
+
+def test_on_cpu_memory_is_the_resident_size() -> None:
+    with gpu.Monitor() as monitor:
+        reading = monitor.read()
+        assert 2**25 < reading.memory < 2**36
+        assert reading[1:] == (None, None, None)
+        assert reading.scalars() == {"device/memory": reading.memory}
+        ballast = np.ones(2**25, np.uint8)  # 32 MiB
+        assert monitor.read().memory > reading.memory + ballast.nbytes // 2
+
+
+class FakeNvml(SimpleNamespace):
+    """Two GPUs as NVML shows them; the second is a slice that keeps no utilisation."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__(fails=fails, opened=0)
+
+    def nvmlInit(self) -> None:
+        if self.fails:
+            raise self.NVMLError
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"GPU {index}"
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
+        return name
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        if handle.startswith("MIG"):
+            raise self.NVMLError
+        return SimpleNamespace(gpu=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used={"GPU 3": 10, "MIG-abc": 20}[handle])
+
+
+def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
+    devices = [
+        SimpleNamespace(
+            platform="gpu",
+            local_hardware_id=i,
+            memory_stats=lambda i=i: {"bytes_in_use": 5 + i, "bytes_limit": 100},
+        )
+        for i in range(2)
+    ]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    monkeypatch.setattr(gpu, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, MIG-abc")
+
+
+def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    fake_gpus(monkeypatch, nvml)
+    with gpu.Monitor() as monitor:
+        assert nvml.opened == 1
+        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4, 20)
+    assert nvml.opened == 0
+
+
+@pytest.mark.parametrize("nvml", [None, FakeNvml(fails=True)])
+def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
+    fake_gpus(monkeypatch, nvml)
+    with gpu.Monitor() as monitor:
+        assert monitor.read() == gpu.DeviceReading(6, 100, None, None)
+
+
+def test_nvml_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now fails
+    assert gpu.__file__ is not None
+    module = runpy.run_path(gpu.__file__)
+    with module["Monitor"]() as monitor:
+        assert monitor.read().utilisation is None
