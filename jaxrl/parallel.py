@@ -66,6 +66,8 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
 
     def buffer(shape: jax.ShapeDtypeStruct, axis: int) -> Array:
         sizes = tuple(n * chunks if k == axis else n for k, n in enumerate(shape.shape))
+        if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.key(0), sizes)
         return jnp.zeros(sizes, shape.dtype)
 
     def write(index: Array, buffers: Any) -> Any:
@@ -75,6 +77,21 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
         return jax.tree.map(place, buffers, function(part(index)), axes)
 
     return jax.lax.fori_loop(0, chunks, write, jax.tree.map(buffer, shapes, axes))
+
+
+def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled apart from its neighbours, so that its bits depend on its arguments alone.
+
+    Fused arithmetic may contract to fused multiply-adds, and what is fused depends on the surroundings, which
+    differ with the number of devices. A branch that the compiler cannot decide is not fused with what is outside.
+    """
+
+    def call(*arguments: Any) -> Any:
+        shapes = jax.eval_shape(function, *arguments)
+        zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
+        return jax.lax.cond(jax.lax.optimization_barrier(jnp.bool_(True)), function, zeros, *arguments)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,36 +147,41 @@ class Layout:
             return jax.lax.pmean(local, AXIS) if self.devices > 1 else local
         if self.devices > 1:
             values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
+        return isolated(lambda rows: _mean_over(lambda row: row, rows))(values)
 
-        def ordered(x: Array) -> Array:
-            mean = x[0]
-            for shard in range(1, self.shards):
-                mean = mean + x[shard]
-            return mean / self.shards
+    def average(self, samples: Array) -> Array:
+        """Mean over all samples of all logical shards, [S local, m] -> []."""
+        return self.mean(jax.lax.map(isolated(jnp.mean), samples) if self.exact else samples.mean(1))
 
-        return jax.tree.map(ordered, values)
+    def alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` of replicated values, kept bit for bit the same on any number of devices if `exact`."""
+        return isolated(function) if self.exact else function
 
     def sum(self, values: Any) -> Any:
         """Sum over devices."""
         return jax.lax.psum(values, AXIS) if self.devices > 1 else values
 
-    def _pieces(self, data: Any) -> tuple[int, Any]:
-        """Data [S local, m, ...] as (number of pieces, leaves [pieces, samples, ...]) by `learn_chunk`."""
-        shards, samples = jax.tree.leaves(data)[0].shape[:2]
-        whole = samples if self.exact else shards * samples
-        chunk = self.learn_chunk if 0 < self.learn_chunk < whole else whole
-        pieces = shards * samples // chunk
+    def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
+        """Data [S local, m, ...] as (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
+
+        A piece never crosses logical shards in exact mode; a row stands for `per_row` samples.
+        """
+        shards, rows = jax.tree.leaves(data)[0].shape[:2]
+        whole = rows if self.exact else shards * rows
+        chunk = largest_divisor(whole, self.learn_chunk // per_row) if self.learn_chunk else whole
+        pieces = shards * rows // chunk
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
-    def apply(self, function: Callable[[Any], Any], data: Any) -> Any:
-        """`function` (samples [n, ...] -> [n, ...]) on data [S local, m, ...], chunk by chunk."""
-        shards, samples = jax.tree.leaves(data)[0].shape[:2]
-        pieces, chunks = self._pieces(data)
+    def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
+        """`function` (rows [n, ...] -> [n, ...]) on data [S local, m, ...], chunk by chunk."""
+        shards, rows = jax.tree.leaves(data)[0].shape[:2]
+        pieces, chunks = self._pieces(data, per_row)
+        function = self.alone(function)
         if pieces == 1:
-            out = function(jax.tree.map(lambda x: x[0], chunks))
+            out = jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], chunks)))
         else:
             out = jax.lax.map(function, chunks)
-        return jax.tree.map(lambda x: x.reshape(shards, samples, *x.shape[1 if pieces == 1 else 2 :]), out)
+        return jax.tree.map(lambda x: x.reshape(shards, rows, *x.shape[2:]), out)
 
     def gradient(
         self, loss: Callable[[Any, Any], tuple[Array, Any]], params: Any, data: Any
@@ -177,15 +199,16 @@ class Layout:
         pieces, chunks = self._pieces(data)
         value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
-        def evaluate(samples: Any) -> Any:
+        def evaluate(params: Any, samples: Any) -> Any:
             value, gradient = value_and_grad(params, samples)
             return gradient, value
 
         if self.exact:
             shards = self.local_shards
             grouped = jax.tree.map(lambda x: x.reshape(shards, pieces // shards, *x.shape[1:]), chunks)
-            return self.mean(jax.lax.map(lambda shard: _mean_over(evaluate, shard), grouped))
-        result = _mean_over(evaluate, chunks)
+            of_shard = isolated(lambda params, shard: _mean_over(lambda chunk: evaluate(params, chunk), shard))
+            return self.mean(jax.lax.map(lambda shard: of_shard(params, shard), grouped))
+        result = _mean_over(lambda chunk: evaluate(params, chunk), chunks)
         return jax.lax.pmean(result, AXIS) if self.devices > 1 else result
 
 

@@ -1,0 +1,27 @@
+"""Adam steps as every algorithm here takes them; a thin layer over optax."""
+
+from typing import Any
+
+import jax
+import optax
+
+from envs_jax.base import Array
+
+
+def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTransformation:
+    """Adam's direction (betas 0.9, 0.999) for a step size given at every update, after clipping if asked for.
+
+    References:
+        Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
+    """
+    clip = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm else []
+    return optax.chain(*clip, optax.scale_by_adam(b1=0.9, b2=0.999, eps=epsilon))
+
+
+def descend(
+    optimiser: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
+) -> tuple[Any, Any]:
+    """One step against the gradient: (new parameters, new optimiser state)."""
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
+        direction, state = optimiser.update(gradient, state, params)
+    return jax.tree.map(lambda p, d: p - rate * d, params, direction), state

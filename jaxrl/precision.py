@@ -1,0 +1,48 @@
+"""The dtype policy: what networks compute in and what rollouts are stored in.
+
+Parameters, optimiser state, log-probabilities, targets, advantages and reductions are float32 everywhere.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Box, EnvSpec, TimeStep
+
+Compute = Literal["auto", "float32", "bfloat16"]
+Store = Literal["auto", "float32", "float16"]
+
+
+def compute_dtype(name: Compute, platform: str) -> Any:
+    """Of matmuls and convolutions: bfloat16 on accelerators; CPUs emulate it slowly, so float32 there."""
+    if name == "auto":
+        name = "float32" if platform == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def rollout_dtype(name: Store) -> Any:
+    """Of stored observations whose values lie in [0, 1]."""
+    return jnp.dtype("float16" if name == "auto" else name)
+
+
+def stored_dtype(box: Box | None, small: Any) -> Any:
+    """`small` where the values of a float box lie in [0, 1], else the box's own dtype."""
+    assert box is not None
+    unit = jnp.issubdtype(box.dtype, jnp.floating) and box.low >= 0 and box.high <= 1
+    return small if unit else box.dtype
+
+
+def store(spec: EnvSpec, timestep: TimeStep, small: Any) -> TimeStep:
+    """A time step as it goes into a trajectory: observation and global state in their stored dtype."""
+
+    def cast(boxes: Any, values: Any) -> Any:
+        is_box = lambda x: isinstance(x, Box)  # noqa: E731
+        return jax.tree.map(lambda box, x: x.astype(stored_dtype(box, small)), boxes, values, is_leaf=is_box)
+
+    return dataclasses.replace(
+        timestep,
+        observation=cast(spec.observation, timestep.observation),
+        global_state=cast(spec.global_state, timestep.global_state) if spec.global_state is not None else (),
+    )
