@@ -1,0 +1,16 @@
+"""Algorithms by name. Each file holds the equations of one algorithm on top and its wiring below."""
+
+from envs_jax.base import closest, load
+from jaxrl.algos.base import Algorithm
+
+ALGORITHMS = {"coma": "jaxrl.algos.coma:Coma"}
+
+
+def find(name: str) -> type[Algorithm]:
+    """The class of a named algorithm or of a user's "module:Class". Raises ValueError with a sentence."""
+    if ":" not in name and name not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm '{name}': {closest(name, ALGORITHMS)}")
+    cls = load(ALGORITHMS.get(name, name), "algorithm")
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+        raise ValueError(f"algorithm '{name}' must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm")
+    return cls

@@ -1,0 +1,122 @@
+"""Episodes without learning: learned and scripted policies through the same code, every metric as a curve."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from envs_jax.base import Array, TimeStep
+from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
+from jaxrl.algos.base import Algorithm, Progress, start
+from jaxrl.parallel import AXIS, REPLICATED, largest_divisor, map_chunks, on_mesh
+from jaxrl.trainer import key_of_env
+
+# (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
+Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
+
+
+def learned(algo: Algorithm, progress: Progress | None = None, explore: bool = False) -> Policy:
+    """The policy of an algorithm: its best action, or (explore) a sample at the exploration of `progress`."""
+    progress = progress or dataclasses.replace(start(), fraction=jnp.float32(1))
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        action, memory, _ = algo.act(params, memory, timestep, keys, progress, explore)
+        return action, memory
+
+    return policy
+
+
+def scripted(env: BatchedEnvironment, name: str) -> Policy:
+    """One of the environment's baselines."""
+    baseline = env.env.baselines[name]
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
+        return action, memory
+
+    return policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Flies `episodes` episodes of one policy, compiled once per policy.
+
+    Episode i starts from the same state whatever the policy, and never from one that training sees: its
+    randomness comes from a stream of its own (`stream` tells held-out sets from each other).
+
+    Attributes:
+        env: the batched environment.
+        policy: see `learned` and `scripted`.
+        init_memory: (parameters, time step [B]) -> the policy's memory.
+        episodes: how many, over all devices.
+        chunk: at most so many at a time on a device; 0 = all.
+        mesh: the devices; those are used whose number divides `episodes`.
+    """
+
+    env: BatchedEnvironment
+    policy: Policy
+    episodes: int
+    mesh: Mesh
+    chunk: int = 0
+    init_memory: Callable[[Any, TimeStep], Any] = lambda params, timestep: ()
+
+    def _fly(self, params: Any, indices: Array, seed_key: Array, context: Any) -> dict[str, Array]:
+        """Curves {name: float32[T + 1, B]} of the values that an episode cut at each step would report."""
+        spec = self.env.spec
+        keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
+        state, timestep = self.env.reset(keys, context)
+        statistics = start_statistics(spec, timestep)
+        memory = self.init_memory(params, timestep)
+
+        def values(statistics: EpisodeStatistics) -> dict[str, Array]:
+            return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
+
+        def one_step(carry: Any, t: Array) -> tuple[Any, dict[str, Array]]:
+            memory, state, timestep, statistics = carry
+            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+            action, memory = self.policy(params, memory, state, timestep, step_keys)
+            new_state, new_timestep = self.env.play(state, action, context)
+            new_statistics = update_statistics(spec, statistics, new_timestep)
+            done = timestep.done
+            if not spec.fixed_horizon:  # an episode that has ended stays as it is
+                new_timestep = where(done, timestep, new_timestep)
+                new_statistics = where(done, statistics, new_statistics)
+            return (memory, new_state, new_timestep, new_statistics), values(new_statistics)
+
+        carry = (memory, state, timestep, statistics)
+        _, curves = jax.lax.scan(one_step, carry, jnp.arange(spec.horizon, dtype=jnp.uint32))
+        first = values(statistics)
+        return {name: jnp.concatenate([first[name][None], curve]) for name, curve in curves.items()}
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the episodes."""
+        return largest_divisor(self.episodes, self.mesh.size)
+
+    def compiled(self) -> Callable[..., dict[str, Array]]:
+        """jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}."""
+        local = self.episodes // self.devices
+        chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
+        mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
+
+        def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
+            indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
+            return map_chunks(lambda part: self._fly(params, part, key, context), indices, chunks, out_axes=1)
+
+        split_episodes = jax.sharding.PartitionSpec(None, AXIS)
+        return jax.jit(on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes))
+
+
+def held_out_key(seed: int, stream: str) -> Array:
+    """Root of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
+    return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
+    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(values.mean()), "std": deviation, "ci95": 1.96 * deviation / len(values) ** 0.5}
