@@ -1,0 +1,29 @@
+"""Who receives whose message (position and last measurement; never relayed, never repeated)."""
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.coverage.world import SPACING
+
+RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
+
+
+def received(positions: Array, reach: Array, delivered: Array | bool = True) -> Array:
+    """bool[A, A]: [i, j] = agent i receives the message of agent j.
+
+    Args:
+        positions: int32[A, 3], lattice positions.
+        reach: float32[], communication range in metres (inclusive, three-dimensional).
+        delivered: bool[A, A], links that do not fail. Agents in the same place always hear each other.
+    """
+    steps = positions[:, None, :] - positions[None, :, :]
+    squared = jnp.sum(steps * steps, axis=-1).astype(jnp.float32) * SPACING**2
+    return (squared == 0.0) | ((squared <= reach * reach) & delivered)
+
+
+def delivered(key: Array, num_agents: int, failure_rate: float) -> Array | bool:
+    """bool[A, A]: links that work this time, independent per ordered pair."""
+    if failure_rate == 0.0:
+        return True
+    return jax.random.uniform(key, (num_agents, num_agents)) >= failure_rate

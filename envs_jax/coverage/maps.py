@@ -1,0 +1,183 @@
+"""The belief maps, and the engines that update them.
+
+Every agent keeps a local map; one more map fuses the measurements of all. One update, at measurement index k:
+
+    1. every agent enters its own measurement into its local map: cells of its footprint are clipped, then changed;
+    2. agent i fuses the messages that it received, senders in increasing order: the WHOLE map is clipped, then the
+       cells of the sender's footprint are changed;
+    3. the team map fuses all measurements in the same way.
+
+Engines obey the same rules and differ in speed only. An engine is a module with two functions,
+
+    update(mapper, maps, survey) -> (Maps, Report)          for one copy of the environment
+    update_batch(mapper, maps, survey) -> (Maps, Report)    for [B] copies
+
+`maps_dense` sweeps whole maps with plain array code and is the reference. `maps_windows` touches footprints only.
+"""
+
+import dataclasses
+import types
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array, pytree
+from envs_jax.coverage import world
+from envs_jax.coverage.belief import PREDICTED, Storage, Weights, entropy_of_log_odds
+from envs_jax.coverage.sensor import Noise
+from envs_jax.coverage.terrain import Terrain
+
+ENGINES = ("auto", "dense", "windows")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapper:
+    """What an engine must know beforehand.
+
+    Attributes:
+        q: cells along a footprint edge at the lowest altitude.
+        num_agents: A.
+        storage: how log-odds are stored.
+        weights: importance of cells in the reward.
+    """
+
+    q: int
+    num_agents: int
+    storage: Storage
+    weights: Weights
+
+    @property
+    def n(self) -> int:
+        return world.map_side(self.q)
+
+
+@pytree
+class Survey:
+    """One round of measurements and messages.
+
+    Attributes:
+        terrain: ground truth.
+        positions: int32[A, 3], lattice positions that the measurements are taken from.
+        received: bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read).
+        source: noise of the readings, or recorded readings bool[A, n, n].
+    """
+
+    terrain: Terrain
+    positions: Array
+    received: Array
+    source: Noise | Array
+
+
+@pytree
+class Sums:
+    """Sums over the cells of the team map. Sums of entropies are pairs of integers, see `total`.
+
+    Attributes:
+        weighted: int32[2], weighted entropy w(p) H(p), in units of the largest weight.
+        interest: int32[2], entropy H(p) of cells whose true class is 1.
+        counts: int32[4], cells predicted as class 1, rightly predicted as class 1, ever seen, ever seen of class 1.
+    """
+
+    weighted: Array
+    interest: Array
+    counts: Array
+
+
+@pytree
+class Maps:
+    """All maps of one copy and what is known of them.
+
+    Attributes:
+        beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
+            team's last.
+        probability: float32[A + 1, 11, 11], area-resized probabilities.
+        sums: of the team map.
+        excess: bool[A + 1], whether a map may hold log-odds beyond the clip.
+    """
+
+    beliefs: Array
+    probability: Array
+    sums: Sums
+    excess: Array
+
+
+@pytree
+class Report:
+    """What an update says beside the new maps.
+
+    Attributes:
+        measured: float32[A, 11, 11], every agent's own reading on its unclipped footprint, +1 for class 1, -1 for class
+            0, 0 where nothing is measured, area-resized.
+        before: int32[2], sum over the team map of w(p') H(p), p before and p' after the update, in units of the largest
+            weight, see `total`; `Sums.weighted` of the new maps is its counterpart w(p') H(p').
+    """
+
+    measured: Array
+    before: Array
+
+
+# Sums of entropies are kept in fixed point: they do not depend on the order of the summands, and a sum that is changed
+# step by step equals one that is computed anew. No cell counts more than 1, so row sums fit into 31 bits.
+
+_LOW_BITS = 12
+
+
+def fraction_bits(n: int) -> int:
+    """Binary digits after the point for sums over rows of n cells: at most 24, the precision of the summands."""
+    return min(24, 30 - (n - 1).bit_length())
+
+
+def fixed(values: Array, n: int) -> Array:
+    """int32: values in [-1, 1] in fixed point."""
+    return jnp.round(values * jnp.float32(2 ** fraction_bits(n))).astype(jnp.int32)
+
+
+def total(values: Array) -> Array:
+    """int32[2]: sum of int32[k, l] as (high, low), the sum is 4096 high + low, 0 <= low < 4096."""
+    rows = jnp.sum(values, axis=-1)
+    return carry(jnp.stack([jnp.sum(rows >> _LOW_BITS), jnp.sum(rows & (2**_LOW_BITS - 1))]))
+
+
+def carry(pair: Array) -> Array:
+    """int32[2]: the same sum with 0 <= low < 4096; pairs may be added and subtracted part by part before."""
+    return jnp.stack([pair[0] + (pair[1] >> _LOW_BITS), pair[1] & (2**_LOW_BITS - 1)])
+
+
+def real(pair: Array, n: int) -> Array:
+    """float32[]: value of a sum (or of a difference of sums) in fixed point."""
+    scale = 2.0 ** -fraction_bits(n)
+    return pair[0].astype(jnp.float32) * (scale * 2**_LOW_BITS) + pair[1].astype(jnp.float32) * scale
+
+
+def uniform_total(value: Array, rows: int, count: Array) -> Array:
+    """int32[2]: `count` int32[] times the fixed-point number `value` int32[], count <= rows^2."""
+    full, rest = count // rows, count % rows
+    row = value * rows
+    pair = jnp.stack([(row >> _LOW_BITS) * full, (row & (2**_LOW_BITS - 1)) * full])
+    last = value * rest
+    return carry(pair + jnp.stack([last >> _LOW_BITS, last & (2**_LOW_BITS - 1)]))
+
+
+def empty(mapper: Mapper, terrain: Terrain) -> Maps:
+    """Maps before the first measurement, at the start of a mission over `terrain`."""
+    maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
+    prior = jnp.full((), storage.unseen)
+    entropy = entropy_of_log_odds(storage.log_odds(prior))
+    predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
+    sums = Sums(
+        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy, n), n, jnp.int32(n * n)),
+        interest=uniform_total(fixed(entropy, n), n, terrain.count),
+        counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
+    )
+    return Maps(
+        beliefs=jnp.full((maps, n, n), storage.unseen),
+        probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
+        sums=sums,
+        excess=jnp.zeros((maps,), jnp.bool_),
+    )
+
+
+def engine(name: str) -> types.ModuleType:
+    """The engine of a name in ENGINES but "auto"."""
+    from envs_jax.coverage import maps_dense
+
+    return {"dense": maps_dense}[name]

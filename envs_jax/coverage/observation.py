@@ -1,0 +1,178 @@
+"""What agents and critic see: stacks of 11 x 11 maps, channel last, all values in [0, 1].
+
+Actor (7 channels): 0 budget left, 1 agent id, 2 positions around the agent, 3 weighted entropy of the local belief,
+4 weighted entropy of the last measurement, 5 probability of the local belief, 6 footprints of the agents heard.
+Critic: the actor's, then 7 positions, 8 weighted entropy and 9 probability of the team's belief, 10 footprints, 11 what
+the others do. Channel 2 is centred on the agent; resized maps are not, and cell d of them spans [4.545 d,
+4.545 (d + 1)) m while lattice index d is the point 5 d m (kept from the original).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, TimeStep
+from envs_jax.coverage import world
+from envs_jax.coverage.belief import Weights, clip_probability, entropy
+from envs_jax.coverage.sensor import ERROR
+from envs_jax.coverage.world import LATTICE, LEVELS
+
+ACTOR_CHANNELS = 7
+TEAM_CHANNELS = 4
+CRITIC_CHANNELS = 12
+
+_ROWS = np.arange(LATTICE, dtype=np.int32)[:, None]
+_COLUMNS = np.arange(LATTICE, dtype=np.int32)[None, :]
+
+
+def _weighted_entropy(p: Array, weights: Weights) -> Array:
+    return weights.of_probability(p) * entropy(p)
+
+
+def _plane(values: Array) -> Array:
+    """float32[A, 11, 11] from one value per agent."""
+    return jnp.broadcast_to(values.astype(jnp.float32)[:, None, None], (*values.shape, LATTICE, LATTICE))
+
+
+def budget(t: Array, total: int, num_agents: int) -> Array:
+    """Channel 0, float32[A, 11, 11]: share of the budget left at time t, not below 0."""
+    left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
+    return jnp.full((num_agents, LATTICE, LATTICE), left)
+
+
+def identity(num_agents: int) -> Array:
+    """Channel 1, float32[A, 11, 11]: (i + 1) / A."""
+    return _plane(jnp.arange(1, num_agents + 1, dtype=jnp.float32) / num_agents)
+
+
+def neighbours(positions: Array, received: Array) -> Array:
+    """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
+
+    Cell (a, b) stands for the lattice point (a - 5, b - 5) steps away from the agent. An agent shows as (g_z + 1) / 4;
+    one in the same column as the observer hides the observer's own mark.
+    """
+    agents, centre = positions.shape[0], LATTICE // 2
+    height = (positions[:, 2] + 1).astype(jnp.float32) / (LEVELS + 1)
+    # the lattice point [A, 11, 1] and [A, 1, 11] that each cell stands for
+    row = positions[:, 0, None, None] + (_ROWS - centre)[None]
+    column = positions[:, 1, None, None] + (_COLUMNS - centre)[None]
+    inside = (row >= 0) & (row < LATTICE) & (column >= 0) & (column < LATTICE)
+    own = (np.arange(LATTICE**2) == LATTICE**2 // 2).reshape(1, LATTICE, LATTICE)
+    plane = jnp.where(own, height[:, None, None], inside.astype(jnp.float32))
+    for j in range(agents):
+        heard = received[:, j] & (np.arange(agents) != j)
+        there = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
+        plane = jnp.where(there, height[j], plane)
+    return plane
+
+
+def measurement(measured: Array, positions: Array, weights: Weights) -> Array:
+    """Channel 4, float32[A, 11, 11]: weighted entropy of the resized readings (`Report.measured`)."""
+    error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
+    return _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights)
+
+
+def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]:
+    """Channel 6, float32[A, 11, 11], and channel 10, float32[11, 11].
+
+    Channel 6: own footprint 1, else the footprint of any other agent heard 0, else 0.5. Channel 10: any footprint 1,
+    else 0.5. Both are area-resized. The borders of all footprints cut the map into (2 A + 1)^2 rectangles of one value
+    each, so resizing needs only their overlap with the 11 x 11 blocks.
+    """
+    agents, n = positions.shape[0], world.map_side(q)
+    box = world.clip_footprint(world.footprint(positions, q), n)
+    row_share, row_holds = _strips(box.top, box.bottom, n)
+    column_share, column_holds = _strips(box.left, box.right, n)
+    inside = row_holds[:, :, None] & column_holds[:, None, :]  # [A, S, S]
+    heard = received & ~np.eye(agents, dtype=bool)
+    others = jnp.any(heard[:, :, None, None] & inside[None], axis=1)
+    own = jnp.where(inside, 1.0, jnp.where(others, 0.0, 0.5))
+    everyone = jnp.where(jnp.any(inside, axis=0, keepdims=True), 1.0, 0.5)
+    values = jnp.concatenate([own, everyone]).astype(jnp.float32)
+    rows = jnp.einsum("sd,mst->mdt", row_share, values, precision=jax.lax.Precision.HIGHEST)
+    resized = jnp.einsum("mdt,te->mde", rows, column_share, precision=jax.lax.Precision.HIGHEST)
+    resized = jnp.clip(resized, 0.0, 1.0)  # rounding
+    return resized[:agents], resized[agents]
+
+
+def _strips(low: Array, high: Array, n: int) -> tuple[Array, Array]:
+    """The S = 2 A + 1 strips between the sorted borders of the intervals [low, high), int32[A].
+
+    Returns:
+        float32[S, 11], share of each of the 11 blocks of the axis that a strip fills, and bool[A, S], which intervals
+        hold it.
+    """
+    borders = jnp.sort(jnp.concatenate([low, high]))
+    start = jnp.concatenate([jnp.zeros_like(borders[:1]), borders])
+    stop = jnp.concatenate([borders, jnp.full_like(borders[:1], n)])
+    holds = (start[None] >= low[:, None]) & (start[None] < high[:, None])
+    return world.interval_share(start, stop, n), holds
+
+
+def team_positions(positions: Array) -> Array:
+    """Channel 7, float32[11, 11]: (g_z + 1) / 3 where an agent is (the last one counts), else 0."""
+    height = (positions[:, 2] + 1).astype(jnp.float32) / LEVELS
+    plane = jnp.zeros((LATTICE, LATTICE), jnp.float32)
+    for j in range(positions.shape[0]):
+        plane = jnp.where((positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS), height[j], plane)
+    return plane
+
+
+def observe(
+    t: Array,
+    positions: Array,
+    received: Array,
+    probability: Array,
+    measured: Array,
+    *,
+    total: int,
+    q: int,
+    weights: Weights,
+) -> tuple[Array, Array]:
+    """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
+
+    Args:
+        t: int32[], time.
+        positions: int32[A, 3].
+        received: bool[A, A].
+        probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
+        measured: float32[A, 11, 11], see `Report.measured`.
+        total: budget B.
+        q: resolution.
+        weights: importance of cells.
+    """
+    agents = positions.shape[0]
+    own, everyone = footprints(positions, received, q)
+    uncertainty = _weighted_entropy(probability, weights)
+    p = clip_probability(probability)
+    observation = jnp.stack(
+        [
+            budget(t, total, agents),
+            identity(agents),
+            neighbours(positions, received),
+            uncertainty[:agents],
+            measurement(measured, positions, weights),
+            p[:agents],
+            own,
+        ],
+        axis=-1,
+    )
+    team = jnp.stack([team_positions(positions), uncertainty[agents], p[agents], everyone], axis=-1)
+    return observation, team
+
+
+def critic_input(timestep: TimeStep, action: Array, num_actions: int) -> Array:
+    """[A, 11, 11, 12], dtype of the observation: the critic's view of every agent, given the actions int32[A].
+
+    Channel 11 shows (a_j + 1) / n at the position of every OTHER agent j (the last one counts), 0 elsewhere.
+    """
+    observation, team = timestep.observation, timestep.global_state["maps"]
+    positions = timestep.global_state["positions"]
+    agents = positions.shape[0]
+    values = (action + 1).astype(jnp.float32) / num_actions
+    others = jnp.zeros((agents, LATTICE, LATTICE), jnp.float32)
+    for j in range(agents):
+        there = (positions[j, 0] == _ROWS) & (positions[j, 1] == _COLUMNS)
+        others = jnp.where(there[None] & (np.arange(agents) != j)[:, None, None], values[j], others)
+    team = jnp.broadcast_to(team.astype(observation.dtype)[None], (agents, *team.shape))
+    return jnp.concatenate([observation, team, others[..., None].astype(observation.dtype)], axis=-1)

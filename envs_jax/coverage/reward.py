@@ -1,0 +1,32 @@
+"""Reward: how much of the entropy of cells worth knowing an update of the team map took away.
+
+    relative:  u = sum w(p') (H(p) - H(p')) / sum w(p') H(p),   r = scale u + offset       (shared by all agents)
+    absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
+
+p before and p' after the update; the weight w is that of the map after the update in numerator and denominator.
+"""
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.coverage import maps
+from envs_jax.coverage.belief import Weights
+
+ABSOLUTE_SCALE = 10.0
+ABSOLUTE_OFFSET = -0.17
+
+
+def relative(before: Array, after: Array, n: int, scale: float, offset: float) -> Array:
+    """float32[]: the training reward from the sums of w(p') H(p) and w(p') H(p') (int32[2], see `maps.total`).
+
+    It is `offset` where nothing is left to be known.
+    """
+    uncertain = maps.real(before, n)
+    left = uncertain > 0.0
+    share = jnp.where(left, maps.real(before - after, n) / jnp.where(left, uncertain, 1.0), 0.0)
+    return scale * share + offset
+
+
+def absolute(before: Array, after: Array, n: int, weights: Weights) -> Array:
+    """float32[]: the absolute form, on maps of n x n cells."""
+    return (ABSOLUTE_SCALE * weights.largest / (n * n)) * maps.real(before - after, n) + ABSOLUTE_OFFSET

@@ -1,0 +1,78 @@
+"""The camera: which class each cell of the footprint is read as.
+
+A reading shows the true class with probability 1 - e and the other one with probability e, where e depends on the
+altitude (`ERROR`). Nothing random is stored: whether the reading of a cell is wrong is a hash of (mission key,
+measurement index, agent, cell), evaluated wherever a reading is needed.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, pytree
+from envs_jax.coverage import terrain as ground
+from envs_jax.coverage.terrain import Terrain
+
+ERROR = (0.01, 0.265, 0.375)  # probability of a wrong reading at 5, 10 and 15 m
+EVIDENCE = tuple(math.log((1.0 - e) / e) for e in ERROR)  # what one reading adds to the log-odds of the class read
+
+_LOW_HALF = 0xFFFF
+
+
+def _mix(x: Array) -> Array:
+    """A 32-bit finaliser (xor-shift, multiply) of low bias; uint32 in and out."""
+    x ^= x >> 16
+    x *= jnp.uint32(0x7FEB352D)
+    x ^= x >> 15
+    x *= jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+@pytree
+class Noise:
+    """Randomness of the readings of one measurement index.
+
+    Attributes:
+        seeds: uint32[ceil(A / 2), 2]; two agents share a seed, one takes the upper half of each hash, one the lower.
+    """
+
+    seeds: Array
+
+
+def noise(key: Array, index: Array, num_agents: int) -> Noise:
+    """Noise of measurement `index` (int32[]) in the mission of `key`."""
+    pairs = jnp.arange((num_agents + 1) // 2, dtype=jnp.uint32)
+    state = _mix(pairs * jnp.uint32(0x9E3779B1) + index.astype(jnp.uint32))
+    for word in jax.random.key_data(key).reshape(-1):
+        state = _mix(state + word)
+    return Noise(jnp.stack([state, _mix(state ^ jnp.uint32(0x5BD1E995))], axis=-1))
+
+
+def wrong(noise: Noise, agent: int | Array, level: Array, cells: Array) -> Array:
+    """bool: whether `agent` at altitude index `level` misreads the cells (flat indices int32)."""
+    seeds = noise.seeds[agent // 2]
+    x = cells.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + seeds[0]
+    x ^= x >> 16
+    x *= jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) + seeds[1]
+    x *= jnp.uint32(0x846CA68B)
+    x ^= x >> 16
+    half = (x >> (16 * (jnp.asarray(agent) % 2)).astype(jnp.uint32)) & jnp.uint32(_LOW_HALF)
+    limit = np.array([round(e * 65536) for e in ERROR], np.uint32)
+    return half < jnp.take(jnp.asarray(limit), level, mode="clip")
+
+
+def occupied(
+    source: Noise | Array, terrain: Terrain, agent: int | Array, level: Array, rows: Array, columns: Array, n: int
+) -> Array:
+    """bool: whether `agent` at altitude index `level` reads class 1 in the cells (rows, columns).
+
+    `source` is the noise, or recorded readings bool[A, n, n]. Rows and columns are int32 of equal rank, e.g. [k, 1] and
+    [1, l]; values are meaningful inside the map only.
+    """
+    if not isinstance(source, Noise):
+        return source[agent, jnp.clip(rows, 0, n - 1), jnp.clip(columns, 0, n - 1)]
+    truth = ground.truth(terrain, rows, columns)
+    return truth ^ wrong(source, agent, level, rows * n + columns)

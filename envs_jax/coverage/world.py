@@ -1,0 +1,138 @@
+"""The fixed geometry: planning lattice, map, camera footprints, and area resizing to 11 x 11.
+
+The area is 50 m x 50 m. Axis 0 of every map is x (rows), axis 1 is y (columns). Agents stand on lattice points
+(g_x, g_y, g_z) with g_x, g_y in 0..10 (5 m apart) and g_z in 0..2 (5, 10, 15 m up). A camera of 60 degrees sees
+q cells along each axis from 5 m, so that a cell measures 10 tan(30 deg) / q metres.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, pytree
+
+LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
+LEVELS = 3  # altitudes
+SPACING = 5.0  # metres between neighbouring lattice points, in all three directions
+
+
+def map_side(q: int) -> int:
+    """Map side n in cells: floor(50 m / cell size) = floor(sqrt(75) q), in exact arithmetic."""
+    return math.isqrt(75 * q * q)
+
+
+def cell_size(q: int) -> float:
+    """Edge of a cell in metres."""
+    return 10.0 * math.tan(math.pi / 6.0) / q
+
+
+def radius(q: int, level: int) -> int:
+    """Half the side of the unclipped footprint in cells at altitude index `level`: floor(q z / 10)."""
+    return q * (level + 1) // 2
+
+
+def radii(q: int) -> tuple[int, ...]:
+    """`radius` of the three altitudes, lowest first."""
+    return tuple(radius(q, level) for level in range(LEVELS))
+
+
+@functools.cache
+def centres(q: int) -> np.ndarray:
+    """int32[11]: cell that holds lattice point g of an axis, floor(5 m g / cell size), in exact arithmetic."""
+    return np.array([math.isqrt(3 * g * g * q * q // 4) for g in range(LATTICE)], np.int32)
+
+
+@pytree
+class Box:
+    """A rectangle of cells, rows [top, bottom) and columns [left, right); int32 arrays of one shape."""
+
+    top: Array
+    bottom: Array
+    left: Array
+    right: Array
+
+    def holds(self, rows: Array, columns: Array) -> Array:
+        """Whether cells (rows, columns) lie inside; everything broadcasts at equal rank."""
+        return (rows >= self.top) & (rows < self.bottom) & (columns >= self.left) & (columns < self.right)
+
+
+def footprint(positions: Array, q: int) -> Box:
+    """Unclipped camera footprint of lattice positions int32[..., 3]: rows [c - r, c + r), the same for columns."""
+    centre = jnp.take(jnp.asarray(centres(q)), positions[..., :2], mode="clip")
+    half = q * (positions[..., 2] + 1) // 2
+    return Box(centre[..., 0] - half, centre[..., 0] + half, centre[..., 1] - half, centre[..., 1] + half)
+
+
+def clip_footprint(box: Box, n: int) -> Box:
+    """The part of a footprint that is measured.
+
+    All bounds are clipped to [0, n - 1] and upper bounds stay exclusive, as in the original, so that the last row and
+    the last column of the map are never seen.
+    """
+    return jax.tree.map(lambda bound: jnp.clip(bound, 0, n - 1), box)
+
+
+@functools.cache
+def area_matrix(n: int) -> np.ndarray:
+    """float64[11, n]: resizing along one axis from n cells to 11, as OpenCV's INTER_AREA does it; rows sum to 1.
+
+    For n >= 11 entry (d, c) is the share of block d, [d n / 11, (d + 1) n / 11), that cell c fills. For n < 11 (which
+    occurs only for the footprint of a coarse camera) it is OpenCV's linear interpolation.
+    """
+    matrix = np.zeros((LATTICE, n))
+    step = n / LATTICE
+    for d in range(LATTICE):
+        if n >= LATTICE:
+            cells = np.arange(n)
+            # 11 times the overlap of cell and block, in integers
+            overlap = np.minimum(11 * (cells + 1), (d + 1) * n) - np.maximum(11 * cells, d * n)
+            matrix[d] = np.clip(overlap, 0, None) / n
+        else:
+            left = d * n // LATTICE
+            share = (d + 1) - (left + 1) / step
+            share = 0.0 if share <= 0.0 else share - math.floor(share)
+            if left >= n - 1:
+                left, share = n - 1, 0.0
+            matrix[d, left] = 1.0 - share
+            if share > 0.0:
+                matrix[d, left + 1] = share
+    return matrix
+
+
+def interval_share(low: Array, high: Array, n: int) -> Array:
+    """float32[..., 11]: share of each of the 11 blocks of an axis that the cells [low, high) fill, n >= 11.
+
+    Equals area_matrix(n)[:, low:high].sum(1), for traced bounds int32[...].
+    """
+    blocks = jnp.arange(LATTICE, dtype=jnp.int32).reshape((1,) * low.ndim + (LATTICE,))
+
+    def filled(bound: Array) -> Array:  # in units of 1/n of a block
+        return jnp.clip(LATTICE * bound[..., None] - n * blocks, 0, n)
+
+    return (filled(high) - filled(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
+
+
+def resize(values: Array, transform=None) -> Array:
+    """Area-resize maps [..., n, n] to float32[..., 11, 11] along their last two axes.
+
+    `transform` (elementwise, to float32) is applied to the values first. It is evaluated block of rows by block of
+    rows, inside the sums, so that no transformed map is ever stored.
+    """
+    transform = transform or (lambda x: x.astype(jnp.float32))
+    n = values.shape[-1]
+    matrix = area_matrix(n).astype(np.float32)
+    lead = (1,) * (values.ndim - 2)
+    if n < LATTICE:
+        rows = jnp.einsum("dr,...rc->...dc", matrix, transform(values), precision=jax.lax.Precision.HIGHEST)
+    else:
+        sums = []
+        for weights in matrix:
+            inside = np.flatnonzero(weights)
+            low, high = int(inside[0]), int(inside[-1]) + 1
+            block = transform(values[..., low:high, :])
+            sums.append(jnp.sum(block * weights[low:high].reshape((*lead, high - low, 1)), axis=-2))
+        rows = jnp.stack(sums, axis=-2)
+    return jnp.einsum("...dc,ec->...de", rows, matrix, precision=jax.lax.Precision.HIGHEST)

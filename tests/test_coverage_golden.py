@@ -1,0 +1,257 @@
+"""Coverage against recorded missions of the public repository: recorded moves, readings and messages go in, beliefs,
+observations, critic states, rewards, masks and metrics must come out."""
+
+import functools
+from typing import Any
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.coverage import actions, starts, terrain, world
+
+BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # float32
+INT16 = {"belief": 2e-4, "observation": 3e-5, "reward": 1e-4, "entropy": 3e-5, "f1": 4e-4}
+SPACING = 5
+
+
+def environment(record: golden.CoverageRecord, **settings: Any) -> Any:
+    config = record.config
+    return envs_jax.make(
+        "coverage",
+        num_agents=config["n_agents"],
+        budget=config["budget"],
+        q=config["pixel"],
+        num_actions=config["num_actions"],
+        prior=config["prior"],
+        **settings,
+    )
+
+
+def lattice(metres: np.ndarray) -> np.ndarray:
+    return metres.astype(np.int32) // SPACING - np.array([0, 0, 1], np.int32)
+
+
+def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
+    top, bottom, left, right = (int(v) for v in record["truth_bounds"])
+    return terrain.Terrain(
+        rows=jnp.array([[top, bottom], [0, 0]], jnp.int32),
+        columns=jnp.array([[left, right], [0, 0]], jnp.int32),
+        invert=jnp.bool_(False),
+        bits=(),
+        count=jnp.int32((bottom - top) * (right - left)),
+    )
+
+
+def whole_map(record: golden.CoverageRecord, k: int) -> np.ndarray:
+    """bool[A, n, n]: the readings of measurement k in their places."""
+    maps = np.zeros((record.num_agents, record.n, record.n), bool)
+    for agent, (top, bottom, left, right) in enumerate(record["footprint"][k]):
+        maps[agent, top:bottom, left:right] = record.reading(k, agent)
+    return maps
+
+
+@functools.lru_cache(maxsize=4)
+def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
+    """(environment, states, time steps) k = 0 .. T of a recorded mission."""
+    record = golden.coverage_mission(name)
+    env = environment(record, **settings)
+    state = env.begin(
+        jax.random.key(0), rectangle(record), jnp.asarray(lattice(record["positions"][0])), jnp.float32(0)
+    )
+    advance = jax.jit(env.observe_and_fuse)
+    states, timesteps = [], []
+    for k in range(record.steps + 1):
+        heard = record["comm"][k] if k < record.steps else np.eye(record.num_agents)
+        state, timestep = advance(
+            state,
+            jnp.asarray(lattice(record["positions"][k])),
+            jnp.asarray(heard, bool),
+            jnp.asarray(whole_map(record, k)),
+        )
+        states.append(jax.tree.map(np.asarray, state.maps))
+        timesteps.append(jax.tree.map(np.asarray, timestep))
+    return env, states, timesteps
+
+
+def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
+    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
+    return 1.0 / (1.0 + np.exp(-stored))
+
+
+def compare(name: str, bounds: dict[str, float], **settings: Any) -> dict[str, float]:
+    """Largest differences between a replay and its record, checked against `bounds`."""
+    record = golden.coverage_mission(name)
+    env, states, timesteps = replay(name, **settings)
+    worst = dict.fromkeys(["belief", "observation", "state", "reward", "return_abs", "entropy", "f1", "f1_cells"], 0.0)
+
+    def note(what: str, difference: Any) -> None:
+        worst[what] = max(worst[what], float(np.max(np.abs(difference))))
+
+    for k, (maps, timestep) in enumerate(zip(states, timesteps, strict=True)):
+        p = probability(env, maps.beliefs)
+        if "belief_global" in record:
+            note("belief", p[-1] - record["belief_global"][k])
+        else:
+            note("belief", p[-1].reshape(-1)[record["probe_cells"]] - record["belief_global_probe"][k])
+        note("entropy", timestep.metrics["entropy"] - record["eval_entropy"][k + 1])
+        note("f1", timestep.metrics["f1"] - record["eval_f1_tie0"][k + 1])
+        if k == record.steps:
+            break
+        if "belief_fused" in record:
+            note("belief", p[:-1] - record["belief_fused"][k])
+        else:
+            probes = p[:-1].reshape(record.num_agents, -1)[:, record["probe_cells"]]
+            note("belief", probes - record["belief_fused_probe"][k])
+        note("observation", timestep.observation - record["obs"][k])
+        others = jax.jit(env.spec.critic_input)(timestep, record["action"][k].astype(np.int32))
+        note("state", np.asarray(others)[..., 7:] - record["state_extra"][k])
+        np.testing.assert_array_equal(timestep.action_mask, record["mask_boundary"][k].astype(bool))
+        if k > 0:
+            note("reward", timestep.reward - record["reward"][k])
+            note("return_abs", timestep.metrics["return_abs"] - record["reward_abs"][k])
+        assert not timestep.terminated
+    assert timesteps[-1].terminated
+    for what, bound in bounds.items():
+        assert worst[what] <= bound, (name, what, worst)
+    return worst
+
+
+FLOAT32 = {
+    "belief": BELIEF,
+    "observation": OBSERVATION,
+    "state": OBSERVATION,
+    "reward": REWARD,
+    "return_abs": REWARD,
+    "entropy": ENTROPY,
+}
+
+
+@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+def test_replay_float32(name):
+    record = golden.coverage_mission(name)
+    positives = int(np.sum(record.truth))
+    worst = compare(name, {**FLOAT32, "f1": 2.0 / positives}, belief_dtype="float32")
+    print(name, worst)
+
+
+@pytest.mark.parametrize("name", ["m00", "m03", "m06", "m09"])
+def test_replay_int16(name):
+    bounds = {**INT16, "state": INT16["observation"], "return_abs": INT16["reward"]}
+    print(name, compare(name, bounds, belief_dtype="int16"))
+
+
+@pytest.mark.parametrize("name", ["m03", "m08"])
+def test_original_reward_timing(name):
+    record = golden.coverage_mission(name)
+    _, _, timesteps = replay(name, belief_dtype="float32", reward_timing="original")
+    for t in range(record.steps):
+        np.testing.assert_allclose(timesteps[t + 1].reward, record["reward"][t], atol=REWARD)
+    assert np.all(timesteps[0].reward == 0.0)
+
+
+@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+def test_recorded_masks(name):
+    record = golden.coverage_mission(name)
+    num_actions = record.config["num_actions"]
+
+    @jax.jit
+    def masks(positions, chosen):
+        boundary = actions.boundary_mask(positions, num_actions)
+        return actions.sequential_masks(positions, boundary, chosen, num_actions), actions.move(
+            positions, chosen, num_actions
+        )
+
+    for t in range(record.steps):
+        mask, moved = masks(jnp.asarray(lattice(record["positions"][t])), jnp.asarray(record["action"][t], jnp.int32))
+        np.testing.assert_array_equal(mask, record["mask"][t].astype(bool))
+        np.testing.assert_array_equal(moved, lattice(record["positions"][t + 1]))
+
+
+@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+def test_recorded_messages(name):
+    from envs_jax.coverage import communication
+
+    record = golden.coverage_mission(name)
+    reach = jnp.float32(record["comm_range"])
+    lossless = record.config["failure"] == 0
+    for t in range(record.steps):
+        heard = communication.received(jnp.asarray(lattice(record["positions"][t])), reach)
+        recorded = record["comm"][t].astype(bool)
+        if lossless:
+            np.testing.assert_array_equal(heard, recorded)
+        else:
+            assert not np.any(recorded & ~np.asarray(heard))
+
+
+@pytest.mark.parametrize("num_actions", [4, 6, 27])
+def test_mask_table(num_actions):
+    tables = golden.load("coverage_missions")
+    own, others = tables[f"mask{num_actions}_own"], tables[f"mask{num_actions}_others"]
+    moved = jnp.asarray(np.all(others >= 0, axis=-1) & np.all(others[..., 2:] >= 5, axis=-1))
+    own, others = jnp.asarray(lattice(own)), jnp.asarray(lattice(others))
+    boundary = actions.boundary_mask(own, num_actions)
+    np.testing.assert_array_equal(boundary, tables[f"mask{num_actions}_boundary"].astype(bool))
+    final = jax.jit(jax.vmap(functools.partial(actions.collision_mask, num_actions=num_actions)))(
+        own, others, moved, boundary
+    )
+    expected = tables[f"mask{num_actions}_final"].astype(bool)
+    crashed = ~expected.any(-1)  # the original cannot go on there; the boundary mask is used instead
+    assert crashed.any()
+    np.testing.assert_array_equal(final, np.where(crashed[:, None], np.asarray(boundary), expected))
+
+
+@pytest.mark.parametrize("q", [57, 28, 11, 7, 6, 5])
+def test_footprint_table(q):
+    table = golden.load("coverage_missions")[f"tab_footprint_px{q}"]
+    g = np.arange(world.LATTICE)
+    positions = np.stack(np.broadcast_arrays(g[None, :], g[None, :], np.arange(3)[:, None]), axis=-1).astype(np.int32)
+    box = world.footprint(jnp.asarray(positions), q)
+    clipped = world.clip_footprint(box, world.map_side(q))
+    ours = np.stack([box.top, box.bottom, clipped.top, clipped.bottom], axis=-1)
+    np.testing.assert_array_equal(ours, table)
+    np.testing.assert_array_equal(np.stack([box.left, box.right, clipped.left, clipped.right], axis=-1), table)
+
+
+def test_resize_table():
+    tables = golden.load("coverage_missions")
+    names = [name for name in tables if name.startswith("tab_resize_")]
+    assert len(names) >= 15
+    for name in names:
+        n = int(name.removeprefix("tab_resize_"))
+        np.testing.assert_allclose(world.area_matrix(n), tables[name], atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("q", [57, 7])
+def test_terrain_table(q):
+    table = golden.load("coverage_missions")[f"tab_truth_bounds_px{q}"]
+    n = world.map_side(q)
+    draw = jax.jit(lambda side, percent: terrain.whole(terrain.split(side, percent, n), n))
+    for side in range(4):
+        for index in range(31):
+            cells = np.zeros((n, n), bool)
+            top, bottom, left, right = table[side, index]
+            cells[top:bottom, left:right] = True
+            np.testing.assert_array_equal(draw(jnp.int32(side), jnp.int32(30 + index)), cells)
+
+
+def test_missions_of_the_original():
+    tables = golden.load("coverage_missions")
+    mission = jnp.arange(starts.MISSIONS, dtype=jnp.int32)
+    side, percent = jax.vmap(starts.original_split)(mission)
+    np.testing.assert_array_equal(np.stack([side, percent], axis=-1), tables["tab_episode_truth"])
+    positions = jax.vmap(lambda m: starts.original(m, 8))(mission)
+    np.testing.assert_array_equal(
+        positions, lattice(tables["tab_episode_start_seed3"].reshape(-1, 3)).reshape(-1, 8, 3)
+    )
+
+
+def test_reset_flies_the_mission_of_the_original():
+    record = golden.coverage_mission("m03")
+    env = environment(record, start="original")
+    state, _ = jax.jit(env.reset)(jax.random.key(record.config["episode"]), ())
+    np.testing.assert_array_equal(state.positions, lattice(record["positions"][0]))
+    np.testing.assert_array_equal(terrain.whole(state.terrain, record.n), record.truth)
