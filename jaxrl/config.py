@@ -38,7 +38,9 @@ class RunSettings:
     schedule_env_steps: int = setting(0, "what schedules count as the whole run; 0 = the total of the first start")
     devices: int = setting(0, "local devices to use; 0 = all")
     exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
-    logical_shards: int = setting(0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits")
+    logical_shards: int = setting(
+        0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
+    )
     rollout_chunk: int = setting(0, "environments flown at a time where phases restart; 0 = by the memory plan")
     learn_chunk: int = setting(0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan")
     compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
@@ -55,12 +57,29 @@ class RunSettings:
     runs: str = setting("runs", "folder in which the run's own folder is made")
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
-                     "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every"):
+        for name in (
+            "num_envs",
+            "total_env_steps",
+            "total_episodes",
+            "max_seconds",
+            "schedule_env_steps",
+            "devices",
+            "rollout_chunk",
+            "learn_chunk",
+            "memory_gb",
+            "eval_every",
+            "checkpoint_every",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in ("block_iterations", "block_seconds", "log_every", "eval_episodes", "checkpoint_minutes",
-                     "keep_checkpoints"):
+        for name in (
+            "block_iterations",
+            "block_seconds",
+            "log_every",
+            "eval_episodes",
+            "checkpoint_minutes",
+            "keep_checkpoints",
+        ):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
@@ -136,8 +155,10 @@ def _schema(algo: str, env: str) -> dict[str, _Field]:
     except ValueError as error:
         raise UsageError(str(error)) from None
     schema = _fields(RunSettings, "run")
-    for section, fields in (("environment", _fields(env_class, "environment")),
-                            ("algorithm", _fields(algo_class, "algorithm"))):
+    for section, fields in (
+        ("environment", _fields(env_class, "environment")),
+        ("algorithm", _fields(algo_class, "algorithm")),
+    ):
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume", "init_from"):
                 raise UsageError(f"the {section} setting '{name}' is already a setting of the run: rename it")
@@ -274,7 +295,9 @@ class Request:
 def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algo", metavar="NAME", help="algorithm: coma, or module:Class of your own")
     parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
-    parser.add_argument("--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's")
+    parser.add_argument(
+        "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
+    )
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
     parser.add_argument("--init_from", metavar="RUN", help="start with the weights of this run (the best it kept)")
 
@@ -324,15 +347,51 @@ def parse(argv: Sequence[str], prog: str = "python -m jaxrl.train", description:
     for name, field in schema.items():
         title = {"environment": f"environment {base.env}", "algorithm": f"algorithm {base.algo}"}.get(field.section)
         group = groups.setdefault(field.section, parser.add_argument_group(title or "run"))
-        default = base.flat()[name]
-        group.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind),
-                           help=f"{field.help} (default: {default})".replace("%", "%%"))  # fmt: skip
+        _add_flag(group, field, base.flat()[name])
     parsed = vars(parser.parse_args(list(argv)))
     changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
     if known.resume is not None:
         return Request(base, resume=known.resume, changes=changes)
     config = build({**base.flat(), **changes}, "the command line")
     return Request(config, init_from=known.init_from, changes=changes)
+
+
+def _add_flag(group: Any, field: _Field, default: Any) -> None:
+    text = f"{field.help} (default: {default})".replace("%", "%%")
+    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text)
+
+
+class EnvironmentFlags:
+    """The settings of one environment as flags, for verbs that need no algorithm.
+
+    Args:
+        env: a registered name, or "module:Class".
+        current: settings that take the place of the class's defaults (those of a run).
+
+    Raises:
+        UsageError: unknown environment.
+    """
+
+    def __init__(self, env: str, current: dict[str, Any] | None = None) -> None:
+        try:
+            self._fields = _fields(environments.find(env), "environment")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._current = {name: field.default for name, field in self._fields.items()} | (current or {})
+        self._env = env
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Add the flags as a group of their own; a name that the verb itself uses keeps the verb's meaning."""
+        group = parser.add_argument_group(f"environment {self._env}")
+        for name, field in self._fields.items():
+            if f"--{name}" not in parser._option_string_actions:
+                _add_flag(group, field, self._current[name])
+
+    def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
+        """All settings, after the command line was parsed. Raises UsageError."""
+        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items()
+                 if isinstance(parsed.get(name), str)}  # fmt: skip
+        return self._current | given
 
 
 def _metavar(kind: Any) -> str:

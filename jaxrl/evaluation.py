@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from envs_jax.base import Array, TimeStep
+from envs_jax.base import Array, Discrete, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
-from jaxrl.algos.base import Algorithm, Progress, start
+from jaxrl.algos.base import Algorithm, Progress, count
 from jaxrl.parallel import AXIS, REPLICATED, largest_divisor, map_chunks, on_mesh
 from jaxrl.trainer import key_of_env
 
@@ -19,9 +19,15 @@ from jaxrl.trainer import key_of_env
 Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
 
 
+def ended() -> Progress:
+    """Progress at which every schedule, whatever counter it reads, has come to its end."""
+    far = count(1 << 62)
+    return Progress(far, far, far, far, far, jnp.float32(1))
+
+
 def learned(algo: Algorithm, progress: Progress | None = None, explore: bool = False) -> Policy:
-    """The policy of an algorithm: its best action, or (explore) a sample at the exploration of `progress`."""
-    progress = progress or dataclasses.replace(start(), fraction=jnp.float32(1))
+    """The policy of an algorithm: its best action, or (explore) a sample, by default as schedules end."""
+    progress = progress or ended()
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
         action, memory, _ = algo.act(params, memory, timestep, keys, progress, explore)
@@ -30,9 +36,32 @@ def learned(algo: Algorithm, progress: Progress | None = None, explore: bool = F
     return policy
 
 
+def scripted_names(env: BatchedEnvironment) -> tuple[str, ...]:
+    """The environment's baselines, and "random", which every environment has."""
+    return tuple(dict.fromkeys(("random", *env.env.baselines)))
+
+
+def uniform(env: Any, state: Any, timestep: TimeStep, key: Array) -> Array:
+    """The "random" of environments without their own: open actions of agent after agent, or all over the box."""
+    action, agents = env.spec.action, env.spec.num_agents
+    if not isinstance(action, Discrete):
+        shape = (agents, *action.shape)
+        if np.isfinite([action.low, action.high]).all():
+            return jax.random.uniform(key, shape, action.dtype, action.low, action.high)
+        return jax.random.normal(key, shape, action.dtype)
+    if timestep.action_mask is None:
+        return jax.random.randint(key, (agents,), 0, action.n, jnp.int32)
+    chosen = jnp.zeros(agents, jnp.int32)
+    for agent in range(agents):
+        mask = env.spec.next_mask(timestep.mask_state, timestep.action_mask, chosen, jnp.int32(agent))
+        logits = jnp.where(mask, 0.0, -jnp.inf)
+        chosen = chosen.at[agent].set(jax.random.categorical(jax.random.fold_in(key, agent), logits).astype(jnp.int32))
+    return chosen
+
+
 def scripted(env: BatchedEnvironment, name: str) -> Policy:
-    """One of the environment's baselines."""
-    baseline = env.env.baselines[name]
+    """One of `scripted_names`."""
+    baseline = env.env.baselines.get(name, uniform)
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
@@ -64,18 +93,17 @@ class Evaluator:
     chunk: int = 0
     init_memory: Callable[[Any, TimeStep], Any] = lambda params, timestep: ()
 
-    def _fly(self, params: Any, indices: Array, seed_key: Array, context: Any) -> dict[str, Array]:
-        """Curves {name: float32[T + 1, B]} of the values that an episode cut at each step would report."""
+    def _fly(
+        self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
+    ) -> tuple[Any, Array]:
+        """What `see` (state, time step, statistics) makes of every time step [T + 1, B, ...]; actions [T, B, A, ...]."""
         spec = self.env.spec
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)
         statistics = start_statistics(spec, timestep)
         memory = self.init_memory(params, timestep)
 
-        def values(statistics: EpisodeStatistics) -> dict[str, Array]:
-            return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
-
-        def one_step(carry: Any, t: Array) -> tuple[Any, dict[str, Array]]:
+        def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
             memory, state, timestep, statistics = carry
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
             action, memory = self.policy(params, memory, state, timestep, step_keys)
@@ -85,12 +113,13 @@ class Evaluator:
             if not spec.fixed_horizon:  # an episode that has ended stays as it is
                 new_timestep = where(done, timestep, new_timestep)
                 new_statistics = where(done, statistics, new_statistics)
-            return (memory, new_state, new_timestep, new_statistics), values(new_statistics)
+            seen = see(new_state, new_timestep, new_statistics)
+            return (memory, new_state, new_timestep, new_statistics), (seen, action)
 
         carry = (memory, state, timestep, statistics)
-        _, curves = jax.lax.scan(one_step, carry, jnp.arange(spec.horizon, dtype=jnp.uint32))
-        first = values(statistics)
-        return {name: jnp.concatenate([first[name][None], curve]) for name, curve in curves.items()}
+        _, (rows, actions) = jax.lax.scan(one_step, carry, jnp.arange(spec.horizon, dtype=jnp.uint32))
+        first = see(state, timestep, statistics)
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rows), actions
 
     @property
     def devices(self) -> int:
@@ -98,17 +127,42 @@ class Evaluator:
         return largest_divisor(self.episodes, self.mesh.size)
 
     def compiled(self) -> Callable[..., dict[str, Array]]:
-        """jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}."""
+        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}."""
         local = self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
         mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
 
+        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
+            return values(statistics)
+
         def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
             indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
-            return map_chunks(lambda part: self._fly(params, part, key, context), indices, chunks, out_axes=1)
+            return map_chunks(lambda part: self._fly(params, part, key, context, see)[0], indices, chunks, out_axes=1)
 
         split_episodes = jax.sharding.PartitionSpec(None, AXIS)
         return jax.jit(on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes))
+
+    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
+        """Jit of (parameters, key, context, index) -> all of episode `index`, which is flown alone.
+
+        Returns:
+            the environment's states [T + 1, ...], time steps [T + 1, ...], curves as of `compiled` [T + 1] and
+            actions [T, A, ...]; behind the end of an episode that ends early the rows mean nothing.
+        """
+
+        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
+            return state.env, timestep, values(statistics)
+
+        def fly(params: Any, key: Array, context: Any, index: Array) -> Any:
+            seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
+            return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
+
+        return jax.jit(fly)
+
+
+def values(statistics: EpisodeStatistics) -> dict[str, Array]:
+    """What an episode that ended here would report, leaves float32[B]."""
+    return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
 def held_out_key(seed: int, stream: str) -> Array:

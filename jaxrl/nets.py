@@ -118,6 +118,25 @@ class _Head(nn.Module):
         return (x @ kernel + bias).astype(jnp.float32)
 
 
+def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """About what one sample of `shape` needs while a gradient is computed: every layer's input as the matrix
+    product sees it (patches or bands), kept for the backward pass and once more as its gradient.
+    """
+    width, depth = net.width, net.depth  # type: ignore[attr-defined]
+    values = 0
+    if isinstance(net, ConvStack):
+        height, side, channels = shape
+        for size in (5, 4):
+            height, side = height - size + 1, side - size + 1
+            widened = {"conv": size, "rows": side * size, "dense": (side + size - 1) * size}[net.method]
+            values += height * widened * channels + height * side * width
+            channels = width
+        values += height * side * channels
+    else:
+        values += sum(shape)
+    return 4 * 2 * (values + (depth + 2) * width)
+
+
 class MLP(nn.Module):
     """Dense layers for vector observations."""
 

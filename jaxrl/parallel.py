@@ -33,9 +33,7 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
     """NamedShardings for a tree of PartitionSpecs."""
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-    )
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def logical_shards(num_envs: int, batch: int) -> int:

@@ -10,14 +10,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from envs_jax.base import Array, TimeStep, pytree
-from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, finished
-from envs_jax.batch import start_statistics, update_statistics
+from envs_jax.batch import (
+    BatchedEnvironment,
+    BatchState,
+    EpisodeStatistics,
+    finished,
+    start_statistics,
+    update_statistics,
+)
 from jaxrl import precision
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
-from jaxrl.parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings
+from jaxrl.parallel import AXIS, REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings
 
 
 @pytree
@@ -133,6 +139,18 @@ class Trainer:
             shapes,
         )
 
+    def trajectory_shapes(self, phase: Phase) -> Trajectory:
+        """ShapeDtypeStructs [T, B, ...] of what an iteration collects on all devices."""
+
+        def collect(state: TrainState) -> Trajectory:
+            kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+            batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
+            policy = self.algo.policy(state.algo)
+            return self._collect(policy, batch, state.key, state.progress, phase, state.iterations, state.key)[0]
+
+        time_first = PartitionSpec(None, AXIS)
+        return jax.eval_shape(on_mesh(collect, self.mesh, (self.specs(),), time_first), self.shapes())
+
     def _init(self, key: Array, inputs: Any) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         progress = start()
@@ -244,8 +262,10 @@ class Trainer:
 
     def tensor_names(self, phase: Phase) -> list[str]:
         """Names behind `BlockMetrics.not_finite`."""
-        shapes = jax.eval_shape(on_mesh(lambda s: self._iteration(s, phase)[:2], self.mesh,
-                                        (self.specs(),), (self.specs(), REPLICATED)), self.shapes())
+        shapes = jax.eval_shape(
+            on_mesh(lambda s: self._iteration(s, phase)[:2], self.mesh, (self.specs(),), (self.specs(), REPLICATED)),
+            self.shapes(),
+        )
         return list(self._checked(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
@@ -271,7 +291,7 @@ class Trainer:
         return state, BlockMetrics(learning, episodes, bad, done)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
-        """jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,

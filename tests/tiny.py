@@ -46,8 +46,10 @@ class Corridor(Environment):
     def _critic_input(self, timestep: TimeStep, action: Array) -> Array:
         others = (1 - jnp.eye(self.num_agents)) * (action + 1).astype(jnp.float32)[None] / 2
         team = jnp.broadcast_to(timestep.observation.reshape(1, -1), (self.num_agents, timestep.observation.size))
-        return jnp.concatenate([timestep.observation, team.astype(timestep.observation.dtype),
-                                others.astype(timestep.observation.dtype)], axis=1)
+        return jnp.concatenate(
+            [timestep.observation, team.astype(timestep.observation.dtype), others.astype(timestep.observation.dtype)],
+            axis=1,
+        )
 
     def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
         reached = jnp.all(state.position == self.length)
@@ -129,13 +131,23 @@ class TinyQ(Algorithm):
         return jnp.where(coin < epsilon, random, greedy), actor, ()
 
     def learn(
-        self, state: AlgoState, trajectory: Trajectory | None, last_timestep: TimeStep | None, key: Array,
-        progress: Progress, phase: Phase,
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: TimeStep | None,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         step = trajectory.timestep
         wide = lambda x: jnp.broadcast_to(x[..., None], trajectory.action.shape)  # noqa: E731
-        new = {"observation": step.observation, "action": trajectory.action, "reward": step.reward,
-               "terminated": wide(step.terminated), "done": wide(step.done)}
+        new = {
+            "observation": step.observation,
+            "action": trajectory.action,
+            "reward": step.reward,
+            "terminated": wide(step.terminated),
+            "done": wide(step.done),
+        }
         shards, rows = self.layout.local_shards, trajectory.action.shape[0]
         head = state.split["head"]
         slots = (head[0] + jnp.arange(rows)) % self.capacity
@@ -155,12 +167,18 @@ class TinyQ(Algorithm):
             per_shard = self.batch_size // self.layout.shards
             key_age, key_env = jax.random.split(key)
             age = jax.random.randint(key_age, (per_shard,), 1, size)  # the newest row has no successor yet
-            row, env = (newest - age) % self.capacity, jax.random.randint(key_env, (per_shard,), 0, ring["action"].shape[1])
+            row, env = (
+                (newest - age) % self.capacity,
+                jax.random.randint(key_env, (per_shard,), 0, ring["action"].shape[1]),
+            )
             after = (row + 1) % self.capacity
             return {
-                "observation": ring["observation"][row, env], "action": ring["action"][row, env],
-                "valid": ~ring["done"][row, env], "reward": ring["reward"][after, env],
-                "terminated": ring["terminated"][after, env], "next": ring["observation"][after, env],
+                "observation": ring["observation"][row, env],
+                "action": ring["action"][row, env],
+                "valid": ~ring["done"][row, env],
+                "reward": ring["reward"][after, env],
+                "terminated": ring["terminated"][after, env],
+                "next": ring["observation"][after, env],
             }
 
         def loss(weights: Array, batch: dict[str, Array]) -> tuple[Array, Any]:

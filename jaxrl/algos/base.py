@@ -140,6 +140,18 @@ class Algorithm:
         """Samples of one gradient on one logical shard, of which `layout.learn_chunk` must be a divisor."""
         return 1
 
+    def sample_bytes(self) -> int:
+        """Bytes in flight per sample while a gradient is computed, for the memory plan."""
+        return 0
+
+    def data_bytes(self) -> int:
+        """Bytes on one device that `learn` keeps beside the trajectory, for the memory plan."""
+        return 0
+
+    def weights(self, state: AlgoState) -> Any:
+        """The part of the state that `--init_from` carries over: what `init` takes as `inputs`."""
+        return self.policy(state)
+
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh state; `inputs` are pytrees of other runs, read by the verb, None by default."""
         raise NotImplementedError("an algorithm needs init(key, inputs)")

@@ -165,6 +165,18 @@ class Coma(Algorithm):
     def largest_chunk(self) -> int:
         return self.minibatch
 
+    def sample_bytes(self) -> int:
+        """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
+        box = self.spec.critic_input_spec
+        return nets.activation_bytes(self._network(1, box.shape), box.shape)  # type: ignore[union-attr]
+
+    def data_bytes(self) -> int:
+        """Critic inputs of all transitions, and the shuffled copy of one minibatch."""
+        samples = self._samples_per_shard * self.layout.local_shards
+        box = self.spec.critic_input_spec
+        row = math.prod(box.shape) * 2 + 16 * self.spec.action.n  # type: ignore[union-attr]
+        return samples * row + samples // self.minibatches * row
+
     def summary(self) -> list[str]:
         spec, batch = self.spec, self.minibatch * self.layout.shards
         missions, usual = self.layout.num_envs, self.default_num_envs(self.spec, {"transitions": self.transitions})
@@ -500,6 +512,7 @@ class Coma(Algorithm):
         self, rate: float, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
     ) -> tuple[Any, Any, Array]:
         """One Adam step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
+
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
             new = optimise.descend(self._optimiser, gradient, params, state, decayed)

@@ -1,0 +1,27 @@
+"""python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume."""
+
+import sys
+from collections.abc import Sequence
+
+from jaxrl import config, session
+from jaxrl.report.cache import enable_compilation_cache
+
+
+@config.exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    request = config.parse(argv, description=__doc__)
+    enable_compilation_cache()
+    if request.resume is not None:
+        assert request.config is not None
+        directory, sentence = session.resume(request.resume, request.config, request.changes)
+    else:
+        assert request.config is not None
+        directory, sentence = session.start(request.config, request.init_from)
+    print(sentence)
+    print(f"run directory: {directory}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
