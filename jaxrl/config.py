@@ -5,6 +5,7 @@ and those of the algorithm's class. The same mapping, fully resolved, is written
 """
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import sys
@@ -362,9 +363,10 @@ def _add_flag(group: Any, field: _Field, default: Any) -> None:
 
 
 class EnvironmentFlags:
-    """The settings of one environment as flags, for verbs that need no algorithm.
+    """The settings of one environment as flags of a verb that needs no algorithm.
 
     Args:
+        parser: gets the flags, as a group; a name that the verb itself uses keeps the verb's meaning.
         env: a registered name, or "module:Class".
         current: settings that take the place of the class's defaults (those of a run).
 
@@ -372,25 +374,22 @@ class EnvironmentFlags:
         UsageError: unknown environment.
     """
 
-    def __init__(self, env: str, current: dict[str, Any] | None = None) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None) -> None:
         try:
-            self._fields = _fields(environments.find(env), "environment")
+            fields = _fields(environments.find(env), "environment")
         except ValueError as error:
             raise UsageError(str(error)) from None
-        self._current = {name: field.default for name, field in self._fields.items()} | (current or {})
-        self._env = env
-
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the flags as a group of their own; a name that the verb itself uses keeps the verb's meaning."""
-        group = parser.add_argument_group(f"environment {self._env}")
-        for name, field in self._fields.items():
-            if f"--{name}" not in parser._option_string_actions:
+        self._current = {name: field.default for name, field in fields.items()} | (current or {})
+        self._fields: dict[str, _Field] = {}
+        group = parser.add_argument_group(f"environment {env}")
+        for name, field in fields.items():
+            with contextlib.suppress(argparse.ArgumentError):
                 _add_flag(group, field, self._current[name])
+                self._fields[name] = field
 
     def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
-        """All settings, after the command line was parsed. Raises UsageError."""
-        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items()
-                 if isinstance(parsed.get(name), str)}  # fmt: skip
+        """All settings, given what argparse found. Raises UsageError."""
+        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items() if name in parsed}
         return self._current | given
 
 
