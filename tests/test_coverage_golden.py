@@ -22,11 +22,11 @@ def environment(record: golden.CoverageRecord, **settings: Any) -> Any:
     config = record.config
     return envs_jax.make(
         "coverage",
-        num_agents=config["n_agents"],
+        num_agents=record.num_agents,
         budget=config["budget"],
         q=config["pixel"],
         num_actions=config["num_actions"],
-        prior=config["prior"],
+        prior=config.get("prior", 0.5),
         **settings,
     )
 

@@ -17,7 +17,19 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep, closest, pytree, setting
 from envs_jax.batch import BatchedEnvironment, BatchState
-from envs_jax.coverage import actions, communication, maps, metrics, observation, reward, sensor, starts, terrain, world
+from envs_jax.coverage import (
+    actions,
+    baselines,
+    communication,
+    maps,
+    metrics,
+    observation,
+    reward,
+    sensor,
+    starts,
+    terrain,
+    world,
+)
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps import Mapper, Maps, Report, Survey
 from envs_jax.coverage.sensor import Noise
@@ -90,6 +102,7 @@ class Coverage(Environment):
     map_engine: str = setting("auto", f"how maps are updated: {', '.join(maps.ENGINES)}")
 
     version = 1
+    baselines = baselines.BASELINES
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_agents <= MAX_AGENTS:

@@ -1,0 +1,135 @@
+"""Scripted policies of coverage: recorded greedy missions, and what each policy promises."""
+
+import functools
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_coverage_golden import environment, lattice, rectangle, whole_map
+
+import envs_jax
+from envs_jax.coverage import actions, baselines, terrain
+
+
+@pytest.mark.parametrize("name", golden.COVERAGE_GREEDY)
+def test_recorded_greedy_missions(name):
+    record = golden.coverage_mission(name)
+    env = environment(record, belief_dtype="float32", communication_range=float(record.config["range"]))
+    state = env.begin(
+        jax.random.key(0), rectangle(record), jnp.asarray(lattice(record["positions"][0])), jnp.float32(0)
+    )
+    advance = jax.jit(env.observe_and_fuse)
+    scores = jax.jit(functools.partial(baselines.ig_scores, env, communication=record.config["communication"]))
+    policy = jax.jit(functools.partial(env.baselines["ig"], env))
+    for k in range(record.steps):
+        positions = jnp.asarray(lattice(record["positions"][k]))
+        state, timestep = advance(
+            state, positions, jnp.asarray(record["comm"][k], bool), jnp.asarray(whole_map(record, k))
+        )
+        gain, score = scores(state, timestep)
+        np.testing.assert_allclose(gain, record["raw_gain"][k], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(score, record["utility"][k], rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(np.asarray(gain) != 0, record["mask"][k].astype(bool))
+        # equal scores (by symmetry) are told apart by rounding: any action of the best score will do
+        action = np.asarray(policy(state, timestep, jax.random.key(0)))
+        best = record["utility"][k].max(-1)
+        np.testing.assert_allclose(np.take_along_axis(record["utility"][k], action[:, None], 1)[:, 0], best, rtol=1e-5)
+
+
+def play(env, policy, steps, key, state=None, timestep=None):
+    if state is None:
+        state, timestep = jax.jit(env.reset)(key, ())
+    act = jax.jit(functools.partial(policy, env))
+    step = jax.jit(env.step)
+    seen = [(state, timestep)]
+    for t in range(steps):
+        action = act(state, timestep, jax.random.fold_in(key, 1000 + t))
+        assert action.shape == (env.num_agents,) and action.dtype == jnp.int32
+        assert np.all(np.take_along_axis(np.asarray(timestep.action_mask), np.asarray(action)[:, None], 1)), t
+        state, timestep = step(state, action, ())
+        seen.append((state, timestep))
+    return seen
+
+
+@pytest.mark.parametrize("num_actions", [4, 6, 27])
+@pytest.mark.parametrize("name", sorted(baselines.BASELINES))
+def test_every_baseline_stays_inside(name, num_actions):
+    env = envs_jax.make("coverage", q=3, num_agents=3, budget=4, num_actions=num_actions)
+    play(env, env.baselines[name], env.steps, jax.random.key(1))
+
+
+def test_random_is_uniform_over_open_actions():
+    env = envs_jax.make("coverage", q=2, num_agents=4, start="corners")
+    state, timestep = jax.jit(env.reset)(jax.random.key(0), ())
+    keys = jax.random.split(jax.random.key(1), 4000)
+    drawn = np.asarray(jax.jit(jax.vmap(lambda key: env.baselines["random"](env, state, timestep, key)))(keys))
+    for agent in range(4):
+        share = np.bincount(drawn[:, agent], minlength=6) / len(drawn)
+        assert np.all(share[~np.asarray(timestep.action_mask[agent])] == 0)
+        np.testing.assert_allclose(share[np.asarray(timestep.action_mask[agent])], 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_lawnmower_flies_its_path(level):
+    env = envs_jax.make("coverage", q=3, num_agents=5)
+    name = {0: "lawnmower_5", 1: "lawnmower", 2: "lawnmower_15"}[level]
+    start = baselines.lawnmower_start(5, level)
+    state = env.begin(jax.random.key(0), terrain.split(jnp.int32(0), jnp.int32(40), env.n), start, jnp.float32(25))
+    state, timestep = jax.jit(env.observe_and_fuse)(state, start, *env._draw(state, start))
+    seen = play(env, env.baselines[name], 14, jax.random.key(1), state, timestep)
+    flown = np.stack([state.positions for state, _ in seen])  # [15, A, 3]
+    np.testing.assert_array_equal(flown[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
+    np.testing.assert_array_equal(flown[:, 4], flown[:, 0])
+    assert np.all(flown[..., 2] == level)
+
+
+def test_lawnmower_finds_its_path():
+    env = envs_jax.make("coverage", q=2, num_agents=4, budget=40)
+    seen = play(env, env.baselines["lawnmower"], 40, jax.random.key(5))
+    for agent in range(4):
+        visited = {tuple(np.asarray(state.positions[agent])) for state, _ in seen}
+        assert {(*point, 1) for point in baselines.PATHS[agent].tolist()} <= visited
+
+
+def test_sequential_greedy_respects_collisions():
+    env = envs_jax.make("coverage", q=3, num_agents=4, start="corners")
+    masks = jax.jit(functools.partial(actions.sequential_masks, num_actions=6))
+    policy = jax.jit(functools.partial(env.baselines["ig_sequential"], env))
+    for state, timestep in play(env, env.baselines["ig_sequential"], 8, jax.random.key(3)):
+        action = np.asarray(policy(state, timestep, jax.random.key(0)))
+        open_ = np.asarray(masks(state.positions, timestep.action_mask, action))
+        assert np.all(np.take_along_axis(open_, action[:, None], 1))
+
+
+def test_sequential_greedy_avoids_overlap():
+    """Two agents in one place over a map that looks the same in all directions: the second flies elsewhere."""
+    env = envs_jax.make("coverage", q=3, num_agents=2, num_actions=27)
+    start = jnp.full((2, 3), 5, jnp.int32).at[:, 2].set(1)
+    ground = terrain.split(jnp.int32(0), jnp.int32(40), env.n)
+    state = env.begin(jax.random.key(0), ground, start, jnp.float32(25))
+    state, timestep = jax.jit(env.observe_and_fuse)(state, start, *env._draw(state, start))
+    action = jax.jit(functools.partial(env.baselines["ig_sequential"], env))(state, timestep, jax.random.key(0))
+    assert action[0] != action[1]
+
+
+def test_greedy_beats_random():
+    env = envs_jax.make("coverage", q=7)
+    batch = envs_jax.batch.batched(env)
+    keys = jax.random.split(jax.random.key(0), 16)
+
+    def final(name):
+        def step(carry, t):
+            state, timestep = carry
+            act = functools.partial(env.baselines[name], env)
+            action = jax.vmap(act)(state.env, timestep, jax.vmap(jax.random.fold_in, (0, None))(keys, t))
+            return batch.play(state, action, ()), None
+
+        carry, _ = jax.lax.scan(step, batch.reset(keys, ()), jnp.arange(env.steps))
+        return carry[1].metrics["entropy"].mean()
+
+    scores = {name: float(jax.jit(final, static_argnums=0)(name)) for name in ("random", "ig", "ig_sequential")}
+    assert scores["ig"] < scores["random"] - 0.05
+    assert scores["ig_sequential"] < scores["random"] - 0.05
+    print(scores)
