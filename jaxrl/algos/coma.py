@@ -24,9 +24,9 @@ def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> A
     return jnp.mean(weight * jnp.square(distributions.choose(values, action) - target))
 
 
-def counterfactual_advantage(values: Array, policy: Array, action: Array) -> Array:
-    """A = Q(a) - sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4): values, policy [N, n], action int32[N]."""
-    return distributions.choose(values, action) - jnp.sum(policy * values, axis=-1)
+def counterfactual_baseline(values: Array, policy: Array) -> Array:
+    """b = sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4); values, policy [N, n]. The advantage is Q(a) - b."""
+    return jnp.sum(policy * values, axis=-1)
 
 
 def policy_gradient_loss(
@@ -103,6 +103,9 @@ class Coma(Algorithm):
     entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal missions")
     entropy_anneal: int = setting(0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight")
     critic_warmup: int = setting(0, "training steps at the start that train the critic only")
+    advantage: Literal["critic", "return"] = setting(
+        "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
+    )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
     width: int = setting(256, "channels of the convolutions and units of the dense layers")
     depth: int = setting(1, "hidden dense layers behind the convolutions (or of the whole net for vectors)")
@@ -434,7 +437,8 @@ class Coma(Algorithm):
 
         def actor_step(params: ComaParameters, row: tuple[Array, Array]) -> tuple[ComaParameters, Any]:
             indices, values = row
-            batch = pick(indices, "observation", "action", "mask", "log_prob", "weight") | {"values": values}
+            names = ("observation", "action", "mask", "log_prob", "weight", "target")
+            batch = pick(indices, *names) | {"values": values}
             return self._actor_update(params, batch, progress)
 
         params, (metrics, values) = jax.lax.scan(critic_step, params, order)
@@ -471,7 +475,7 @@ class Coma(Algorithm):
                 value, advantage = original_actor_loss(logits, epsilon, mask, sample["values"], action, weight)
                 log_prob = jnp.log(distributions.choose(distributions.epsilon_mix(logits, epsilon), action))
             else:
-                advantage = counterfactual_advantage(sample["values"], jax.lax.stop_gradient(policy), action)
+                advantage = self._advantage(sample, jax.lax.stop_gradient(policy))
                 scaled = advantage / sample["scale"] if self.scale_advantage else advantage
                 log_prob = jnp.log(jnp.maximum(distributions.choose(policy, action), 1e-8))
                 value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
@@ -495,13 +499,20 @@ class Coma(Algorithm):
         metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
         return dataclasses.replace(params, actor=actor, actor_optimiser=optimiser), metrics
 
+    def _advantage(self, sample: dict[str, Array], policy: Array) -> Array:
+        """What the taken action is worth, by the critic or by what followed, less the counterfactual baseline."""
+        worth = sample["target"]
+        if self.advantage == "critic":
+            worth = distributions.choose(sample["values"], sample["action"])
+        return worth - counterfactual_baseline(sample["values"], policy)
+
     def _advantage_scale(self, params: ComaParameters, batch: dict[str, Array], epsilon: Array) -> Array:
         """Standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
 
         def advantages(sample: dict[str, Array]) -> Array:
             logits = self.actor_net.apply(params.actor, sample["observation"])
             policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
-            return counterfactual_advantage(sample["values"], policy, sample["action"])
+            return self._advantage(sample, policy)
 
         advantage = self.layout.apply(advantages, batch)
         mean = self.layout.average(batch["weight"] * advantage)
