@@ -432,8 +432,11 @@ class Coma(Algorithm):
         def critic_step(params: ComaParameters, indices: Array) -> tuple[ComaParameters, Any]:
             batch = pick(indices, "critic_input", "action", "target", "weight")
             params, loss, norm = self._critic_update(params, batch, progress)
+            metrics = {"critic_loss": loss, "critic_grad_norm": norm}
+            if not train_actor:
+                return params, (metrics, ())
             values = self.layout.apply(lambda s: self.values(params.critic, s["critic_input"]), batch)
-            return params, ({"critic_loss": loss, "critic_grad_norm": norm}, values)
+            return params, (metrics, values)
 
         def actor_step(params: ComaParameters, row: tuple[Array, Array]) -> tuple[ComaParameters, Any]:
             indices, values = row
