@@ -9,16 +9,18 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
+T = TypeVar("T")
 Array = jax.Array
 Reduction = Literal["last", "sum", "max", "any"]
 
 
-def pytree(cls: type) -> type:
+@dataclass_transform(frozen_default=True)
+def pytree(cls: type[T]) -> type[T]:
     """Make a frozen dataclass of a class and register it as a pytree; every field is a child."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
@@ -86,7 +88,7 @@ class TimeStep:
         return self.terminated | self.truncated
 
 
-def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Array) -> Array:
+def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
     """Default of `EnvSpec.next_mask`: what the others chose closes no action."""
     del mask_state, chosen
     return action_mask[agent]
@@ -123,7 +125,7 @@ class EnvSpec:
     metrics: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
     global_state: Any = None
     critic_input_spec: Box | None = None
-    next_mask: Callable[[Any, Array, Array, Array], Array] = independent_mask
+    next_mask: Callable[[Any, Array, Array, Any], Array] = independent_mask
     critic_input: Callable[[TimeStep, Array], Array] | None = None
     score: str = "return"
     score_mode: Literal["min", "max"] = "max"
@@ -156,6 +158,14 @@ class Environment:
         """Schedules over training progress, read by `reset` and `step`; a pytree of arrays without batch axis."""
         del progress
         return ()
+
+    def moment(self, step: int) -> str:
+        """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
+        return f"step {step}"
+
+    def viewer(self) -> Any:
+        """What draws recorded episodes, an `envs_jax.viewing.Viewer`; None where there is nothing to look at."""
+        return None
 
 
 _REGISTRY: dict[str, str] = {}

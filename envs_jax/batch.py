@@ -68,9 +68,7 @@ class BatchedEnvironment:
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
 
-    def step(
-        self, state: BatchState, previous: TimeStep, action: Array, context: Any
-    ) -> tuple[BatchState, TimeStep]:
+    def step(self, state: BatchState, previous: TimeStep, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         """One step with next-step auto-reset; `previous` is the time step [B] that the actions answer."""
         done = previous.done
 

@@ -122,7 +122,7 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
     """About what one sample of `shape` needs while a gradient is computed: every layer's input as the matrix
     product sees it (patches or bands), kept for the backward pass and once more as its gradient.
     """
-    width, depth = net.width, net.depth  # type: ignore[attr-defined]
+    width, depth = net.width, net.depth
     values = 0
     if isinstance(net, ConvStack):
         height, side, channels = shape
@@ -169,5 +169,5 @@ def _parameters(
         bias_init = nn.initializers.zeros
     kernel = module.param(f"{name}_kernel", kernel_init, shape, jnp.float32)
     bias = module.param(f"{name}_bias", bias_init, shape[-1:], jnp.float32)
-    dtype = module.dtype  # type: ignore[attr-defined]
+    dtype = module.dtype
     return kernel.astype(dtype), bias.astype(dtype)

@@ -16,7 +16,6 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.batch import (
     BatchedEnvironment,
     BatchState,
-    EpisodeStatistics,
     finished,
     start_statistics,
     update_statistics,
@@ -31,28 +30,28 @@ class TrainState:
     """Everything that training is: saving and loading it resumes a run exactly.
 
     Attributes:
-        algo: the algorithm's state.
+        algo: AlgoState, the algorithm's.
         actor: the policy's memory per environment, () where phases restart.
-        env: the environments, () where phases restart.
-        timestep: the time steps [B] to act on next, () where phases restart.
-        statistics: running episode statistics [B], () where phases restart.
-        key: the run's key; iteration i draws from fold_in(key, i).
-        progress: counters.
+        env: BatchState, the environments, () where phases restart.
+        timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
+        statistics: EpisodeStatistics, running [B], () where phases restart.
+        key: key[], the run's; iteration i draws from fold_in(key, i).
+        progress: Progress, counters.
         phase: int32[], index of the phase.
         iteration: uint32[], iterations done in this phase.
         iterations: uint32[], iterations done in all phases.
     """
 
-    algo: AlgoState
+    algo: Any
     actor: Any
-    env: BatchState | tuple[()]
-    timestep: TimeStep | tuple[()]
-    statistics: EpisodeStatistics | tuple[()]
-    key: Array
-    progress: Progress
-    phase: Array
-    iteration: Array
-    iterations: Array
+    env: Any
+    timestep: Any
+    statistics: Any
+    key: Any
+    progress: Any
+    phase: Any
+    iteration: Any
+    iterations: Any
 
 
 @pytree
@@ -155,7 +154,10 @@ class Trainer:
         key_algo, key_run = jax.random.split(key)
         progress = start()
         algo = self.algo.init(key_algo, inputs)
-        actor = env = timestep = statistics = ()
+        actor: Any = ()
+        env: Any = ()
+        timestep: Any = ()
+        statistics: Any = ()
         if self.keeps_envs:
             env, timestep = self._start(key_run, self.layout.env_indices(), 0, progress)
             statistics = start_statistics(self.env.spec, timestep)
@@ -258,7 +260,7 @@ class Trainer:
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 floats[jax.tree_util.keystr(path)[1:]] = leaf
-        return {**{name: value for name, value in learning.items()}, **floats}
+        return {**learning, **floats}
 
     def tensor_names(self, phase: Phase) -> list[str]:
         """Names behind `BlockMetrics.not_finite`."""

@@ -1,7 +1,7 @@
 """A tiny environment with early ends and a tiny off-policy algorithm: what a user would write, for the tests."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ class Corridor(Environment):
         state = CorridorState(position, state.t + 1, state.key)
         return state, self._timestep(state, jnp.all(position == self.length).astype(jnp.float32), False)
 
-    baselines = {"right": lambda env, state, timestep, key: jnp.ones(env.num_agents, jnp.int32)}
+    baselines: ClassVar = {"right": lambda env, state, timestep, key: jnp.ones(env.num_agents, jnp.int32)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, nets, optimise, returns
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, successors, total
 from jaxrl.precision import stored_dtype
@@ -25,7 +25,7 @@ def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> A
 
 
 def counterfactual_baseline(values: Array, policy: Array) -> Array:
-    """b = sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4); values, policy [N, n]. The advantage is Q(a) - b."""
+    """Baseline sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4); values, policy [N, n]. The advantage is Q(a) - b."""
     return jnp.sum(policy * values, axis=-1)
 
 
@@ -157,6 +157,21 @@ class Coma(Algorithm):
         return (Phase("train", self.spec.horizon, updates, restart=True),)
 
     @property
+    def _actions(self) -> int:
+        assert isinstance(self.spec.action, Discrete)
+        return self.spec.action.n
+
+    @property
+    def _critic_box(self) -> Box:
+        assert self.spec.critic_input_spec is not None
+        return self.spec.critic_input_spec
+
+    def _critic_input(self, timestep: TimeStep, action: Array) -> Array:
+        """The environment's centralised view of one copy, [A, ...]."""
+        assert self.spec.critic_input is not None
+        return self.spec.critic_input(timestep, action)
+
+    @property
     def _samples_per_shard(self) -> int:
         return self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
 
@@ -170,14 +185,13 @@ class Coma(Algorithm):
 
     def sample_bytes(self) -> int:
         """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
-        box = self.spec.critic_input_spec
-        return nets.activation_bytes(self._network(1, box.shape), box.shape)  # type: ignore[union-attr]
+        box = self._critic_box
+        return nets.activation_bytes(self._network(1, box.shape), box.shape)
 
     def data_bytes(self) -> int:
         """Critic inputs of all transitions, and the shuffled copy of one minibatch."""
         samples = self._samples_per_shard * self.layout.local_shards
-        box = self.spec.critic_input_spec
-        row = math.prod(box.shape) * 2 + 16 * self.spec.action.n  # type: ignore[union-attr]
+        row = math.prod(self._critic_box.shape) * 2 + 16 * self._actions
         return samples * row + samples // self.minibatches * row
 
     def summary(self) -> list[str]:
@@ -211,13 +225,13 @@ class Coma(Algorithm):
     @property
     def actor_net(self) -> Any:
         """Observation [N, ...] -> logits float32[N, n]."""
-        return self._network(self.spec.action.n, self.spec.observation.shape)  # type: ignore[union-attr]
+        return self._network(self._actions, self.spec.observation.shape)
 
     @property
     def critic_net(self) -> Any:
         """Critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling."""
-        outputs = self.spec.action.n + self.dueling  # type: ignore[union-attr]
-        return self._network(outputs, self.spec.critic_input_spec.shape)  # type: ignore[union-attr]
+        outputs = self._actions + self.dueling
+        return self._network(outputs, self._critic_box.shape)
 
     def values(self, critic: Any, critic_input: Array) -> Array:
         """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
@@ -237,7 +251,7 @@ class Coma(Algorithm):
         """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimisers."""
         key_actor, key_critic = jax.random.split(key)
         observation = jnp.zeros((1, *self.spec.observation.shape))
-        critic_input = jnp.zeros((1, *self.spec.critic_input_spec.shape))  # type: ignore[union-attr]
+        critic_input = jnp.zeros((1, *self._critic_box.shape))
         actor = self.actor_net.init(key_actor, observation)
         critic = self.critic_net.init(key_critic, critic_input)
         if inputs is not None:
@@ -276,7 +290,7 @@ class Coma(Algorithm):
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
     ) -> tuple[Array, Any, Any]:
         """Logits of all agents at once, then agent after agent masks and samples (or takes the best)."""
-        agents, actions = self.spec.num_agents, self.spec.action.n  # type: ignore[union-attr]
+        agents, actions = self.spec.num_agents, self._actions
         batch = keys.shape[0]
         flat = timestep.observation.reshape(batch * agents, *timestep.observation.shape[2:])
         logits = self.actor_net.apply(policy, flat).reshape(batch, agents, actions)
@@ -288,7 +302,7 @@ class Coma(Algorithm):
         def one(mask_state: Any, open_: Array, mixed: Array, key: Array) -> tuple[Array, Any]:
             chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
             for agent in range(agents):
-                mask = self.spec.next_mask(mask_state, open_, chosen, agent)  # type: ignore[arg-type]
+                mask = self.spec.next_mask(mask_state, open_, chosen, agent)
                 policy = distributions.renormalise(mixed[agent], mask)
                 if explore:
                     action = distributions.sample(jax.random.fold_in(key, agent), policy)
@@ -345,9 +359,9 @@ class Coma(Algorithm):
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
     ) -> dict[str, Array]:
         """All transitions of all agents as leaves [S local, samples, ...], targets included."""
-        spec, layout = self.spec, self.layout
-        critic_input = jax.vmap(jax.vmap(spec.critic_input))(trajectory.timestep, trajectory.action)  # type: ignore[arg-type]
-        critic_input = critic_input.astype(stored_dtype(spec.critic_input_spec, trajectory.timestep.observation.dtype))
+        layout = self.layout
+        critic_input = jax.vmap(jax.vmap(self._critic_input))(trajectory.timestep, trajectory.action)
+        critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
 
         def flatten(x: Array) -> Array:
             """[T, B local, A, ...] -> [S local, B / S x T x A, ...]."""
@@ -382,7 +396,7 @@ class Coma(Algorithm):
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
             timestep, keys = rows
             action, _, _ = self.act(params.actor, (), timestep, keys, progress, explore=True)
-            critic_input = jax.vmap(self.spec.critic_input)(timestep, action)  # type: ignore[arg-type]
+            critic_input = jax.vmap(self._critic_input)(timestep, action)
             values = self.values(network, critic_input.reshape(-1, *critic_input.shape[2:]))
             return distributions.choose(values, action.reshape(-1)).reshape(action.shape)
 
