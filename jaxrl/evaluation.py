@@ -1,7 +1,7 @@
 """Episodes without learning: learned and scripted policies through the same code, every metric as a curve."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -70,6 +70,24 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     return policy
 
 
+def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
+    """One policy for parameters (index, parameters) that acts like `policies[index]`: one compilation for all."""
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        index, params = params
+
+        def branch(one: Policy) -> Policy:
+            def act(*arguments: Any) -> tuple[Array, Any]:
+                action, memory = one(*arguments)
+                return action.astype(env.spec.action.dtype), memory
+
+            return act
+
+        return jax.lax.switch(index, [branch(one) for one in policies], params, memory, state, timestep, keys)
+
+    return policy
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Flies `episodes` episodes of one policy, compiled once per policy.
@@ -96,7 +114,7 @@ class Evaluator:
     def _fly(
         self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
     ) -> tuple[Any, Array]:
-        """What `see` (state, time step, statistics) makes of every time step [T + 1, B, ...]; actions [T, B, A, ...]."""
+        """What `see` (state, time step, statistics) makes of time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
         spec = self.env.spec
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)

@@ -5,16 +5,16 @@ import uuid
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file `path` by `text`, all or nothing.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace the file `path` by text or bytes, all or nothing.
 
     Raises:
         OSError: the directory is absent, not writable, or its disk is full; `path` is as it was before.
     """
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -239,6 +239,14 @@ class Coverage(Environment):
         """The batch that `envs_jax.batch.batched` makes of this environment."""
         return CoverageBatch(self)
 
+    def moment(self, step: int) -> str:
+        return f"{step + 1} measurement{'s' if step else ''}"
+
+    def viewer(self) -> Any:
+        from envs_jax.coverage.viewer import CoverageViewer
+
+        return CoverageViewer()
+
     # Parts
 
     def _engine(self, batched: bool) -> types.ModuleType:

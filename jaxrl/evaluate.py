@@ -1,0 +1,335 @@
+"""python -m jaxrl.evaluate RUN: held-out episodes, the learned policy beside every baseline.
+
+All policies start from the same states, which training never sees, and are compared after equal numbers of time
+steps. Prints a table and writes every metric as a curve over the episode to a JSON file. Without RUN, scripted
+policies alone: python -m jaxrl.evaluate --policy ig --env coverage --q 7. The environment's settings are flags;
+they may differ from those of the run as far as its networks fit.
+"""
+
+import argparse
+import io
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxrl import run_directory
+from jaxrl.config import exit_on_error
+from jaxrl.errors import UsageError, UserError
+from jaxrl.evaluation import held_out_key, interval
+from jaxrl.files import write_atomically
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.subject import LEARNED, Subject, parse
+
+FILE = "evaluation.json"  # in the run's directory
+FORMAT = 1
+_FLIGHT = 2**26, 2**31  # bytes of environment state flown at a time, on a CPU and on an accelerator
+_MOST_EPISODES = 1_000_000
+
+
+# Numbers
+
+
+def fly(
+    subject: Subject, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Policy after policy, curves {metric: float32[T + 1, episodes]} on held-out episodes 0 .. episodes - 1 of a seed.
+
+    Args:
+        subject: environment and policies.
+        names: some of `subject.policies`.
+        episodes: how many.
+        seed: of the held-out set.
+        devices: how many share the episodes.
+        chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
+    """
+    devices = min(devices, episodes)
+    local = -(-episodes // devices)
+    rounds = -(-local // (chunk or default_chunk(subject)))
+    size = -(-local // rounds)
+    flown = devices * rounds * size  # a few more than asked for, so that every round is full
+    compiled = subject.evaluator(names, flown, devices, size).compiled()
+    for index, name in enumerate(names):
+        curves = compiled(subject.parameters(index), held_out_key(seed, "evaluation"), subject.context)
+        yield name, {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
+
+
+def default_chunk(subject: Subject) -> int:
+    """Episodes flown at a time on a device."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    state, _ = jax.eval_shape(subject.env.reset, keys, jax.eval_shape(lambda: subject.context))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return max(1, _FLIGHT[jax.default_backend() != "cpu"] // max(size, 1))
+
+
+def marks(steps: int) -> list[int]:
+    """The steps that end a third, two thirds and all of an episode."""
+    return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
+
+
+def summarise(curve: np.ndarray) -> dict[str, list[float | None]]:
+    """{"mean", "std", "ci95"} over episodes at every step, of float[T + 1, N]; see `interval`."""
+    rows = [interval(np.asarray(row, np.float64)) for row in curve]
+    return {name: [_rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
+
+
+def _rounded(number: float) -> float | None:
+    """Seven significant digits, or None for what JSON cannot write."""
+    return float(f"{number:.7g}") if math.isfinite(number) else None
+
+
+def evaluate(
+    subject: Subject,
+    names: Sequence[str],
+    episodes: int = 200,
+    seed: int = 0,
+    at: Sequence[int] = (),
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """Fly all policies; the content of evaluation.json.
+
+    Args:
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        episodes, seed, devices, chunk: see `fly`.
+        at: steps that the table shows, by default those of `marks`.
+        say: gets one sentence per policy.
+    """
+    spec = subject.env.spec
+    at = list(at) or marks(spec.horizon)
+    policies: dict[str, Any] = {}
+    began = time.monotonic()
+    for name, curves in fly(subject, names, episodes, seed, devices, chunk):
+        seconds = time.monotonic() - began
+        say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
+        policies[name] = {metric: summarise(curves[metric]) for metric in _order(subject, curves)}
+        began = time.monotonic()
+    return {
+        "format": FORMAT,
+        "run": subject.run_name,
+        "algo": subject.config.algo if subject.config else None,
+        "checkpoint": subject.step,
+        "env": subject.name,
+        "env_version": subject.env.env.version,
+        "env_settings": subject.settings,
+        "settings": subject.config.flat() if subject.config else None,
+        "versions": run_directory.versions(),
+        "seed": seed,
+        "stream": "evaluation",
+        "episodes": episodes,
+        "steps": spec.horizon,
+        "at": at,
+        "moments": [subject.env.env.moment(step) for step in at],
+        "score": spec.score,
+        "score_mode": spec.score_mode,
+        "policies": policies,
+        "comparison": compare(policies, spec.score, spec.score_mode),
+    }
+
+
+def _order(subject: Subject, curves: dict[str, Any]) -> list[str]:
+    """Metrics, the score first; the length only where episodes differ in it."""
+    spec = subject.env.spec
+    names = dict.fromkeys([spec.score, *spec.metrics, "return", "length"])
+    return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
+
+
+def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] | None:
+    """How the learned policy stands at the end of the episode; None where it or "random" is missing.
+
+    Returns:
+        policy: which one is compared; better: whether its mean score is better than random's; disjoint: whether the
+        95 % intervals do not overlap; way: {scripted policy: share of the way from random to it that the learned
+        policy goes, None where random is as good}; best: the scripted policy with the best score.
+    """
+    own = next((name for name in LEARNED if name in policies), None)
+    if own is None or "random" not in policies:
+        return None
+    mean, half = ({name: result[score][key][-1] for name, result in policies.items()}
+                  for key in ("mean", "ci95"))  # fmt: skip
+    if any(value is None for value in (*mean.values(), *half.values())):
+        return None
+    sign = -1.0 if mode == "min" else 1.0
+    gain = {name: sign * (value - mean["random"]) for name, value in mean.items()}
+    others = [name for name in policies if name not in (*LEARNED, "random")]
+    return {
+        "policy": own,
+        "better": gain[own] > 0,
+        "disjoint": abs(gain[own]) > half[own] + half["random"],
+        "way": {name: _rounded(gain[own] / gain[name]) if gain[name] > 0 else None for name in others},
+        "best": max(others, key=lambda name: gain[name]) if others else None,
+    }
+
+
+# Words
+
+
+def table(report: dict[str, Any], plain: bool) -> Table:
+    """One block of rows per metric, one row per policy, one column per moment."""
+    steps, at = report["steps"], report["at"]
+    shown = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if plain else 2))
+    shown.add_column("metric", no_wrap=True, style="bold")
+    shown.add_column("policy", no_wrap=True)
+    for step, moment in zip(at, report["moments"], strict=True):
+        words = f"step {step} of {steps}"
+        shown.add_column(words if moment == f"step {step}" else f"{words}\n({moment})", justify="right", no_wrap=True)
+    policies = report["policies"]
+    for metric in next(iter(policies.values())):
+        curves = {name: result[metric] for name, result in policies.items()}
+        digits = _decimals([curve["mean"][step] for curve in curves.values() for step in at])
+        for row, (name, curve) in enumerate(curves.items()):
+            cells = [_cell(curve["mean"][step], curve["ci95"][step], curve["std"][step], digits) for step in at]
+            style = "bold cyan" if name == LEARNED[0] else ""
+            shown.add_row(metric if row == 0 else "", Text(name, style), *(Text(cell, style) for cell in cells))
+        shown.add_section() if not plain else shown.add_row()
+    return shown
+
+
+def _decimals(means: list[float | None]) -> int:
+    """Digits behind the point that show three significant ones of the largest mean."""
+    largest = max((abs(mean) for mean in means if mean is not None), default=0.0)
+    return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
+
+
+def _cell(mean: float | None, half: float | None, deviation: float | None, digits: int) -> str:
+    if mean is None or half is None or deviation is None:
+        return "not finite"
+    return f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
+
+
+def conclusion(report: dict[str, Any]) -> list[str]:
+    """Sentences about the learned policy, or none."""
+    found = report["comparison"]
+    if found is None:
+        return []
+    score, own = report["score"], found["policy"]
+    final = {name: result[score] for name, result in report["policies"].items()}
+    digits = _decimals([curve["mean"][-1] for curve in final.values()])
+    words = {name: f"{name} {curve['mean'][-1]:.{digits}f} ±{curve['ci95'][-1]:.{digits}f}"
+             for name, curve in final.items()}  # fmt: skip
+    good = "small" if report["score_mode"] == "min" else "large"
+    if found["disjoint"]:
+        verdict = f"do not overlap: {own} is {'better' if found['better'] else 'worse'}"
+    else:
+        verdict = "overlap: only more episodes, or more training, could tell them apart"
+    lines = [f"At the end, {score} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
+    ways = []
+    for name, way in found["way"].items():
+        note = ", the best scripted policy" if name == found["best"] else ""
+        if way is None:
+            ways.append(f"{name} (no better than random)")
+        else:
+            ways.append(f"{way:.0%} of the way from random to {name} ({words[name].removeprefix(name + ' ')}{note})")
+    return [*lines, *([f"{own} goes " + "; ".join(ways) + "."] if ways else [])]
+
+
+def show(report: dict[str, Any], title: str) -> None:
+    """Print table and conclusion to stdout: in colour for a terminal, aligned text otherwise."""
+    console = Console(highlight=False)
+    plain = not console.is_terminal
+    heading = f"{title}: {report['episodes']:,} held-out episodes, seed {report['seed']}"
+    legend = "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps"
+    if plain:
+        buffer = io.StringIO()
+        Console(file=buffer, width=1000, highlight=False, color_system=None).print(table(report, plain))
+        print(heading, legend, "", sep="\n")
+        print("\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
+    else:
+        console.print(Text(heading, "bold"))
+        console.print(Text(legend, "dim"))
+        console.print(table(report, plain))
+    for line in conclusion(report):
+        print(line) if plain else console.print(Text(line))
+
+
+# The verb
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--episodes", default="200", metavar="N", help="held-out episodes per policy (default: 200)")
+    parser.add_argument("--policy", metavar="A,B,...", help="which policies; by default all: learned (best action), "
+                        "sampled (as it explores when schedules have ended) and every baseline")  # fmt: skip
+    parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
+    parser.add_argument("--at", metavar="K,L,...", help="steps to show; by default a third, two thirds and all")
+    parser.add_argument("--json", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE})")
+    parser.add_argument("--devices", metavar="N", help="local devices to use (default: all)")
+    parser.add_argument("--chunk", default="0", metavar="N",
+                        help="most episodes flown at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
+
+
+def whole(text: str, flag: str, low: int, high: int) -> int:
+    """A whole number from the command line. Raises UsageError."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise UsageError(f"{flag} must be a whole number, not '{text}'") from None
+    if not low <= number <= high:
+        raise UsageError(f"{flag} must lie between {low} and {high:,}, not {number:,}")
+    return number
+
+
+def _several(text: str) -> list[str]:
+    return list(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def check_writable(path: Path) -> None:
+    """Raises UserError unless a file can be written at `path`; nothing that is there changes."""
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a directory: name a file")
+        fresh = not path.exists()
+        with path.open("ab"):
+            pass
+        if fresh:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose a file in a writable directory") from None
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    enable_compilation_cache()
+    flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
+    episodes = whole(flags.episodes, "--episodes", 1, _MOST_EPISODES)
+    seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
+    chunk = whole(flags.chunk, "--chunk", 0, _MOST_EPISODES)
+    present = jax.local_device_count()
+    devices = present if flags.devices is None else whole(flags.devices, "--devices", 1, present)
+    wanted = read()
+    horizon = wanted.env.spec.horizon
+    at = sorted(whole(word, "--at", 0, horizon) for word in _several(flags.at or ""))
+    names = _several(flags.policy) if flags.policy is not None else list(wanted.policies)
+    if not names:
+        raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
+    for name in names:
+        wanted.check_policy(name)
+    path = Path(flags.json) if flags.json else wanted.run / FILE if wanted.run else None
+    if path is not None:
+        check_writable(path)
+    report = evaluate(wanted, names, episodes, seed, at, devices, chunk, lambda line: print(line, file=sys.stderr))
+    show(report, wanted.description)
+    if path is not None:
+        try:
+            write_atomically(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --json") from None
+        print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

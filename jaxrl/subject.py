@@ -1,0 +1,202 @@
+"""What `evaluate` and `render` fly: the policy of a run, or scripted policies alone, and their command line."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax import base as environments
+from envs_jax.base import closest
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl import config as configuration
+from jaxrl.algos.base import Algorithm
+from jaxrl.config import Config, EnvironmentFlags, Parser
+from jaxrl.errors import UsageError
+from jaxrl.evaluation import Evaluator, either, ended, learned, scripted, scripted_names
+from jaxrl.parallel import make_mesh
+from jaxrl.run_directory import CONFIG, open_run
+
+DEFAULT_ENV = "coverage"
+LEARNED = ("learned", "sampled")  # a run's policy: its best action; drawn, with the exploration that schedules end with
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An environment and the policies that can fly in it.
+
+    Attributes:
+        env: the batched environment.
+        name: its registered name.
+        settings: all its settings.
+        run: the run's directory, None for scripted policies alone.
+        config: the run's configuration.
+        algo: the run's algorithm.
+        params: its policy.
+        step: number of the checkpoint that they were read from.
+    """
+
+    env: BatchedEnvironment
+    name: str
+    settings: dict[str, Any]
+    run: Path | None = None
+    config: Config | None = None
+    algo: Algorithm | None = None
+    params: Any = ()
+    step: int | None = None
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of all policies, those of the run first."""
+        return (*(LEARNED if self.algo else ()), *scripted_names(self.env))
+
+    @property
+    def description(self) -> str:
+        """A few words for headings."""
+        if self.config is None:
+            return self.name
+        return f"{self.config.algo} on {self.name} (run {self.run_name}, checkpoint {self.step:,})"
+
+    @property
+    def run_name(self) -> str | None:
+        """The run without the folder where runs are kept, such as "coma_coverage/0003"."""
+        return "/".join(self.run.absolute().parts[-2:]) if self.run else None
+
+    def check_policy(self, name: str) -> None:
+        """Raises UsageError unless there is such a policy."""
+        if name in self.policies:
+            return
+        if name in LEARNED:
+            raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
+        raise UsageError(f"unknown policy '{name}': {closest(name, self.policies)}")
+
+    def evaluator(self, names: Sequence[str], episodes: int, devices: int = 1, chunk: int = 0) -> Evaluator:
+        """Flies the policies `names`; its parameters are (index of the policy, `params`). Raises UsageError."""
+        for name in names:
+            self.check_policy(name)
+        policies = [
+            learned(self.algo, explore=name == "sampled") if self.algo and name in LEARNED else scripted(self.env, name)
+            for name in names
+        ]
+
+        def init_memory(params: Any, timestep: Any) -> Any:
+            return self.algo.init_actor(params[1], timestep) if self.algo else ()
+
+        return Evaluator(self.env, either(self.env, policies), episodes, make_mesh(devices), chunk, init_memory)
+
+    def parameters(self, index: int) -> tuple[Any, Any]:
+        """What the functions of `evaluator` take to fly the policy `names[index]`."""
+        return jnp.int32(index), self.params
+
+    @property
+    def context(self) -> Any:
+        """The environment's context when all schedules have ended."""
+        return self.env.context(ended())
+
+
+def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> Subject:
+    """The policy of `run` (None: scripted policies alone) in an environment.
+
+    Args:
+        run: directory of a run.
+        env: registered name of the environment, that of the run.
+        settings: of the environment; they may differ from the run's as far as its policy fits.
+        best: the run's best checkpoint rather than its newest.
+
+    Raises:
+        UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
+    """
+    try:
+        made = batched(environments.make(env, **settings))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if run is None:
+        return Subject(made, env, settings)
+    from jaxrl.session import load_policy
+
+    loaded = load_policy(run, best=best)
+    algo = loaded.algo
+    if settings != loaded.config.env_settings:
+        algo = _moved(algo, made, loaded.params, settings, loaded.config.env_settings)
+    return Subject(made, env, settings, run, loaded.config, algo, loaded.params, loaded.step)
+
+
+def _moved(
+    algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
+) -> Algorithm:
+    """The algorithm for an environment of other settings than it was trained in. Raises UsageError."""
+    changed = _list(f"{name} {value}" for name, value in settings.items() if value != former[name])
+    shape_of = lambda x: (x.shape, x.dtype)  # noqa: E731
+    try:
+        algo = dataclasses.replace(algo, spec=env.spec)
+        wanted = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
+    if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
+        raise UsageError(f"the run's policy does not fit {changed}: its networks were made for other shapes")
+    return algo
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names)
+
+
+# Command line
+
+
+def parse(
+    argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> tuple[argparse.Namespace, Callable[[], Subject]]:
+    """The verb's own flags, and what reads the policies that the command line asks for.
+
+    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment.
+
+    Raises:
+        UserError: one sentence.
+    """
+    first = Parser(prog=prog, add_help=False)
+    _add_sources(first)
+    add_flags(first)
+    run, env, current = _source(first, list(argv))
+    parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_sources(parser)
+    add_flags(parser)
+    flags = EnvironmentFlags(parser, env, current)
+    parsed = parser.parse_args(list(argv))
+    if run is None and parsed.last:
+        raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
+    settings = flags.settings(vars(parsed))
+    return parsed, lambda: load(run, env, settings, best=not parsed.last)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run; leave it out for scripted policies")
+    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
+
+
+def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
+    """Run, environment and the run's settings of it, found before the environment's flags are known."""
+    switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
+    words, found, env = iter(argv), [], None
+    for word in words:
+        if not word.startswith("-"):
+            found.append(word)
+        elif "=" in word:
+            env = word.removeprefix("--env=") if word.startswith("--env=") else env
+        elif word not in (*switches, "-h", "--help"):  # every other flag takes one value
+            value = next(words, None)
+            env = value if word == "--env" else env
+    if len(found) > 1:
+        raise UsageError(f"unexpected word '{found[1]}': flags begin with --, and one run is looked at at a time")
+    if not found:
+        return None, env or DEFAULT_ENV, None
+    run = open_run(found[0])
+    path = run / CONFIG
+    config = configuration.build(configuration.read_yaml(path), str(path))
+    if env not in (None, config.env):
+        raise UsageError(f"{run} was trained on '{config.env}', not on '{env}': leave --env out")
+    return run, config.env, config.env_settings
