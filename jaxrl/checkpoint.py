@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl.errors import UserError
@@ -225,6 +226,25 @@ class Checkpoints:
         """
         return self._restore(self.directory, like, step=step)
 
+    def digest(self, step: int | None = None) -> str:
+        """SHA-256 of the state in a checkpoint, by default the newest: `digest(state)` without its configuration.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        self.wait()
+        names = _sealed(self.directory)
+        folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
+        damage = _damage(folder)
+        if damage is not None:
+            raise CheckpointError(f"checkpoint {folder} is damaged ({damage}); use another")
+        leaves = _read_manifest(folder)[1]
+        wanted = [leaf.name for leaf in leaves if _stored(leaf)]
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+        args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
+        arrays = self._orbax.restore(folder / _ARRAYS, args=args) if wanted else {}
+        return _digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
+
     def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
         """The same as `restore`, for the best checkpoint."""
         return self._restore(self._best, like)
@@ -290,6 +310,21 @@ def _leaves(tree: Any, prefix: str | None = None) -> list[_Leaf]:
 def _stored(leaf: _Leaf) -> bool:
     """Whether there is anything to store: orbax refuses arrays without elements."""
     return 0 not in leaf.shape
+
+
+def digest(state: Any) -> str:
+    """SHA-256 of names, types, shapes and bits of all leaves of a state."""
+    return _digest_of(_leaves(state), [_plain(value) for value in jax.tree.leaves(state)])
+
+
+def _digest_of(leaves: list[_Leaf], values: Iterable[Any]) -> str:
+    """The same of leaves and their plain values."""
+    pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
+    total = hashlib.sha256()
+    for leaf, value in pairs:
+        total.update(f"{leaf.name} {leaf}\n".encode())
+        total.update(np.ascontiguousarray(value).tobytes() if _stored(leaf) else b"")
+    return total.hexdigest()
 
 
 def _is_key(value: Any) -> bool:
@@ -382,7 +417,7 @@ def _delete(folders: Iterable[Path]) -> None:
 # Manifest
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -399,7 +434,7 @@ def _write_manifest(folder: Path, step: int, leaves: list[_Leaf]) -> None:
         "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
     }
     text = json.dumps(contents)
-    write_atomically(folder / _MANIFEST, json.dumps({"sha256": _digest(text), "contents": contents}))
+    write_atomically(folder / _MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
 
 
 def _read_manifest(folder: Path) -> tuple[dict[str, str], list[_Leaf]]:
@@ -412,7 +447,7 @@ def _read_manifest(folder: Path) -> tuple[dict[str, str], list[_Leaf]]:
     if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
         raise ValueError("not a manifest")
     contents = manifest["contents"]
-    if _digest(json.dumps(contents)) != manifest["sha256"]:
+    if _text_digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
     return contents["files"], [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
 

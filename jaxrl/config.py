@@ -7,10 +7,13 @@ and those of the algorithm's class. The same mapping, fully resolved, is written
 import argparse
 import contextlib
 import dataclasses
+import difflib
+import functools
 import math
+import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -21,8 +24,9 @@ from envs_jax import base as environments
 from envs_jax.base import Environment, closest, setting
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm
-from jaxrl.errors import UsageError
+from jaxrl.errors import UsageError, UserError
 from jaxrl.precision import Compute, Store
+from jaxrl.run_directory import CONFIG, open_run
 
 DEFAULT_ENV = {"coma": "coverage"}  # what `--algo` alone trains on
 
@@ -33,10 +37,11 @@ class RunSettings:
 
     num_envs: int = setting(0, "environments stepped together; 0 = as many as the algorithm's settings ask for")
     seed: int = setting(0, "seed of everything random")
-    total_env_steps: int = setting(0, "stop after so many environment steps (all copies together)")
+    total_env_steps: int = setting(0, "stop after so many environment steps (of all copies), in whole iterations")
     total_episodes: int = setting(0, "stop after so many episodes, for environments of fixed episode length")
-    max_seconds: float = setting(0.0, "stop after so many seconds of training; moves no schedule; 0 = no limit")
+    max_seconds: float = setting(0.0, "stop after so many seconds of training from here; moves no schedule; 0 = never")
     schedule_env_steps: int = setting(0, "what schedules count as the whole run; 0 = the total of the first start")
+    init_from: str = setting("", "start with the weights of this run (of its best checkpoint); empty = fresh ones")
     devices: int = setting(0, "local devices to use; 0 = all")
     exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
     logical_shards: int = setting(
@@ -51,36 +56,17 @@ class RunSettings:
     block_seconds: float = setting(1.0, "iterations per compiled call are chosen to take about so long")
     log_every: int = setting(1, "iterations per line of metrics")
     eval_every: int = setting(0, "iterations between evaluations that choose the best checkpoint; 0 = never")
-    eval_episodes: int = setting(64, "episodes of such an evaluation")
+    eval_episodes: int = setting(64, "episodes of such an evaluation, rounded up to a multiple of 8")
     checkpoint_every: int = setting(0, "iterations between checkpoints; 0 = by checkpoint_minutes alone")
     checkpoint_minutes: float = setting(5.0, "minutes between checkpoints; one is always written at the end")
     keep_checkpoints: int = setting(3, "newest checkpoints to keep, beside the best one")
     runs: str = setting("runs", "folder in which the run's own folder is made")
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_envs",
-            "total_env_steps",
-            "total_episodes",
-            "max_seconds",
-            "schedule_env_steps",
-            "devices",
-            "rollout_chunk",
-            "learn_chunk",
-            "memory_gb",
-            "eval_every",
-            "checkpoint_every",
-        ):
+        for name in _NOT_NEGATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in (
-            "block_iterations",
-            "block_seconds",
-            "log_every",
-            "eval_episodes",
-            "checkpoint_minutes",
-            "keep_checkpoints",
-        ):
+        for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:
@@ -89,11 +75,21 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
 
 
-# Fields that may differ when a run is resumed: none of them changes what the next iteration computes.
+_NOT_NEGATIVE = (
+    "num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
+    "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every",
+)  # fmt: skip
+_POSITIVE = (
+    "block_iterations", "block_seconds", "log_every", "eval_episodes", "checkpoint_minutes", "keep_checkpoints",
+)  # fmt: skip
+
+# Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the
+# others changes what the next iteration computes.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
     "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "runs",
 )  # fmt: skip
+_TOTALS = ("total_env_steps", "total_episodes")  # two ways to say one thing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,24 +107,35 @@ class Config:
         head = {"algo": self.algo, "env": self.env}
         return {**head, **dataclasses.asdict(self.run), **self.env_settings, **self.algo_settings}
 
+    def plain(self) -> dict[str, Any]:
+        """The same in the types of YAML and JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.flat().items()}
+
     def with_run(self, **changes: Any) -> "Config":
         """A copy with other run settings. Raises UsageError for impossible values."""
-        try:
+        with usage_errors():
             return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
-        except ValueError as error:
-            raise UsageError(str(error)) from None
 
     def to_yaml(self) -> str:
         """The text of config.yaml: reproduces the run with `--config`."""
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in self.flat().items()}
-        return yaml.safe_dump(plain, sort_keys=False)
+        return yaml.safe_dump(self.plain(), sort_keys=False)
 
     def make_env(self) -> Environment:
         """The environment. Raises UsageError for impossible settings."""
-        try:
+        with usage_errors():
             return environments.make(self.env, **self.env_settings)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def usage_errors() -> typing.Iterator[None]:
+    """ValueErrors, which environments and algorithms raise with a sentence, become UsageErrors."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+# The schema: every setting of a run by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,32 +148,44 @@ class _Field:
 
 
 def _fields(cls: type, section: str) -> dict[str, _Field]:
+    """The settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
-    return {
+    given = ("spec", "layout") if issubclass(cls, Algorithm) else ()
+    fields = {
         f.name: _Field(f.name, kinds[f.name], f.default, f.metadata.get("help", ""), section)
         for f in dataclasses.fields(cls)
-        if f.init and not (issubclass(cls, Algorithm) and f.name in ("spec", "layout"))
+        if f.init and f.name not in given
     }
+    for field in fields.values():
+        if field.default is dataclasses.MISSING:
+            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
+        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
+        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
+            raise UsageError(
+                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
+                "a Literal or a tuple of one of them"
+            )
+    return fields
 
 
 def _schema(algo: str, env: str) -> dict[str, _Field]:
     """All settings by name. Raises UsageError for unknown names and for names used twice."""
-    try:
+    with usage_errors():
         algo_class, env_class = algos.find(algo), environments.find(env)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     schema = _fields(RunSettings, "run")
     for section, fields in (
         ("environment", _fields(env_class, "environment")),
         ("algorithm", _fields(algo_class, "algorithm")),
     ):
         for name, field in fields.items():
-            if name in schema or name in ("algo", "env", "config", "resume", "init_from"):
-                raise UsageError(f"the {section} setting '{name}' is already a setting of the run: rename it")
-            if field.default is dataclasses.MISSING:
-                raise UsageError(f"the {section} setting '{name}' has no default: declare it with setting(...)")
+            if name in schema or name in ("algo", "env", "config", "resume"):
+                owner = schema[name].section if name in schema else "run"
+                raise UsageError(f"the {section} setting '{name}' is already a setting of the {owner}: rename it")
             schema[name] = field
     return schema
+
+
+# Values
 
 
 def _check(field: _Field, value: Any, where: str) -> Any:
@@ -178,77 +197,123 @@ def _check(field: _Field, value: Any, where: str) -> Any:
             return value
         raise UsageError(f"{where}: {field.name} is {value!r}: {closest(str(value), [str(o) for o in options])}")
     if origin is tuple and isinstance(value, list | tuple):
-        inner = typing.get_args(kind)[0]
-        return tuple(_check(dataclasses.replace(field, kind=inner), item, where) for item in value)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, kind if isinstance(kind, type) else object) and not (kind is int and isinstance(value, bool)):
+        kinds = _element_kinds(kind, len(value))
+        if len(kinds) == len(value):
+            parts = zip(kinds, value, strict=True)
+            return tuple(_check(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
+    elif kind in (int, float) and not isinstance(value, bool):
+        number = _number(value)  # YAML 1.1 reads 1e-3 as a word
+        if number is not None and (kind is float or number == int(number)):
+            return kind(number)
+    elif isinstance(kind, type) and isinstance(value, kind):
         return value
-    name = getattr(kind, "__name__", str(kind))
-    raise UsageError(f"{where}: {field.name} must be of type {name}, not {value!r}")
+    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {value!r}")
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else None
+    for convert in (int, float):
+        with contextlib.suppress(ValueError, TypeError):
+            number = convert(value)
+            return number if math.isfinite(number) else None
+    return None
+
+
+def _element_kinds(kind: Any, length: int) -> tuple[Any, ...]:
+    """The types of the entries of tuple[X, ...] with `length` entries, or of tuple[X, Y]."""
+    kinds = typing.get_args(kind)
+    return (kinds[0],) * length if kinds[1:] == (Ellipsis,) else kinds
+
+
+def _kind_name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        kinds = typing.get_args(kind)
+        return "a list of numbers" if kinds[1:] == (Ellipsis,) else f"a list of {len(kinds)} numbers"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
+
+
+_WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 
 
 def _parse(field: _Field, text: str) -> Any:
     """A value from the command line in the field's type. Raises UsageError."""
-    kind, origin = field.kind, typing.get_origin(field.kind)
-    flag = f"--{field.name}"
+    value: Any = text
+    if field.kind is bool:
+        value = _WORDS.get(text.lower(), text)
+    elif typing.get_origin(field.kind) is tuple:
+        value = text.replace(",", " ").split()
+    elif typing.get_origin(field.kind) is Literal:
+        value = next((option for option in typing.get_args(field.kind) if str(option) == text), text)
     try:
-        if kind is bool:
-            return {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}[text.lower()]
-        if origin is tuple:
-            inner = typing.get_args(kind)[0]
-            return tuple(inner(part) for part in text.replace(",", " ").split())
-        if kind is int:
-            return int(float(text)) if float(text).is_integer() else int(text)
-        if kind is float:
-            return float(text)
-    except (ValueError, KeyError, OverflowError):
-        name = "true or false" if kind is bool else "numbers" if origin is tuple else f"of type {kind.__name__}"
-        raise UsageError(f"{flag} must be {name}, not '{text}'") from None
-    return _check(field, text, flag) if origin is Literal else text
+        return _check(field, value, "the command line")
+    except UsageError as error:
+        raise UsageError(str(error).replace(f": {field.name} ", f": --{field.name} ", 1)) from None
+
+
+# YAML
 
 
 def preset_dirs() -> list[Path]:
     """Folders with presets: of the installed package, or of a checkout."""
     found = [Path(__file__).resolve().parent.parent / "configs"]
-    try:
+    with contextlib.suppress(ModuleNotFoundError):  # an editable install without the mapping has the checkout's
         found.insert(0, Path(str(resources.files("jaxrl.configs"))))
-    except ModuleNotFoundError:  # an editable install without the mapping: the checkout's folder serves
-        pass
     return [folder for folder in found if folder.is_dir()]
+
+
+def presets() -> dict[str, Path]:
+    """All presets by name."""
+    return {path.stem: path for folder in reversed(preset_dirs()) for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_preset(name: str) -> Path:
     """The file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
-    presets = {path.stem: path for folder in reversed(preset_dirs()) for path in folder.glob("*.yaml")}
     path = Path(name)
     if path.is_file():
         return path
+    if (path / CONFIG).is_file():
+        raise UsageError(f"{name} is a run: take --config {path / CONFIG} to start it anew, or --resume {name}")
     stem = path.stem if path.suffix == ".yaml" else name
-    if stem in presets and (path.parent == Path() or path.parent.name == "configs"):
-        return presets[stem]
-    raise UsageError(f"there is no configuration '{name}': {closest(stem, presets)}")
+    if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
+        return presets()[stem]
+    raise UsageError(f"there is no configuration '{name}': {closest(stem, presets())}")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """A flat mapping. Raises UsageError when the file is unreadable or something else."""
     try:
-        loaded = yaml.safe_load(path.read_text())
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"cannot read the configuration {path}: {reason}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
+    for name in ("algo", "env"):
+        if not isinstance(loaded.get(name, ""), str):
+            raise UsageError(f"{path}: {name} must be a name, not {loaded[name]!r}")
     return loaded
+
+
+def read_run(run: str | Path) -> tuple[Path, Config]:
+    """A run's directory and its configuration.
+
+    Raises:
+        RunError: there is no such run.
+        UsageError: its config.yaml is damaged.
+    """
+    directory = open_run(run)
+    path = directory / CONFIG
+    return directory, build(read_yaml(path), str(path))
 
 
 def build(values: dict[str, Any], where: str) -> Config:
     """A configuration from a flat mapping that names at least `algo`. Raises UsageError."""
     algo = values.get("algo")
-    if not isinstance(algo, str):
+    if algo is None:
         raise UsageError(f"{where} names no algorithm: add 'algo: coma'")
-    env = values.get("env", DEFAULT_ENV.get(algo))
-    if not isinstance(env, str):
+    env = _env_of(values)
+    if env is None:
         raise UsageError(f"{where} names no environment for the algorithm '{algo}': add --env")
     schema = _schema(algo, env)
     settings = {name: field.default for name, field in schema.items()}
@@ -258,38 +323,67 @@ def build(values: dict[str, Any], where: str) -> Config:
         if name not in schema:
             raise UsageError(f"{where}: unknown setting '{name}': {closest(name, schema)}")
         settings[name] = _check(schema[name], value, where)
-    part = lambda section: {n: settings[n] for n, f in schema.items() if f.section == section}  # noqa: E731
-    try:
-        run = RunSettings(**part("run"))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    return Config(algo, env, run, part("environment"), part("algorithm"))
+    sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
+    for name, field in schema.items():
+        sections[field.section][name] = settings[name]
+    with usage_errors():
+        run = RunSettings(**sections["run"])
+    return Config(algo, env, run, sections["environment"], sections["algorithm"])
+
+
+def changed(config: Config, changes: dict[str, Any]) -> Config:
+    """`config` with what the command line changes; one kind of total replaces the other. Raises UsageError."""
+    values = config.flat()
+    if any(changes.get(name) for name in _TOTALS):
+        values |= dict.fromkeys(_TOTALS, 0)
+    return build({**values, **changes}, "the command line")
+
+
+def resumed(config: Config, changes: dict[str, Any]) -> Config:
+    """The configuration of a resumed run. Raises UsageError that names a setting which may not change."""
+    for name, value in changes.items():
+        if name not in FREE_ON_RESUME and value != config.flat()[name]:
+            raise UsageError(
+                f"{name} cannot change on resume (the run has {config.flat()[name]}, you gave {value}): start a new "
+                f"run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
+            )
+    return changed(config, changes)
+
+
+# The command line
 
 
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence, with the closest flag."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
+
+    def flags(self) -> list[str]:
+        """All long flags."""
+        return [option for action in self._actions for option in action.option_strings if option.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
-        flags = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            word = message[len(prefix) :].split()[0].split("=")[0]
-            hint = closest(word, flags) if word.startswith("-") else "flags begin with --"
-            near = hint if hint.startswith("did") or "begin" in hint else "see --help for all flags"
-            message = f"unknown flag '{word}': {near}" if word.startswith("-") else f"unexpected word '{word}': {near}"
-        raise UsageError(message)
+            word = message.removeprefix(prefix).split()[0].split("=")[0]
+            if not word.startswith("-"):
+                raise UsageError(f"unexpected word '{word}': flags begin with --")
+            near = difflib.get_close_matches(word, self.flags(), n=1, cutoff=0.5)
+            raise UsageError(
+                f"unknown flag '{word}': {f'did you mean {near[0]!r}?' if near else 'see --help for all flags'}"
+            )
+        missing = re.fullmatch(r"argument (\S+): expected one argument", message)
+        raise UsageError(f"{missing[1]} needs a value" if missing else message)
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a command line asks for: a configuration, or a run to resume with changed settings."""
+    """What a command line asks for: a configuration, or (`resume`) that of a run, and what is to change in it."""
 
-    config: Config | None
+    config: Config
     resume: str | None = None
-    init_from: str | None = None
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -300,66 +394,90 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
-    parser.add_argument("--init_from", metavar="RUN", help="start with the weights of this run (the best it kept)")
 
 
 def parse(argv: Sequence[str], prog: str = "python -m jaxrl.train", description: str | None = None) -> Request:
     """The command line of `train` (and of `doctor`, which plans the same). Raises UsageError."""
-    first = Parser(prog=prog, add_help=False)
-    _sources(first)
-    known, _ = first.parse_known_args(list(argv))
-    helping = any(word in ("-h", "--help") for word in argv)
-    if known.resume is not None and (known.config or known.algo or known.env or known.init_from):
-        raise UsageError("--resume takes algorithm, environment and settings from the run: leave the other flag out")
-    values: dict[str, Any] = {}
-    where = "the command line"
-    if known.resume is not None:
-        path = Path(known.resume) / "config.yaml"
-        if not path.is_file() and not helping:
-            from jaxrl.run_directory import open_run
-
-            open_run(known.resume)  # raises the sentence
-        values, where = read_yaml(path), str(path)
-    elif known.config is not None or known.algo is not None:
-        if known.config is not None:
-            path = find_preset(known.config)
-        elif ":" in known.algo:
-            path = None
-        else:
-            try:
-                algos.find(known.algo)
-            except ValueError as error:
-                raise UsageError(str(error)) from None
-            path = find_preset(known.algo)
-        if path is not None:
-            values, where = read_yaml(path), str(path)
-    elif not helping:
-        raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
-    if known.algo is not None and values.get("algo", known.algo) != known.algo:
-        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{known.algo}': leave one of them out")
-    values = {"algo": known.algo or "coma", **values} if known.algo or helping else values
-    if known.env is not None and known.env != values.get("env", DEFAULT_ENV.get(values.get("algo", ""))):
-        values = _without_other_env(values, known.env)
-    base = build(values, where)
-    parser = Parser(prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    base, resume = _base(list(argv), prog)
+    parser = Parser(prog=prog, description=description)
     _sources(parser)
-    schema = _schema(base.algo, base.env)
-    groups: dict[str, Any] = {}
+    schema, groups = _schema(base.algo, base.env), {}
+    for section, title in (
+        ("run", "run"), ("environment", f"environment {base.env}"), ("algorithm", f"algorithm {base.algo}")
+    ):  # fmt: skip
+        groups[section] = parser.add_argument_group(title)
     for name, field in schema.items():
-        title = {"environment": f"environment {base.env}", "algorithm": f"algorithm {base.algo}"}.get(field.section)
-        group = groups.setdefault(field.section, parser.add_argument_group(title or "run"))
-        _add_flag(group, field, base.flat()[name])
+        _add_flag(groups[field.section], field, base.flat()[name])
     parsed = vars(parser.parse_args(list(argv)))
     changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
+    if resume is not None:
+        return Request(base, resume, changes)
+    return Request(changed(base, changes), changes=changes)
+
+
+def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
+    """The configuration that the flags change, found before its own flags are known, and the run to resume."""
+    parser = Parser(prog=prog, add_help=False)
+    _sources(parser)
+    known, others = parser.parse_known_args(argv)
+    helping = any(word in ("-h", "--help") for word in argv)
     if known.resume is not None:
-        return Request(base, resume=known.resume, changes=changes)
-    config = build({**base.flat(), **changes}, "the command line")
-    return Request(config, init_from=known.init_from, changes=changes)
+        if known.config or known.algo or known.env:
+            raise UsageError(
+                "--resume takes algorithm, environment and settings from the run: leave the other flag out"
+            )
+        return read_run(known.resume)[1], known.resume
+    values, where = _preset(known.algo, known.config)
+    if known.algo is None and known.config is None:
+        if not helping:
+            for word in others:
+                if difflib.get_close_matches(word.split("=")[0], parser.flags(), n=1, cutoff=0.7):
+                    parser.error(f"unrecognized arguments: {word}")
+            raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
+        values = {"algo": "coma"}
+    if known.algo is not None and values.setdefault("algo", known.algo) != known.algo:
+        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{known.algo}': leave one of them out")
+    if known.env is not None and known.env != _env_of(values):
+        values = _moved(values, known.env)
+    return build(values, where), None
+
+
+def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
+    """The YAML file of `--config`, else that of `--algo` (a user's own class has none), and what to call it."""
+    if config is not None:
+        path = find_preset(config)
+        return read_yaml(path), str(path)
+    if algo is not None:
+        with usage_errors():
+            algos.find(algo)
+        if algo in presets():
+            return read_yaml(presets()[algo]), str(presets()[algo])
+    return {}, "the command line"
+
+
+def _env_of(values: dict[str, Any]) -> str | None:
+    return values.get("env", DEFAULT_ENV.get(values.get("algo", "")))
+
+
+def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
+    """A preset carried over to another environment: settings that only the former one has are dropped."""
+    former = _env_of(values)
+    with usage_errors():
+        dropped = set(_fields(environments.find(former), "environment")) if former else set()
+        kept = set(_fields(environments.find(env), "environment"))
+    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
 
 
 def _add_flag(group: Any, field: _Field, default: Any) -> None:
-    text = f"{field.help} (default: {default})".replace("%", "%%")
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    text = f"{field.help} (default: {shown if shown != '' else 'empty'})".replace("%", "%%")
     group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text)
+
+
+def _metavar(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+    return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
 
 
 class EnvironmentFlags:
@@ -375,10 +493,8 @@ class EnvironmentFlags:
     """
 
     def __init__(self, parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None) -> None:
-        try:
+        with usage_errors():
             fields = _fields(environments.find(env), "environment")
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         self._current = {name: field.default for name, field in fields.items()} | (current or {})
         self._fields: dict[str, _Field] = {}
         group = parser.add_argument_group(f"environment {env}")
@@ -393,38 +509,10 @@ class EnvironmentFlags:
         return self._current | given
 
 
-def _metavar(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
-    return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
-
-
-def _without_other_env(values: dict[str, Any], env: str) -> dict[str, Any]:
-    """A preset carried over to another environment: settings of the former environment are dropped."""
-    former = values.get("env", DEFAULT_ENV.get(values.get("algo", "")))
-    try:
-        dropped = set(_fields(environments.find(former), "environment")) if former else set()
-        kept = set(_fields(environments.find(env), "environment"))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
-
-
-def resumed(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration of a resumed run. Raises UsageError that names a setting which may not change."""
-    for name, value in changes.items():
-        if name not in FREE_ON_RESUME and value != config.flat()[name]:
-            raise UsageError(
-                f"{name} cannot change on resume (the run has {config.flat()[name]}, you gave {value}): start a new run "
-                f"with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
-            )
-    return build({**config.flat(), **changes}, "the command line")
-
-
-def exit_on_error(main: Any) -> Any:
+def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """A verb's main: UserErrors become one sentence on stderr and their exit code, without a traceback."""
-    from jaxrl.errors import UserError
 
+    @functools.wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0

@@ -5,6 +5,7 @@ the device before anything of size is allocated.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +17,25 @@ import jax.numpy as jnp
 from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Algorithm, Phase, start
 from jaxrl.errors import UsageError, UserError
-from jaxrl.parallel import Layout, largest_divisor
+from jaxrl.parallel import largest_divisor
+from jaxrl.report.console import gibibytes
 from jaxrl.trainer import Trainer
 
 GIB = 2**30
 SHARE = 0.15  # of the memory, for what is in flight: flying environments, activations of one gradient
 CPU_FLIGHT = 64  # environments flown at a time on a CPU: more would only fall out of its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
+FREE = 0.95  # share of the free memory that a plan may use
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUPS = (  # version 2, version 1: limit, use, statistics, and what of the use is cached files
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 
 
 class TooLargeError(UserError):
@@ -37,7 +50,7 @@ class Plan:
         parts: {what: bytes}, from shapes.
         limit: bytes that may be used.
         num_envs: environments over all devices.
-        scaling: the share of `parts` that grows with the number of environments, in bytes.
+        scaling: how many of the bytes of `parts` grow with the number of environments.
     """
 
     parts: dict[str, int]
@@ -47,53 +60,102 @@ class Plan:
 
     @property
     def total(self) -> int:
+        """Bytes from shapes."""
         return sum(self.parts.values())
 
-    def check(self, needed: int | None = None) -> None:
-        """Raises TooLargeError that names the largest num_envs that fits, if `needed` bytes do not."""
-        needed = self.total if needed is None else needed
-        if needed <= self.limit:
-            return
-        factor = needed / self.total
+    @property
+    def fits(self) -> bool:
+        """Whether the bytes from shapes fit."""
+        return self.total <= self.limit
+
+    def largest(self, needed: int | None = None) -> int:
+        """About the largest num_envs that fits, if this one needs `needed` bytes; 0 if none does."""
+        factor = 1.0 if needed is None else needed / self.total
         fixed, per_env = (self.total - self.scaling) * factor, self.scaling * factor / self.num_envs
-        largest = int((self.limit - fixed) / per_env) if self.limit > fixed and per_env else 0
-        largest -= largest % 8 if largest >= 8 else 0
-        advice = (
-            f"the largest --num_envs that fits is about {largest}" if largest else "choose a smaller network or map"
+        return rounded(int((self.limit - fixed) / per_env)) if self.limit > fixed and per_env else 0
+
+    def refusal(self, needed: int, advice: str) -> TooLargeError:
+        """The error that says so."""
+        return TooLargeError(
+            f"the run needs {gibibytes(needed)} per device, but {gibibytes(self.limit)} may be used (--memory_gb): "
+            + advice
         )
-        raise TooLargeError(
-            f"the run needs {needed / GIB:.2f} GiB per device, but {self.limit / GIB:.2f} GiB may be used "
-            f"(--memory_gb): {advice}"
-        )
+
+    def check(self, needed: int) -> None:
+        """Raises TooLargeError that names about the largest num_envs that fits, if `needed` bytes do not."""
+        if needed > self.limit:
+            raise self.refusal(needed, largest_fitting(self.largest(needed)))
 
     def lines(self) -> list[str]:
         """For people."""
-        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.parts.items())
-        return [f"memory plan in GiB per device: {parts}; {self.total / GIB:.2f} of {self.limit / GIB:.2f}"]
+        parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in self.parts.items())
+        return [f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"]
 
 
-def free_memory(device: jax.Device) -> int:
-    """Bytes that a run may use: of a CPU what the system calls available (within a container's limit)."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(0.95 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
-    available = (
-        next(
-            int(line.split()[1]) * 1024
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemAvailable")
-        )
-        if Path("/proc/meminfo").exists()
-        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    )
-    for name, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, current = Path("/sys/fs/cgroup", name), Path("/sys/fs/cgroup", used)
-        if limit.exists() and current.exists() and limit.read_text().strip().isdigit():
-            available = min(available, int(limit.read_text()) - int(current.read_text()))
-    return int(0.95 * available)
+def rounded(num_envs: int) -> int:
+    """A number of environments that eight devices can share, if it is large enough for that."""
+    return num_envs - num_envs % 8 if num_envs >= 8 else num_envs
+
+
+def largest_fitting(num_envs: int) -> str:
+    """What to advise where only `num_envs` environments fit."""
+    if num_envs < 1:
+        return "choose a smaller network or map, or a machine with more memory"
+    return f"the largest --num_envs that fits is {num_envs}"
+
+
+def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
+    """The largest num_envs that fits according to `replan`, to a few percent; 0 if none does.
+
+    Args:
+        plan: one that does not fit.
+        replan: the plan for another number of environments, None where there is none.
+    """
+    above, guess = plan, plan.largest()
+    for _ in range(8):
+        found = replan(guess) if guess > 0 else None
+        if found is None:
+            return 0
+        if found.fits:
+            return guess
+        slope = (above.total - found.total) / max(above.num_envs - guess, 1)
+        lower = guess - (found.total - plan.limit) / slope if slope > 0 else guess / 2
+        above, guess = found, rounded(int(min(lower, 0.97 * guess)))
+    return 0
+
+
+def free_memory(device: jax.Device, devices: int = 1) -> int:
+    """Bytes that a run may use on each of `devices` devices like this one.
+
+    On a CPU these share what the system calls available (within a container's limit).
+    """
+    if device.platform != "cpu":
+        stats = device.memory_stats()
+        if stats and "bytes_limit" in stats:
+            return int(FREE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    available = min(_available(), *(_left_in_cgroup(*names) for names in CGROUPS))
+    return int(FREE * available / devices)
+
+
+def _available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, root: Path = CGROUP_ROOT) -> float:
+    """Bytes left of a container's limit, infinite without one; files that are only cached do not count as used."""
+    try:
+        text = (root / limit).read_text().strip()
+        if not text.isdecimal():
+            return math.inf
+        lines = dict(line.split() for line in (root / statistics).read_text().splitlines())
+        return int(text) - int((root / used).read_text()) + int(lines.get(reclaimable, 0))
+    except (OSError, ValueError):
+        return math.inf
 
 
 def size(tree: Any) -> int:
@@ -120,12 +182,18 @@ def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str
     if used == wanted:
         return used, None
     fitting = -(-num_envs // 8) * 8
-    sentence = (
-        f"{num_envs} environments are cut into {shards} logical shards, which {wanted} devices cannot share evenly"
-    )
+    if fitting == num_envs:
+        remedy = "a minibatch that 8 divides and no --logical_shards"
+    else:
+        remedy = f"--num_envs {fitting}"
+    cut = f"{num_envs} environments are cut into {shards} logical shards, which {wanted} devices cannot share evenly"
     if requested:
-        raise UsageError(f"{sentence}: use --devices {used}, or --num_envs {fitting} with 1, 2, 4 or 8 devices")
-    return used, f"{sentence}: {wanted - used} devices stay idle; --num_envs {fitting} would use {min(wanted, 8)}"
+        raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
+    return used, f"{cut}: only {used} of them are used; {remedy} would let {_power_of_two(min(wanted, 8))} be used"
+
+
+def _power_of_two(limit: int) -> int:
+    return 1 << (limit.bit_length() - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,35 +205,47 @@ class Chunks:
 
 
 def choose_chunks(
-    env: BatchedEnvironment,
-    make_algo: Callable[[Layout], Algorithm],
-    layout: Layout,
-    rollout: int,
-    learn: int,
-    limit: int,
+    env: BatchedEnvironment, algo: Algorithm, rollout: int, learn: int, limit: int, adapt: bool = False
 ) -> Chunks:
     """Chunk sizes that keep what is in flight within SHARE of the memory; given ones are checked and kept.
+
+    Args:
+        env: the batched environment.
+        algo: the algorithm, with the layout of the run.
+        rollout: `--rollout_chunk`.
+        learn: `--learn_chunk`.
+        limit: bytes that may be used on a device.
+        adapt: lower a given rollout chunk that does not divide the environments of a device, whose number may
+            have changed since it was chosen.
 
     Raises:
         UsageError: a given chunk does not divide what it cuts.
     """
-    platform = jax.default_backend()
-    algo = make_algo(layout)
-    whole = layout.num_envs // layout.shards if layout.exact else layout.local_envs
-    largest = algo.largest_chunk()
-    for name, chunk, of in (("rollout_chunk", rollout, whole), ("learn_chunk", learn, largest)):
-        if chunk and of % chunk:
-            raise UsageError(f"{name} {chunk} does not divide {of}: use {largest_divisor(of, chunk)}")
-    if not rollout:
+    layout, cpu = algo.layout, jax.default_backend() == "cpu"
+    flown = layout.num_envs // layout.shards if layout.exact else layout.local_envs
+    learned = algo.largest_chunk()
+    rollout = min(rollout, flown)
+    if rollout and adapt:
+        rollout = largest_divisor(flown, rollout)
+    for name, chunk, whole in (("rollout_chunk", rollout, flown), ("learn_chunk", learn, learned)):
+        if chunk and whole > 1 and whole % chunk:
+            raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
+    if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         per_env = 3 * flying_bytes(env)  # before, after, and what the compiler keeps in between
-        affordable = max(1, int(SHARE * limit) // max(per_env, 1))
-        rollout = largest_divisor(whole, min(affordable, CPU_FLIGHT if platform == "cpu" else affordable))
-        if not all(phase.restart or not phase.steps for phase in algo.phases):
-            rollout = whole
-    if not learn:
-        affordable = max(1, int(SHARE * limit) // max(algo.sample_bytes(), 1))
-        learn = largest_divisor(largest, min(affordable, CPU_SAMPLES if platform == "cpu" else affordable))
-    return Chunks(rollout, learn)
+        rollout = _chunk(flown, SHARE * limit / max(per_env, 1), CPU_FLIGHT if cpu else flown)
+    if not learn and learned > 1:  # else the algorithm does not say what can be cut
+        learn = _chunk(learned, SHARE * limit / max(algo.sample_bytes(), 1), CPU_SAMPLES if cpu else learned)
+    return Chunks(rollout or flown, learn)
+
+
+def _chunk(whole: int, affordable: float, wanted: int) -> int:
+    """A divisor of `whole` near `wanted` and not above `affordable`."""
+    affordable = max(1, int(affordable))
+    below = largest_divisor(whole, min(affordable, wanted))
+    if below >= min(affordable, wanted, whole) / 4:
+        return below
+    above = [d for d in range(wanted, min(affordable, whole) + 1) if whole % d == 0]
+    return above[0] if above else below
 
 
 def flying_bytes(env: BatchedEnvironment) -> int:
@@ -176,24 +256,35 @@ def flying_bytes(env: BatchedEnvironment) -> int:
     return size(jax.eval_shape(env.reset, keys, context))
 
 
-def make_plan(trainer: Trainer, limit: int) -> Plan:
-    """What a run needs, from shapes."""
-    layout, algo = trainer.layout, trainer.algo
-    shapes = trainer.shapes()
+def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
+    """What a run needs, from shapes.
+
+    Args:
+        trainer: of the run.
+        limit: bytes that may be used on a device.
+        evaluation: episodes flown at a time on a device when the policy is evaluated.
+    """
+    layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     replicated = size((shapes.algo.replicated, shapes.progress))
     split = size(shapes.algo.split) // layout.devices
     kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
-    rollout = trainer.rollout_chunk or layout.local_envs
-    parts = {
-        "parameters": 2 * replicated,  # and gradients, optimiser step
-        "replay": split,
-        "environments": 2 * kept,
-        "flying": 0 if kept else 3 * flying_bytes(trainer.env) * rollout,
+    flying = 3 * flying_bytes(trainer.env)
+    work = {
+        "flying": 0 if kept else flying * (trainer.rollout_chunk or layout.local_envs),
         "trajectory": max((trajectory_bytes(trainer, phase) for phase in algo.phases if phase.steps), default=0),
         "learner": algo.data_bytes(),
         "activations": algo.sample_bytes() * (layout.learn_chunk or algo.largest_chunk()),
     }
-    scaling = sum(parts[name] for name in ("replay", "environments", "trajectory", "learner"))
+    parts = {
+        "parameters": 2 * replicated,  # and gradients, optimiser step
+        "replay": split,
+        "environments": 2 * kept,
+        **work,
+        "evaluation": max(0, flying * evaluation - sum(work.values())),  # what training does not need anyhow
+        # On a CPU the host's copy of a checkpoint lies in the same memory.
+        "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,
+    }
+    scaling = split + 2 * kept + work["trajectory"] + work["learner"] + bool(parts["checkpoint"]) * (split + kept)
     return Plan({name: part for name, part in parts.items() if part}, limit, layout.num_envs, scaling)
 
 

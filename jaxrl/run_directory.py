@@ -51,6 +51,33 @@ def create(root: Path | str, algo: str, env: str) -> Path:
     return run
 
 
+def check_root(root: Path | str) -> None:
+    """See whether `create` could work, before much has been computed; makes nothing.
+
+    Raises:
+        RunError: `root` is not a directory, or not writable.
+    """
+    path = Path(root).absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "is not writable" if existing.is_dir() else "is not a directory"
+        raise RunError(f"no run directory can be made under {root} ({existing} {problem}); choose another with --runs")
+
+
+def write_config(run: Path, text: str) -> None:
+    """Write config.yaml, which makes a directory a run.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        write_atomically(run / CONFIG, text)
+    except OSError as error:
+        raise RunError(
+            f"{run / CONFIG} cannot be written ({error.strerror}); make it writable or free disk space"
+        ) from error
+
+
 def _next(group: Path) -> Path:
     """Make the directory with the lowest number above all others; mkdir decides between processes."""
     first = 1 + max((int(path.name) for path in group.iterdir() if path.name.isdecimal()), default=0)
@@ -82,6 +109,20 @@ def versions() -> dict[str, str]:
     found["backend"] = f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".splitlines()[0]
     found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
     return found
+
+
+def other_versions(run: Path) -> list[str]:
+    """Sentences about what is of another version now than when the run began: its numbers may differ a little."""
+    try:
+        former = dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []
+    now = versions()
+    return [
+        f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
+        for name in ("jaxrl", *_PACKAGES, "backend")
+        if name in former and former[name] != now[name]
+    ]
 
 
 def open_run(path: Path | str) -> Path:

@@ -13,13 +13,10 @@ def main(argv: Sequence[str]) -> int:
     request = config.parse(argv, description=__doc__)
     enable_compilation_cache()
     if request.resume is not None:
-        assert request.config is not None
-        directory, sentence = session.resume(request.resume, request.config, request.changes)
+        ended = session.resume(request.resume, request.config, request.changes)
     else:
-        assert request.config is not None
-        directory, sentence = session.start(request.config, request.init_from)
-    print(sentence)
-    print(f"run directory: {directory}")
+        ended = session.start(request.config)
+    print(f"{ended.sentence}\n{ended.memory}\nrun directory: {ended.directory}")
     return 0
 
 

@@ -163,8 +163,10 @@ def significant(number: float) -> str:
 
 
 def gibibytes(number: float) -> str:
-    """Bytes as GiB, or as MiB below one of them."""
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+    """Bytes as GiB, or as MiB or KiB below one of them."""
+    if number >= 2**30:
+        return f"{number / 2**30:.1f} GiB"
+    return f"{number / 2**20:.0f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,219 @@
+"""A configuration made real: sizes resolved, memory planned, programs compiled; nothing of size is allocated here."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from envs_jax.base import EnvSpec
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl import algos, plan, precision
+from jaxrl.algos.base import Algorithm, Phase
+from jaxrl.config import Config, RunSettings, usage_errors
+from jaxrl.errors import UsageError
+from jaxrl.evaluation import Evaluator, learned
+from jaxrl.parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
+from jaxrl.report.console import gibibytes
+from jaxrl.trainer import Trainer, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A configuration made real.
+
+    Attributes:
+        config: with every automatic value written out, as in config.yaml.
+        env, algo, trainer, mesh: see their classes.
+        plan: memory needed, from shapes.
+        notes: sentences for the user.
+    """
+
+    config: Config
+    env: BatchedEnvironment
+    algo: Algorithm
+    trainer: Trainer
+    mesh: Mesh
+    plan: plan.Plan
+    notes: list[str]
+
+    @property
+    def eval_episodes(self) -> int:
+        """Episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
+        multiple = math.lcm(8, self.mesh.size)
+        return -(-self.config.run.eval_episodes // multiple) * multiple
+
+
+def prepare(config: Config, resuming: bool = False) -> Setup:
+    """Resolve sizes, choose chunks by the memory plan and check it.
+
+    Raises:
+        UsageError: impossible settings.
+        plan.TooLargeError: the run does not fit; names the largest num_envs that does.
+    """
+    setup = assemble(config, resuming)
+    made = setup.plan
+    if made.fits:
+        return setup
+    if resuming:
+        raise made.refusal(made.total, "resume it where more is free, or with more --devices")
+
+    def replan(num_envs: int) -> plan.Plan | None:
+        try:
+            return assemble(config.with_run(num_envs=num_envs)).plan
+        except UsageError:
+            return None
+
+    raise made.refusal(made.total, plan.largest_fitting(plan.search_largest(made, replan)))
+
+
+def assemble(config: Config, resuming: bool = False) -> Setup:
+    """The same without looking whether it fits. Raises UsageError."""
+    run, env = config.run, batched(config.make_env())
+    total = _total_env_steps(run, env.spec)
+    with usage_errors():
+        layout, make_algo, warning = _layout(config, env.spec)
+        devices = layout.devices
+        limit = int(run.memory_gb * plan.GIB) or plan.free_memory(jax.local_devices()[0], devices)
+        chunks = plan.choose_chunks(env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming)
+        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
+        _check_phases(config.algo, algo.phases)
+    store = precision.rollout_dtype(run.rollout_dtype)
+    resolved = config.with_run(
+        num_envs=layout.num_envs,
+        logical_shards=layout.shards,
+        rollout_chunk=chunks.rollout,
+        learn_chunk=chunks.learn,
+        total_env_steps=total,
+        total_episodes=0,
+        schedule_env_steps=run.schedule_env_steps or total,
+        compute_dtype=jnp.dtype(layout.compute_dtype).name,
+        rollout_dtype=store.name,
+    )
+    mesh = make_mesh(devices)
+    trainer = Trainer(
+        env=env,
+        algo=algo,
+        layout=algo.layout,
+        mesh=mesh,
+        block=run.block_iterations,
+        rollout_chunk=chunks.rollout,
+        store=store,
+        total_env_steps=resolved.run.schedule_env_steps,
+    )
+    evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
+    notes = [*algo.summary(), *([f"warning: {warning}"] if warning else [])]
+    return Setup(resolved, env, algo, trainer, mesh, plan.make_plan(trainer, limit, evaluation), notes)
+
+
+def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
+    """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
+    run, cls = config.run, algos.find(config.algo)
+    num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
+    batch = cls.batch(spec, config.algo_settings, num_envs)
+    shards = run.logical_shards or logical_shards(num_envs, batch)
+    for name, number in (("num_envs", num_envs), ("the minibatch", batch)):
+        if number % shards:
+            raise UsageError(
+                f"{name} {number} is not divisible by logical_shards {shards}: use {-(-number // shards) * shards}, "
+                f"or --logical_shards {largest_divisor(math.gcd(num_envs, batch, 8), shards)}"
+            )
+    devices, warning = plan.choose_devices(run.devices, num_envs, shards)
+    dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
+    layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
+    return layout, lambda layout: cls(spec, layout, **config.algo_settings), warning
+
+
+def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
+    if not any(phase.steps for phase in phases):
+        raise UsageError(f"algorithm '{name}' has no phase that steps the environment: give one `steps`")
+    for phase in phases:
+        if not phase.steps and phase.iterations is None:
+            raise UsageError(f"phase '{phase.name}' of algorithm '{name}' would never end: give it `iterations`")
+
+
+def _total_env_steps(run: RunSettings, spec: EnvSpec) -> int:
+    if run.total_env_steps and run.total_episodes:
+        raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
+    if run.total_episodes:
+        if not spec.fixed_horizon:
+            raise UsageError(f"episodes of '{spec.name}' differ in length: use --total_env_steps")
+        return run.total_episodes * spec.horizon
+    if not run.total_env_steps:
+        raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
+    return run.total_env_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """What a run calls, compiled.
+
+    Attributes:
+        start: (key, inputs) -> TrainState, for a run that begins.
+        blocks: (state, iterations) -> (state, metrics), one per phase.
+        evaluate: (policy, key, context) -> curves, None if the run never evaluates.
+        peak: bytes on a device at the worst moment of the run, with a checkpoint under way.
+    """
+
+    start: Callable[..., TrainState] | None
+    blocks: list[Callable[..., Any]]
+    evaluate: Callable[..., dict[str, Any]] | None
+    peak: int
+
+
+def _local_size(tree: Any) -> int:
+    """Bytes on one device of shapes with shardings."""
+    return plan.size(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree))
+
+
+def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str], None]) -> Programs:
+    """Compile all of a run ahead of time and check its memory again, by what the compiler says.
+
+    Args:
+        setup: of the run.
+        inputs: what `Algorithm.init` takes.
+        fresh: whether the run begins (else it goes on from a checkpoint).
+        say: receives sentences about seconds and bytes.
+
+    Raises:
+        plan.TooLargeError: the run does not fit.
+    """
+    trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
+    replicated = shardings(setup.mesh, REPLICATED)
+    checkpoint = setup.plan.parts.get("checkpoint", 0)
+    peak = 0
+
+    def place(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
+
+    def compiled(what: str, function: Any, *arguments: Any, beside: int = 0) -> Any:
+        nonlocal peak
+        began = time.monotonic()
+        program = function.lower(*arguments).compile()
+        needed = plan.compiled_bytes(program) + beside + checkpoint
+        say(f"compiled {what} in {time.monotonic() - began:.1f} s; it needs {gibibytes(needed)} per device")
+        setup.plan.check(needed)
+        peak = max(peak, needed)
+        return program
+
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    blocks = [
+        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) for phase in setup.algo.phases
+    ]
+    evaluate = start = None
+    key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    if run.eval_every:
+        evaluator = Evaluator(
+            setup.env, learned(setup.algo), setup.eval_episodes, setup.mesh, run.rollout_chunk, setup.algo.init_actor
+        )
+        policy = place(jax.eval_shape(setup.algo.policy, shapes.algo))
+        context = place(jax.eval_shape(setup.env.context, shapes.progress))
+        state = _local_size(shapes)
+        evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
+    if fresh:
+        start = compiled("the start", jax.jit(lambda key, inputs: trainer.init(key, inputs)), key, inputs)
+    return Programs(start, blocks, evaluate, peak)

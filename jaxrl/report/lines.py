@@ -1,0 +1,98 @@
+"""Lines of metrics: means over groups of iterations, which may begin in one process and end in another; and rates."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxrl.report.writer import Writer
+
+
+class Pace:
+    """Environment steps and updates per second of training over the last blocks; pauses do not count."""
+
+    def __init__(self, env_steps: int, updates: int) -> None:
+        self._paused = 0.0
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=21)
+        self.mark(env_steps, updates)
+
+    def mark(self, env_steps: int, updates: int) -> float:
+        """Note that a block has ended with these counters; returns the seconds since the last mark."""
+        now = time.monotonic() - self._paused
+        seconds = now - self._marks[-1][0] if self._marks else 0.0
+        self._marks.append((now, env_steps, updates))
+        return seconds
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """For what is not training: evaluations, and waiting for a checkpoint."""
+        began = time.monotonic()
+        yield
+        self._paused += time.monotonic() - began
+
+    def rates(self) -> dict[str, float]:
+        """What the console and the lines show."""
+        (began, steps, updates), (now, steps_now, updates_now) = self._marks[0], self._marks[-1]
+        seconds = max(now - began, 1e-9)
+        return {
+            "env_steps_per_second": (steps_now - steps) / seconds,
+            "updates_per_second": (updates_now - updates) / seconds,
+        }
+
+
+class Lines:
+    """Collects iterations into lines of metrics.jsonl.
+
+    Names: train/ is what the algorithm reports, episode/ means over the episodes that ended, time/ whatever is
+    measured in time and therefore differs from run to run; nothing else does.
+
+    Args:
+        writer: takes the lines.
+        every: iterations per line.
+        group: `group` of the process that this one continues.
+    """
+
+    def __init__(self, writer: Writer, every: int, group: Mapping[str, Any] | None = None) -> None:
+        self._writer, self._every = writer, every
+        self.group: dict[str, Any] = dict(group or {})  # sums of a line that is not complete, for the checkpoint
+        self.losses: dict[str, float] = {}  # of the last line
+        self.episodes: dict[str, float] = {}
+
+    def add(
+        self, counters: Mapping[str, int], learning: Mapping[str, Any], episodes: Mapping[str, Any], pace: Pace
+    ) -> None:
+        """One iteration: its counters ("iteration" among them), metrics of `learn`, and sums over ended episodes."""
+        group = self.group or {"learning": {}, "episodes": {}}
+        for name, value in learning.items():
+            total, number = group["learning"].get(name, (0.0, 0))
+            group["learning"][name] = [total + float(np.mean(value)), number + 1]
+        for name, value in episodes.items():
+            group["episodes"][name] = group["episodes"].get(name, 0.0) + float(value)
+        self.group = group
+        if counters["iteration"] % self._every == 0:
+            self.flush(counters, pace)
+
+    def flush(self, counters: Mapping[str, int], pace: Pace) -> None:
+        """Write the line as it is, if there is anything in it."""
+        if not self.group:
+            return
+        learning = {f"train/{name}": total / number for name, (total, number) in self.group["learning"].items()}
+        sums = dict(self.group["episodes"])
+        ended = sums.pop("episodes", 0.0)
+        self.episodes = {name: value / ended for name, value in sums.items()} if ended else {}
+        self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith("loss")}
+        self.group = {}
+        self._writer.write(
+            counters["iteration"],
+            {
+                **{name: number for name, number in counters.items() if name != "iteration"},
+                "episodes": ended,
+                **{f"episode/{name}": value for name, value in self.episodes.items()},
+                **learning,
+                "time/unix": time.time(),
+                **{f"time/{name}": rate for name, rate in pace.rates().items()},
+            },
+        )

@@ -1,0 +1,36 @@
+"""The most memory that a run has held, to be read beside its plan."""
+
+import contextlib
+from pathlib import Path
+
+import jax
+
+from jaxrl.report.gpu import resident_bytes
+
+
+class Peak:
+    """High-water mark of memory from now on, on the fullest local device.
+
+    Where the device keeps no count (CPU), it is that of the resident size of this process beyond what it is now.
+    """
+
+    def __init__(self) -> None:
+        self._before = resident_bytes()
+        with contextlib.suppress(OSError):  # Linux: forget the mark so far, which compiling has set
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def read(self) -> int:
+        """Bytes."""
+        statistics = [device.memory_stats() for device in jax.local_devices()]
+        if all(statistics):
+            return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)
+        return max(_resident_peak() - self._before, 0)
+
+
+def _resident_peak() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resident_bytes()
