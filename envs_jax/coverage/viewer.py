@@ -103,15 +103,14 @@ def scene(record: Record, side: int = SIDE) -> Scene:
         maps.append(np.where(seen, 1 + np.round(np.clip(p, 0.0, 1.0) * 254.0), 0).astype(np.uint8))
     ground = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states.terrain)
     truth = shrink(np.asarray(terrain.whole(ground, n)).astype(np.float32), side) >= 0.5
-    positions = jnp.asarray(states.positions)
-    box = world.clip_footprint(world.footprint(positions, env.q), n)
+    box = world.clip_footprint(world.footprint(jnp.asarray(states.positions), env.q), n)
     corners = np.stack([np.asarray(edge) for edge in (box.top, box.left, box.bottom, box.right)], axis=-1)
     heard = [_heard(env, states, k) for k in range(record.steps + 1)]
     return Scene(
         side=n * metres,
         belief=np.stack(maps),
         borders=borders(truth) * (n * metres / len(truth)),
-        positions=np.asarray(positions + jnp.array([0, 0, 1], jnp.int32)) * world.SPACING,
+        positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
         heard=np.stack(heard),
     )

@@ -1,0 +1,211 @@
+"""The verb `evaluate`: its numbers against plain NumPy, equal starts for all policies, its file and its errors."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.base import make
+from envs_jax.coverage.actions import sequential_masks
+from jaxrl import evaluate, subject, train
+from jaxrl.evaluation import held_out_key, uniform
+from jaxrl.subject import Subject, load
+from jaxrl.trainer import key_of_env
+
+SMALL = {"q": 2, "budget": 2, "num_agents": 2}
+
+
+def corridor(**settings) -> Subject:
+    return load(None, "tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 6, **settings})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run of the tiny algorithm on the corridor, a few updates long."""
+    root = tmp_path_factory.mktemp("runs")
+    code = train.main(["--algo", "tiny:TinyQ", "--env", "tiny:Corridor", "--num_envs", "8", "--num_agents", "2",
+                       "--horizon", "6", "--total_env_steps", "256", "--runs", str(root)])  # fmt: skip
+    assert code == 0
+    return Path((root / "latest").read_text().strip())
+
+
+def test_numbers_equal_a_walk_by_hand():
+    """ "right" walks straight to the end: everything follows from where the held-out episodes start."""
+    wanted, episodes, seed = corridor(), 12, 5
+    ((_, curves),) = evaluate.fly(wanted, ["right"], episodes, seed)
+    env, key = wanted.env.env, held_out_key(seed, "evaluation")
+    starts = []
+    for i in range(episodes):
+        root = key_of_env(key, jnp.int32(i))
+        starts.append(int(env.reset(jax.random.fold_in(root, jnp.uint32(0)), ())[0].position[0]))
+    need = 4 - np.array(starts)  # steps to the end
+    assert len(set(need)) > 1
+    step = np.arange(7)[:, None]
+    np.testing.assert_array_equal(curves["length"], np.minimum(step, need))
+    np.testing.assert_array_equal(curves["return"], step >= need)
+    np.testing.assert_array_equal(curves["reached"], step >= need)
+    report = evaluate.evaluate(wanted, ["right"], episodes, seed, at=[2, 6])
+    found = report["policies"]["right"]["return"]
+    values = (step >= need).astype(float)
+    np.testing.assert_allclose(found["mean"], values.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(found["std"], values.std(1, ddof=1), rtol=1e-6)
+    np.testing.assert_allclose(found["ci95"], 1.96 * values.std(1, ddof=1) / np.sqrt(episodes), rtol=1e-6)
+
+
+def test_all_policies_start_alike_and_differ_later():
+    wanted = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
+    curves = dict(evaluate.fly(wanted, ["random", "ig", "lawnmower"], 6, seed=1))
+    for metric, reference in curves["random"].items():
+        for name in ("ig", "lawnmower"):
+            np.testing.assert_array_equal(curves[name][metric][0], reference[0], err_msg=f"{name} {metric}")
+    assert not np.array_equal(curves["ig"]["entropy"][-1], curves["random"]["entropy"][-1])
+    other = dict(evaluate.fly(wanted, ["random"], 6, seed=2))
+    assert not np.array_equal(other["random"]["entropy"][0], curves["random"]["entropy"][0])
+
+
+def test_chunks_and_devices_change_nothing():
+    wanted = corridor(num_agents=2)
+    whole = dict(evaluate.fly(wanted, ["random", "right"], 7, seed=0))
+    parts = dict(evaluate.fly(wanted, ["random", "right"], 7, seed=0, devices=3, chunk=2))
+    for name, curves in whole.items():
+        for metric, curve in curves.items():
+            assert curve.shape == (7, 7)
+            np.testing.assert_array_equal(parts[name][metric], curve)
+
+
+def test_chunks_follow_the_size_of_the_state():
+    small, large = (load(None, "coverage", make("coverage", q=q).__dict__ | {}) for q in (7, 57))
+    assert evaluate.default_chunk(corridor()) > 10_000
+    assert 5 <= evaluate.default_chunk(large) <= 64 < evaluate.default_chunk(small)
+
+
+def test_marks_are_thirds():
+    assert evaluate.marks(15) == [5, 10, 15]
+    assert evaluate.marks(200) == [67, 133, 200]
+    assert evaluate.marks(2) == [1, 2]
+
+
+def _report(score_mode: str, **finals: tuple[float, float]) -> dict:
+    return {name: {"score": {"mean": [0.0, mean], "std": [0.0, 1.0], "ci95": [0.0, half]}}
+            for name, (mean, half) in finals.items()}  # fmt: skip
+
+
+def test_comparison_by_hand():
+    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), bad=(0.9, 0.02), seq=(0.5, 0.1))
+    found = evaluate.compare(policies, "score", "min")
+    assert found == {"policy": "learned", "better": True, "disjoint": True, "best": "seq",
+                     "way": {"ig": 0.8, "bad": None, "seq": 0.6666667}}  # fmt: skip
+    policies["random"]["score"]["mean"][-1] = 0.68  # the gap of 0.08 is less than 0.05 + 0.04
+    assert not evaluate.compare(policies, "score", "min")["disjoint"]
+    assert not evaluate.compare(policies, "score", "max")["better"]
+    del policies["random"]
+    assert evaluate.compare(policies, "score", "min") is None
+
+
+def test_conclusion_tells_the_comparison():
+    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), seq=(0.5, 0.1))
+    report = {"score": "score", "score_mode": "min", "policies": policies,
+              "comparison": evaluate.compare(policies, "score", "min")}  # fmt: skip
+    first, second = evaluate.conclusion(report)
+    assert "do not overlap: learned is better" in first and "0.600 ±0.050" in first
+    assert "80 % of the way from random to ig" in second.replace("80%", "80 %")
+    assert "seq (0.500 ±0.100, the best scripted policy)" in second
+
+
+def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    settings = ["--env", "tiny:Corridor", "--length", "3", "--horizon=6"]
+    assert evaluate.main([*settings, "--episodes", "9", "--seed", "3", "--json", str(path)]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(path.read_text())
+    assert report["env_settings"] == {"num_agents": 1, "length": 3, "horizon": 6}
+    assert (report["episodes"], report["seed"], report["at"], report["run"]) == (9, 3, [2, 4, 6], None)
+    assert list(report["policies"]) == ["random", "right"] and report["comparison"] is None
+    again = evaluate.evaluate(corridor(length=3), ["random", "right"], 9, 3)
+    assert json.loads(json.dumps(again)) == report
+    mean = report["policies"]["random"]["return"]["mean"]
+    line = next(line for line in out.splitlines() if line.startswith("return"))
+    shown = [float(word) for word in line.split() if word[0].isdigit()]
+    np.testing.assert_allclose(shown, [mean[k] for k in (2, 4, 6)], atol=6e-3)
+    assert "random: 9 episodes" in err and all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_random_of_any_environment_obeys_the_masks():
+    env = make("coverage", **SMALL | {"num_agents": 4})
+    state, timestep = env.reset(jax.random.key(3), ())
+    chosen = jax.vmap(lambda key: uniform(env, state, timestep, key))(jax.random.split(jax.random.key(0), 200))
+    allowed = jax.vmap(lambda c: sequential_masks(timestep.mask_state, timestep.action_mask, c, 6))(chosen)
+    assert np.all(np.take_along_axis(np.asarray(allowed), np.asarray(chosen)[..., None], -1))
+    open_ = np.asarray(timestep.action_mask[0])
+    counts = np.bincount(np.asarray(chosen)[:, 0], minlength=6)
+    expected = 200 / open_.sum()
+    assert np.all((counts > 0) == open_) and np.all(abs(counts[open_] - expected) < 5 * np.sqrt(expected))
+
+
+# With a run
+
+
+def test_a_run_beside_every_baseline(run, capsys):
+    assert evaluate.main([str(run), "--episodes", "6"]) == 0
+    report = json.loads((run / evaluate.FILE).read_text())
+    assert list(report["policies"]) == ["learned", "sampled", "random", "right"]
+    assert report["algo"] == "tiny:TinyQ" and report["settings"]["batch_size"] == 32 and report["checkpoint"] > 0
+    assert report["versions"]["jax"] == jax.__version__
+    out = capsys.readouterr().out
+    assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
+    assert "At the end, return (large is good): learned" in out
+    starts = [result["reached"]["mean"][0] for result in report["policies"].values()]
+    assert len(set(starts)) == 1
+
+
+def test_a_policy_moves_to_settings_that_fit(run):
+    settings = {"num_agents": 2, "length": 4, "horizon": 9}
+    moved = load(run, "tiny:Corridor", settings)
+    ((_, curves),) = evaluate.fly(moved, ["learned"], 4, 0)
+    assert curves["return"].shape == (10, 4)
+    with pytest.raises(subject.UsageError, match="does not fit length 7"):
+        load(run, "tiny:Corridor", {**settings, "horizon": 6, "length": 7})
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["nowhere/at/all"], 1, "does not exist"),
+        (["--polcy", "ig"], 2, "did you mean '--policy'?"),
+        (["--policy", "igg"], 2, "did you mean 'ig'?"),
+        (["--policy", "learned"], 2, "needs a run"),
+        (["--policy", ","], 2, "names no policy"),
+        (["--episodes", "0"], 2, "--episodes must lie between 1 and"),
+        (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
+        (["--seed", "-1"], 2, "--seed must lie between 0"),
+        (["--devices", "99"], 2, "--devices must lie between 1 and 8, not 99"),
+        (["--at", "16"], 2, "--at must lie between 0 and 15, not 16"),
+        (["--env", "covrage"], 2, "did you mean 'coverage'?"),
+        (["--q", "0"], 2, "q is 0"),
+        (["--q", "seven"], 2, "not 'seven'"),
+        (["--last"], 2, "--last chooses a checkpoint of a run"),
+        (["a", "b"], 2, "unexpected word 'b'"),
+        (["--policy", "random", "--json", "/no/such/folder/x.json"], 1, "cannot write /no/such/folder/x.json"),
+        (["--policy", "random", "--json", "/"], 1, "/ is a directory"),
+    ],
+)
+def test_errors_are_one_sentence(argv, code, words, capsys):
+    assert evaluate.main(argv) == code
+    out, err = capsys.readouterr()
+    assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
+
+
+def test_a_run_keeps_its_environment(run, capsys):
+    assert evaluate.main([str(run), "--env", "coverage"]) == 2
+    assert "leave --env out" in capsys.readouterr().err
+
+
+def test_a_failed_evaluation_leaves_the_file(tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    path.write_text("kept")
+    assert evaluate.main(["--policy", "nobody", "--json", str(path)]) == 2
+    assert path.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,143 @@
+"""The verb `render`: the recorded episode is the evaluated one, every format holds every step, errors are sentences."""
+
+import base64
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from envs_jax import viewing
+from envs_jax.base import make
+from envs_jax.coverage.actions import MOVES
+from jaxrl import evaluate, render
+from jaxrl.subject import Subject, load
+
+SMALL = ["--q", "2", "--budget", "2", "--num_agents", "2"]
+
+
+@pytest.fixture(scope="module")
+def coverage() -> Subject:
+    return load(None, "coverage", dict(make("coverage", q=2, budget=2, num_agents=2).__dict__))
+
+
+@pytest.fixture(scope="module")
+def shown(coverage) -> viewing.Record:
+    """Episode 4 of "ig", with invented mean curves of two policies."""
+    names = ("entropy", "f1", "return")
+    references = {policy: {name: np.full((4, 2), level) for name in names}
+                  for policy, level in (("random", 0.9), ("ig", 0.5))}  # fmt: skip
+    return render.record(coverage, "ig", 4, 7, references)
+
+
+def test_the_episode_is_the_evaluated_one(coverage, shown):
+    ((_, curves),) = evaluate.fly(coverage, ["ig"], 6, seed=7)
+    for name, curve in curves.items():
+        np.testing.assert_array_equal(shown.curves[name], curve[:, 4], err_msg=name)
+    assert shown.steps == 3 and shown.actions.shape == (3, 2)
+    assert shown.states.maps.beliefs.shape == (4, 3, 17, 17)
+    np.testing.assert_allclose(shown.rewards.cumsum(), shown.curves["return"], rtol=1e-5)
+
+
+def test_actions_lead_from_row_to_row(shown):
+    moves = MOVES[6][shown.actions]
+    np.testing.assert_array_equal(shown.states.positions[1:], shown.states.positions[:-1] + moves)
+    assert shown.timesteps.first.tolist() == [True, False, False, False]
+
+
+def test_early_ends_are_cut_off():
+    corridor = load(None, "tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 9})
+    record = render.record(corridor, "right", 0, 0)
+    start = int(record.states.position[0, 0])
+    assert record.steps == 4 - start < 9
+    assert record.timesteps.terminated.tolist() == [False] * record.steps + [True]
+    assert len(record.curves["return"]) == record.steps + 1
+
+
+def test_page_needs_nothing_but_itself(coverage, shown):
+    page = coverage.env.env.viewer().html(shown)
+    assert not re.search(r"(https?:)?//\w", page.replace("data:image/png", ""))
+    assert not re.search(r"<(link|iframe|script [^>]*src)|@import|fetch\(|XMLHttpRequest|url\(", page)
+    assert "default-src 'none'" in page and "@" + "SCENE" not in page
+    frames = re.findall(r'href="data:image/png;base64,([^"]+)"', page)
+    assert len(frames) == shown.steps + 1 == 4
+    for frame in frames:
+        picture = Image.open(io.BytesIO(base64.b64decode(frame)))
+        assert picture.size == (17, 17) and picture.mode == "P"
+    data = json.loads(re.search(r"^const all = (.*);$", page, re.MULTILINE)[1])
+    assert data["player"]["steps"] == 3 and data["player"]["moments"][3] == "4 measurements"
+    np.testing.assert_allclose(data["player"]["curves"]["entropy"], shown.curves["entropy"], rtol=1e-5)
+    assert [r["name"] for r in data["player"]["references"]] == ["random (mean)", "ig (mean)"]
+
+
+def test_titles_cannot_break_the_page(coverage, shown):
+    record = dataclasses.replace(shown, title="<script>alert(1)</script> @SCENE@", policy="</script>")
+    page = coverage.env.env.viewer().html(record)
+    assert page.count("<script>") == page.count("</script>") == 1
+
+
+def test_frames_and_picture(coverage, shown):
+    viewer = coverage.env.env.viewer()
+    animation = Image.open(io.BytesIO(render.draw(viewer, shown, ".gif", 4.0)))
+    assert animation.n_frames == shown.steps + 1
+    times = []
+    for k in range(animation.n_frames):
+        animation.seek(k)
+        times.append(animation.info["duration"])
+    assert times == [250, 250, 250, 2250]
+    picture = Image.open(io.BytesIO(render.draw(viewer, shown, ".png", 4.0))).convert("RGB")
+    assert picture.width > 1500
+    assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
+
+
+def test_html_through_the_verb_with_an_evaluation(tmp_path, capsys):
+    numbers, page = tmp_path / "numbers.json", tmp_path / "mission.html"
+    assert evaluate.main([*SMALL, "--episodes", "3", "--json", str(numbers)]) == 0
+    argv = [*SMALL, "--policy", "random", "--evaluation", str(numbers), "--out", str(page)]
+    assert render.main(argv) == 0
+    assert f"wrote {page}" in capsys.readouterr().out
+    data = json.loads(re.search(r"^const all = (.*);$", page.read_text(), re.MULTILINE)[1])
+    report = json.loads(numbers.read_text())["policies"]
+    finals = {name: curves["entropy"]["mean"][-1] for name, curves in report.items() if name != "random"}
+    best = sorted(finals, key=finals.get)[:3]
+    references = {r["name"].removesuffix(" (mean)"): r["curves"] for r in data["player"]["references"]}
+    assert set(references) == {"random", *best}
+    np.testing.assert_allclose(references["random"]["entropy"][0], report["random"]["entropy"]["mean"], rtol=1e-5)
+    other = [*SMALL[:2], "--budget", "3", "--policy", "random", "--evaluation", str(numbers), "--out", str(page)]
+    before = page.read_bytes()
+    assert render.main(other) == 1
+    assert "about other settings of the environment" in capsys.readouterr().err
+    assert page.read_bytes() == before
+    numbers.write_text("{}")
+    assert render.main(argv) == 1
+    assert "is not an evaluation that jaxrl.evaluate wrote" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["--policy", "ig"], 2, "say what to write: --out mission.html"),
+        (["--policy", "ig", "--out", "x.htm"], 2, "cannot write '.htm' files; did you mean '.html'?"),
+        (["--policy", "ig", "--out", "x.mp4"], 2, "cannot write '.mp4' files"),
+        (["--policy", "ig", "--out", "mission"], 2, "choose from: .gif, .html, .png"),
+        (["--policy", "ig", "--out", "/no/such/folder/x.png"], 1, "cannot write /no/such/folder/x.png"),
+        (["--out", "OUT/x.png"], 2, "without a run, --policy says who flies"),
+        (["--policy", "learned", "--out", "OUT/x.png"], 2, "policy 'learned' needs a run"),
+        (["--policy", "lawnmover", "--out", "OUT/x.png"], 2, "did you mean 'lawnmower'?"),
+        (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),
+        (["--policy", "ig", "--episode", "1.5", "--out", "OUT/x.png"], 2, "--episode must be a whole number"),
+        (["--policy", "ig", "--frames-per-second", "0", "--out", "OUT/x.gif"], 2, "must lie between 0.1 and 50"),
+        (["--policy", "ig", "--evaluation", "no.json", "--out", "OUT/x.gif"], 1, "no.json is not an evaluation"),
+        (["--env", "tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
+        (["nowhere", "--out", "OUT/x.gif"], 1, "does not exist"),
+    ],
+)
+def test_errors_are_one_sentence(argv, code, words, capsys, tmp_path: Path):
+    assert render.main([word.replace("OUT", str(tmp_path)) for word in argv]) == code
+    out, err = capsys.readouterr()
+    assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,162 @@
+"""What the coverage viewer draws, against geometry and beliefs computed another way."""
+
+import base64
+import io
+import itertools
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from envs_jax import viewing
+from envs_jax.base import make
+from envs_jax.coverage import terrain, viewer
+from jaxrl import render
+from jaxrl.subject import load
+
+Q, AGENTS = 4, 3
+
+
+@pytest.fixture(scope="module")
+def record() -> viewing.Record:
+    made = make("coverage", q=Q, budget=4, num_agents=AGENTS, communication_range=15.0)
+    return render.record(load(None, "coverage", dict(made.__dict__)), "random", 2, 0)
+
+
+@pytest.fixture(scope="module")
+def scene(record) -> viewer.Scene:
+    return viewer.scene(record)
+
+
+def test_palette_is_told_apart():
+    table = viewer.palette().astype(int)
+    assert table.shape == (256, 3)
+    free, unknown, interest, unseen = table[1], table[128], table[255], table[0]
+    assert free[2] > free[0] + 60 and interest[0] > interest[2] + 60  # blue, orange
+    assert unknown.min() > 240 and 190 < unseen.mean() < 230  # white, grey
+    steps = np.abs(np.diff(table[1:], axis=0)).max()
+    assert steps < 6  # no jumps
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 7).flatmap(lambda n: st.lists(st.booleans(), min_size=n * n, max_size=n * n)))
+def test_borders_are_the_edges_of_the_region(cells):
+    side = math.isqrt(len(cells))
+    truth = np.array(cells).reshape(side, side)
+    found = viewer.borders(truth)
+    unit_edges = set()
+    for (x0, y0), (x1, y1) in found:
+        assert (x0 == x1) != (y0 == y1)
+        length = int(abs(x1 - x0) + abs(y1 - y0))
+        for i in range(length):
+            low = (min(x0, x1) + (i if y0 == y1 else 0), min(y0, y1) + (i if x0 == x1 else 0))
+            unit_edges.add((*low, "h" if y0 == y1 else "v"))
+    expected = set()
+    inside = lambda x, y: 0 <= x < side and 0 <= y < side and bool(truth[x, y])  # noqa: E731
+    for x in range(side + 1):
+        for y in range(side + 1):
+            if inside(x - 1, y) != inside(x, y):
+                expected.add((x, y, "v"))
+            if inside(x, y - 1) != inside(x, y):
+                expected.add((x, y, "h"))
+    assert unit_edges == expected
+
+
+def test_shrink_averages():
+    values = np.arange(36.0).reshape(6, 6)
+    assert np.array_equal(viewer.shrink(values, 6), values)
+    np.testing.assert_allclose(viewer.shrink(values, 3), values.reshape(3, 2, 3, 2).mean((1, 3)))
+    assert viewer.shrink(np.ones((493, 493)), 200).shape == (165, 165)
+
+
+def test_geometry_in_metres(record, scene):
+    cell = 10 * math.tan(math.pi / 6) / Q
+    assert scene.side == pytest.approx(math.floor(50 / cell) * cell)
+    lattice = np.asarray(record.states.positions)
+    np.testing.assert_allclose(scene.positions[..., :2], lattice[..., :2] * 5.0)
+    np.testing.assert_allclose(scene.positions[..., 2], (lattice[..., 2] + 1) * 5.0)
+    for box, (x, y, z) in zip(scene.boxes.reshape(-1, 4), scene.positions.reshape(-1, 3), strict=True):
+        half = z * math.tan(math.pi / 6)  # of what a camera of 60 degrees sees
+        expected = np.clip([x - half, y - half, x + half, y + half], 0, scene.side - cell)
+        np.testing.assert_allclose(box, expected, atol=1.01 * cell)
+
+
+def test_belief_and_what_was_never_seen(record, scene):
+    """Cells inside any footprint so far are seen; the belief is the sigmoid of the stored log-odds."""
+    n = round(scene.side / (10 * math.tan(math.pi / 6) / Q))
+    cell = scene.side / n
+    centre = (np.arange(n) + 0.5) * cell
+    for k in range(record.steps + 1):
+        seen = np.zeros((n, n), bool)
+        for x0, y0, x1, y1 in scene.boxes[: k + 1].reshape(-1, 4):
+            seen |= ((centre > x0) & (centre < x1))[:, None] & ((centre > y0) & (centre < y1))[None]
+        np.testing.assert_array_equal(scene.belief[k] > 0, seen)
+        stored = np.asarray(record.states.maps.beliefs[k, -1], np.float64)
+        p = 1 / (1 + np.exp(-stored / 1350.7805))
+        drawn = (scene.belief[k].astype(float) - 1) / 254
+        np.testing.assert_allclose(drawn[seen], p[seen], atol=0.5 / 254 + 1e-5)
+
+
+def test_messages_are_heard_within_reach(record, scene):
+    for positions, heard in zip(scene.positions, scene.heard, strict=True):
+        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+        np.testing.assert_array_equal(heard, distance <= 15.0)
+
+
+def test_lost_messages_are_those_of_the_environment():
+    made = make("coverage", q=2, num_agents=4, communication_range=100.0, failure_rate=0.5)
+    steps = 4
+    states = types.SimpleNamespace(
+        key=jax.random.split(jax.random.key(9), steps),
+        positions=np.ones((steps, 4, 3), np.int32) * np.arange(4, dtype=np.int32)[None, :, None] % 3,
+        reach=np.full(steps, 100.0, np.float32),
+    )
+    lost = 0
+    for k in range(steps):
+        before = types.SimpleNamespace(key=states.key[k], t=jnp.int32(k - 1), reach=jnp.float32(100.0))
+        expected, _ = made._draw(before, jnp.asarray(states.positions[k], jnp.int32))
+        np.testing.assert_array_equal(viewer._heard(made, states, k), expected)
+        lost += np.sum(~np.asarray(expected))
+    assert lost > 0
+
+
+def test_pictures_lie_as_on_a_chart():
+    cells = np.zeros((4, 4), np.uint8)
+    cells[3, 0] = 255  # large x, small y: bottom right
+    cells[0, 3] = 1  # small x, large y: top left
+    uri = viewer._data_uri(cells)
+    picture = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB")
+    assert picture.getpixel((3, 3)) == tuple(viewer.palette()[255])
+    assert picture.getpixel((0, 0)) == tuple(viewer.palette()[1])
+    assert picture.getpixel((0, 3)) == tuple(viewer.palette()[0])
+
+
+def test_the_border_encloses_the_true_region(record, scene):
+    ground = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), record.states.terrain)
+    truth = np.asarray(terrain.whole(ground, record.env.n))
+    lengths = np.abs(np.diff(scene.borders, axis=1)).sum()
+    padded = np.pad(truth, 1).astype(int)
+    edges = np.abs(np.diff(padded, axis=0)).sum() + np.abs(np.diff(padded, axis=1)).sum()
+    assert lengths == pytest.approx(edges * scene.side / record.env.n)
+
+
+def test_agents_in_one_place_stand_side_by_side():
+    positions = np.array([[10.0, 10, 5], [10, 10, 15], [30, 30, 5]])
+    places = viewer._beside(positions)
+    assert np.array_equal(places[2], [30, 30])
+    assert places[1, 0] - places[0, 0] == pytest.approx(2.6) and places[:2, 0].mean() == 10
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_labels_do_not_touch(places):
+    found = viewing.spread(sorted(places), 0.1)
+    assert len(found) == len(places)
+    assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(found))
+    if all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(places))):
+        np.testing.assert_allclose(found, sorted(places))
