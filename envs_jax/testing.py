@@ -1,0 +1,579 @@
+"""`check_env`: the one contract that every environment keeps, the ones of this package and your own.
+
+    from envs_jax.testing import check_env
+    check_env(MyEnv(size=5))
+
+It plays some copies for one whole episode and into the next one, and raises `ContractError`, with one sentence that
+says what is wrong and how to mend it, at the first rule that is broken.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep, pytree
+from envs_jax.batch import BatchedEnvironment, BatchState, batched
+
+MOST_STEPS = 2000  # what is played without being asked for
+
+
+# Compiling takes longer than playing here, so the compiler is told not to optimise.
+_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+class ContractError(AssertionError):
+    """An environment breaks the contract; the message is one sentence."""
+
+
+@pytree
+class Progress:
+    """Training progress as environments may read it in `context`: counters are uint32[2] (high word, low word)."""
+
+    env_steps: Array
+    vector_steps: Array
+    updates: Array
+    learn_calls: Array
+    episodes: Array
+    fraction: Array
+
+
+def check_env(
+    env: Environment,
+    steps: int | None = None,
+    key: Array | None = None,
+    copies: int = 4,
+    random: bool = True,
+    tolerance: float = 1e-6,
+) -> None:
+    """Check everything that training relies on.
+
+    Args:
+        env: the environment; choose small settings, every copy is looked at on the host at every step.
+        steps: calls of step; by default one episode, the restart and one step more (at most 2,000).
+        key: where randomness starts; key(0) by default.
+        copies: copies played side by side.
+        random: False for an environment in which nothing is random, so that copies never differ by their keys.
+        tolerance: how far floats of a copy played alone may be from the same copy in a batch,
+            |a - b| <= tolerance (1 + |b|); integers and booleans must be equal.
+
+    Raises:
+        ContractError: the first rule that is broken.
+    """
+    cls: Any = type(env)
+    if not (issubclass(cls, Environment) and dataclasses.is_dataclass(cls)):
+        raise ContractError(
+            f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
+            "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
+        )
+    spec = _check_spec(env)
+    check = _Check(env, spec, batched(env), tolerance, copies)
+    key = jax.random.key(0) if key is None else key
+    context = check.context()
+    check.types(key, context)
+    check.repeatable(key, context)
+    keys = jax.random.split(key, copies)
+    start = check.play(keys, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
+    check.baselines(keys, *start)
+    if random:
+        check.randomness(keys, context, *start)
+
+
+# What can be said without playing
+
+
+def _check_spec(env: Environment) -> EnvSpec:
+    spec = env.spec
+    name = type(env).__name__
+
+    def fail(sentence: str) -> NoReturn:
+        raise ContractError(f"{name}: {sentence}")
+
+    if not isinstance(spec, EnvSpec):
+        fail(f"spec is a {type(spec).__name__}: make it a property that returns an envs_jax.EnvSpec")
+    if not (isinstance(spec.name, str) and spec.name):
+        fail(f"spec.name is {spec.name!r}: give the environment a name")
+    for field in ("num_agents", "horizon"):
+        number = getattr(spec, field)
+        if not (isinstance(number, int) and number >= 1):
+            fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
+    if not (isinstance(spec.action, Box) or (isinstance(spec.action, Discrete) and spec.action.n >= 1)):
+        fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")
+    for field, boxes in (("observation", spec.observation), ("global_state", spec.global_state)):
+        if field == "observation" and not jax.tree.leaves(boxes, is_leaf=_is_box):
+            fail("spec.observation is empty: describe ONE agent's observation by a Box or a pytree of boxes")
+        for box in jax.tree.leaves(boxes, is_leaf=_is_box):
+            _check_box(fail, field, box)
+    if (spec.critic_input is None) != (spec.critic_input_spec is None):
+        fail("spec.critic_input and spec.critic_input_spec belong together: give both or neither")
+    if spec.critic_input_spec is not None:
+        _check_box(fail, "critic_input_spec", spec.critic_input_spec)
+    for metric, reduction in spec.metrics.items():
+        if reduction not in get_args(Reduction):
+            fail(f"spec.metrics['{metric}'] is {reduction!r}: choose one of {', '.join(get_args(Reduction))}")
+    taken = set(spec.metrics) & {"return", "length", "episodes"}
+    if taken:
+        fail(f"spec.metrics has '{taken.pop()}', which every environment has anyway: choose another name")
+    if spec.score not in {*spec.metrics, "return"}:
+        fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
+    if spec.score_mode not in ("min", "max"):
+        fail(f"spec.score_mode is {spec.score_mode!r}: choose 'min' or 'max'")
+    return spec
+
+
+def _is_box(x: Any) -> bool:
+    return isinstance(x, Box)
+
+
+def _structure(tree: Any) -> Any:
+    """Structure of a tree of values or of boxes."""
+    return jax.tree.structure(tree, is_leaf=_is_box)
+
+
+def _check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
+    if not isinstance(box, Box):
+        fail(f"spec.{field} holds {box!r}: every leaf must be a Box")
+    if not box.low <= box.high:
+        fail(f"spec.{field} has a Box with low {box.low} above high {box.high}: exchange them")
+
+
+def _type(x: Any) -> str:
+    """A type as in `float32[2, 3]`."""
+    weak = ", weakly typed" if getattr(x, "weak_type", False) else ""
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]{weak}"
+
+
+def _host(tree: Any) -> Any:
+    """The tree in NumPy, keys as their numbers."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    """(path, leaf) of a tree."""
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _difference(a: Any, b: Any, tolerance: float) -> str:
+    """The path of the first leaf in which two trees of equal structure differ, with a and b, or ""."""
+    for (path, x), (_, y) in zip(_leaves(_host(a)), _leaves(_host(b)), strict=True):
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                near = np.abs(wide_x - wide_y) <= tolerance * (1 + np.abs(wide_y))
+            same = near | (wide_x == wide_y) | (np.isnan(wide_x) & np.isnan(wide_y))
+        else:
+            same = x == y
+        if not np.all(same):
+            index = np.unravel_index(np.argmin(same), same.shape)
+            return f"{path or 'the value'} ({x[index]} and {y[index]})"
+    return ""
+
+
+# What has to be played
+
+
+@dataclasses.dataclass
+class _Check:
+    env: Environment
+    spec: EnvSpec
+    batch: BatchedEnvironment
+    tolerance: float
+    copies: int
+
+    def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
+        raise ContractError(f"{self.spec.name}: {sentence}") from cause
+
+    def context(self) -> Any:
+        """The context at the start of training."""
+
+        def at(fraction: float) -> Any:
+            counter = jnp.zeros(2, jnp.uint32)
+            return _jit(self.env.context)(Progress(counter, counter, counter, counter, counter, jnp.float32(fraction)))
+
+        start, end = self._traced("context", lambda: (at(0.0), at(1.0)))
+        self._same_types("context at the end of training", end, "at its start", start)
+        return start
+
+    def _traced(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, jax.errors.UnexpectedTracerError) as error:
+            reason = str(error).strip().split("\n")[0].rstrip(".:")
+            self.fail(
+                f"{what} cannot be compiled ({type(error).__name__}: {reason}): replace Python's if, while, int() and "
+                "NumPy on its arguments by jnp.where, jax.lax.cond and jnp",
+                error,
+            )
+
+    def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
+        """`one` and `other` have the same structure, shapes and dtypes."""
+        mine, theirs = _structure(one), _structure(other)
+        if mine != theirs:
+            self.fail(
+                f"the {what} has another structure than {other_name} ({mine} and {theirs}): return the same "
+                "pytree everywhere, so that jax.lax.scan can carry it"
+            )
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(one)]
+        for path, a, b in zip(paths, jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            if _type(a) != _type(b):
+                self.fail(
+                    f"{path or 'it'} of the {what} is {_type(a)}, but {other_name} {_type(b)}: make them equal, for "
+                    "example by .astype or jnp.int32(0) instead of 0, so that jax.lax.scan can carry them"
+                )
+
+    def types(self, key: Array, context: Any) -> None:
+        """Structure, shapes and dtypes of what reset and step return."""
+        pair = self._traced("reset", lambda: jax.eval_shape(self.env.reset, key, context))
+        state, first = self._pair("reset", pair)
+        self._timestep_types("reset", first)
+        action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
+        pair = self._traced("step", lambda: jax.eval_shape(self.env.step, state, action, context))
+        next_state, timestep = self._pair("step", pair)
+        self._timestep_types("step", timestep)
+        self._same_types("state that step returns", next_state, "after reset", state)
+        self._same_types("time step that step returns", timestep, "after reset", first)
+
+    def _pair(self, what: str, pair: Any) -> Any:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):
+            self.fail(f"{what} returns {type(pair).__name__}: it must return the pair (state, TimeStep)")
+        return pair
+
+    def _timestep_types(self, what: str, timestep: TimeStep) -> None:
+        spec, agents = self.spec, self.spec.num_agents
+
+        def expect(field: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
+            wanted = _type(jax.ShapeDtypeStruct(shape, dtype))
+            got = _type(value) if hasattr(value, "dtype") else f"{value!r}"
+            if got.removesuffix(", weakly typed") != wanted:
+                self.fail(f"{what} returns {field} as {got}, the contract says {wanted}: reshape or cast it")
+
+        def expect_boxes(field: str, boxes: Any, values: Any, lead: tuple[int, ...]) -> None:
+            described = _structure(boxes)
+            if described != _structure(values):
+                self.fail(
+                    f"{what} returns {field} of structure {_structure(values)}, spec.{field} has {described}: make "
+                    "them the same pytree"
+                )
+            leaves = jax.tree_util.tree_leaves_with_path(values)
+            for box, (path, value) in zip(jax.tree.leaves(boxes, is_leaf=_is_box), leaves, strict=True):
+                expect(field + jax.tree_util.keystr(path), value, (*lead, *box.shape), box.dtype)
+
+        expect_boxes("observation", spec.observation, timestep.observation, (agents,))
+        if spec.global_state is not None:
+            expect_boxes("global_state", spec.global_state, timestep.global_state, ())
+        elif jax.tree.leaves(timestep.global_state):
+            self.fail(f"{what} returns a global_state that spec does not describe: add spec.global_state, or return ()")
+        if timestep.action_mask is not None:
+            if isinstance(spec.action, Box):
+                self.fail(f"{what} returns an action_mask for continuous actions: return None")
+            expect("action_mask", timestep.action_mask, (agents, spec.action.n), jnp.bool_)
+        expect("reward", timestep.reward, (agents,), jnp.float32)
+        for field in ("terminated", "truncated", "first"):
+            expect(field, getattr(timestep, field), (), jnp.bool_)
+        names = timestep.metrics if isinstance(timestep.metrics, Mapping) else ()
+        if set(names) != set(spec.metrics):
+            self.fail(
+                f"{what} returns the metrics {sorted(names)}, spec.metrics names {sorted(spec.metrics)}: return a dict "
+                "with exactly these names"
+            )
+        for name, value in timestep.metrics.items():
+            expect(f"metric '{name}'", value, (), jnp.float32)
+
+    def repeatable(self, key: Array, context: Any) -> None:
+        """The same arguments give the same results, also when traced again."""
+
+        def both(key: Array) -> Any:
+            state, first = self.env.reset(key, context)
+            action, _ = self._choose(first, jax.random.fold_in(key, 1))
+            after, second = self.env.step(state, action, context)
+            return {"state after reset": state, "time step after reset": first, "state": after, "time step": second}
+
+        once, again = _jit(lambda key: both(key)), _jit(lambda key: both(key))
+        program = self._traced("next_mask", lambda: once.lower(key))
+        if program.as_text() == again.lower(key).as_text():
+            return  # the same program: nothing but the key and the action goes in
+        different = _difference(once(key), again(key), 0.0)
+        if different:
+            self.fail(
+                f"the same key and action give different results in {different}: draw random numbers by jax.random "
+                "from the key given to reset only, never from NumPy, Python or a global"
+            )
+
+    # Actions
+
+    def _open(self, timestep: TimeStep) -> Array:
+        shape = (self.spec.num_agents, self.spec.action.n)  # type: ignore[union-attr]
+        return jnp.ones(shape, bool) if timestep.action_mask is None else timestep.action_mask
+
+    def _choose(self, timestep: TimeStep, key: Array) -> tuple[Array, dict[str, Array]]:
+        """Random actions [A, ...] of one copy, agent after agent, and what the masks were."""
+        spec, agents = self.spec, self.spec.num_agents
+        if isinstance(spec.action, Box):
+            low, high = max(spec.action.low, -1e3), min(spec.action.high, 1e3)
+            uniform = jax.random.uniform(key, (agents, *spec.action.shape))
+            return (low + (high - low) * uniform).astype(spec.action.dtype), {}
+        n, open_ = spec.action.n, self._open(timestep)
+
+        def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
+            key_action, key_garbage = jax.random.split(jax.random.fold_in(key, agent))
+            mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
+            garbage = jax.random.randint(key_garbage, (agents,), 0, n)
+            other = spec.next_mask(
+                timestep.mask_state, open_, jnp.where(jnp.arange(agents) < agent, chosen, garbage), agent
+            )
+            noise = jax.random.uniform(key_action, (n,))
+            action = jnp.argmax(jnp.where(mask, noise, -1.0)).astype(jnp.int32)
+            seen = {"mask": mask, "reads_ahead": jnp.any(mask != other)}
+            return jnp.where(jnp.arange(agents) == agent, action, chosen), seen
+
+        chosen, seen = jax.lax.scan(one, jnp.zeros(agents, jnp.int32), jnp.arange(agents, dtype=jnp.int32))
+        return chosen, seen
+
+    def _check_masks(self, timestep: TimeStep, action: Any, seen: dict[str, Any], when: str) -> None:
+        if not seen:
+            return
+        n = self.spec.action.n  # type: ignore[union-attr]
+        wanted, mask = (self.copies, self.spec.num_agents, n), seen["mask"]
+        if mask.dtype != bool or mask.shape != wanted:
+            self.fail(f"next_mask returns {_type(mask[0, 0])}, the contract says bool[{n}]: reshape or cast it")
+        opened = np.ones(mask.shape, bool) if timestep.action_mask is None else timestep.action_mask
+        if not opened.any(-1).all():
+            copy, agent = np.argwhere(~opened.any(-1))[0]
+            self.fail(
+                f"action_mask closes every action of agent {agent} {when} (copy {copy}): leave at least one action "
+                "open in every time step, the last one included"
+            )
+        if not mask.any(-1).all():
+            copy, agent = np.argwhere(~mask.any(-1))[0]
+            self.fail(
+                f"next_mask closes every action of agent {agent} {when} (copy {copy}): leave at least one action "
+                "open, for example fall back to action_mask"
+            )
+        if (mask & ~opened).any():
+            copy, agent, index = np.argwhere(mask & ~opened)[0]
+            self.fail(
+                f"next_mask opens action {index} of agent {agent} that action_mask closes {when} (copy {copy}): "
+                "combine it with action_mask by &"
+            )
+        if seen["reads_ahead"].any():
+            copy, agent = np.argwhere(seen["reads_ahead"])[0]
+            self.fail(
+                f"next_mask of agent {agent} depends on actions of itself or later agents {when} (copy {copy}): "
+                "use chosen[j] only for j < agent"
+            )
+        if not np.take_along_axis(mask, action[..., None], -1).all():
+            self.fail(f"sampling agent after agent picks an action that next_mask closes {when}")
+
+    # Values
+
+    def _check_values(self, timestep: TimeStep, when: str) -> None:
+        """Bounds and finiteness of one time step [B]."""
+        spec = self.spec
+        for path, leaf in _leaves(timestep):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf.astype(np.float32)).all():
+                self.fail(f"{path[1:]} is not finite {when}: look for 0 / 0, log(0) or an overflow")
+        self._check_bounds("observation", spec.observation, timestep.observation, when)
+        if spec.global_state is not None:
+            self._check_bounds("global_state", spec.global_state, timestep.global_state, when)
+        for name, reduction in spec.metrics.items():
+            values = timestep.metrics[name]
+            if reduction == "any" and not np.isin(values, (0.0, 1.0)).all():
+                self.fail(f"metric '{name}' is reduced by 'any' but is {values.max():.6g} {when}: make it 0 or 1")
+        if np.any(timestep.terminated & timestep.truncated):
+            self.fail(f"terminated and truncated are both true {when}: let truncated be limit & ~terminated")
+
+    def _check_bounds(self, field: str, boxes: Any, values: Any, when: str) -> None:
+        leaves = jax.tree_util.tree_leaves_with_path(values)
+        for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=_is_box), leaves, strict=True):
+            if leaf.dtype == jnp.bool_:
+                continue
+            least, most = float(np.min(leaf)), float(np.max(leaf))
+            slack = 1e-6 * max(1.0, *(abs(bound) for bound in (box.low, box.high) if math.isfinite(bound)), 1.0)
+            if least < box.low - slack or most > box.high + slack:
+                self.fail(
+                    f"{field}{jax.tree_util.keystr(path)} has values from {least:.6g} to {most:.6g} {when}, outside "
+                    f"its Box of {box.low:.6g} to {box.high:.6g}: widen the Box or clip"
+                )
+
+    def _critic(self, timestep: TimeStep, action: Array, key: Array) -> tuple[Array, Array]:
+        """critic_input of one copy, and which agents' rows depend on their own action."""
+        assert self.spec.critic_input is not None
+        rows = self.spec.critic_input(timestep, action)
+        if isinstance(self.spec.action, Discrete):
+            other = (action + 1) % jnp.int32(self.spec.action.n)
+        else:
+            other, _ = self._choose(timestep, key)
+
+        def depends(agent: Array) -> Array:
+            mine = jnp.arange(self.spec.num_agents) == agent
+            changed = jnp.where(mine.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
+            return jnp.any(self.spec.critic_input(timestep, changed)[agent] != rows[agent])  # type: ignore[misc]
+
+        return rows, jax.vmap(depends)(jnp.arange(self.spec.num_agents))
+
+    def _check_critic(self, rows: Any, depends: Any, when: str) -> None:
+        box = self.spec.critic_input_spec
+        assert box is not None
+        wanted = _type(jax.ShapeDtypeStruct((self.spec.num_agents, *box.shape), box.dtype))
+        got = _type(jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
+        if got != wanted:
+            self.fail(f"critic_input returns {got}, critic_input_spec says {wanted}: reshape or cast it")
+        if not np.isfinite(rows.astype(np.float32)).all():
+            self.fail(f"critic_input is not finite {when}: look for 0 / 0, log(0) or an overflow")
+        self._check_bounds("critic_input", box, rows, when)
+        if np.any(depends):
+            agent = int(np.argwhere(depends)[0][1])
+            self.fail(
+                f"critic_input of agent {agent} depends on that agent's own action {when}: leave it out, the critic "
+                "has one output for each own action"
+            )
+
+    # Play
+
+    def play(self, keys: Array, context: Any, steps: int) -> tuple[BatchState, TimeStep]:
+        """Copies side by side, one of them also alone, from the reset (returned) through an episode and its restart."""
+        traces = {"reset": 0, "step": 0}
+
+        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                traces[name] += 1
+                return function(*arguments)
+
+            return _jit(call)
+
+        def row(tree: Any, index: Array) -> Any:
+            return jax.tree.map(lambda x: x[index], tree)
+
+        def start(keys: Array) -> Any:
+            state, timestep = self.batch.reset(keys, context)
+            return state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
+
+        def advance(state: BatchState, timestep: TimeStep, number: Array) -> Any:
+            """One step of all copies, and what one of them needs to do it alone."""
+            index = (number - 1) % self.copies
+            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+            action, seen = jax.vmap(self._choose)(timestep, step_keys)
+            critic = jax.vmap(self._critic)(timestep, action, step_keys) if self.spec.critic_input is not None else ()
+            new_state, new_timestep = self.batch.step(state, timestep, action, context)
+            root, episode = row((new_state.key, new_state.episode), index)
+            alone = jax.random.fold_in(root, episode), *row((state.env, action), index)
+            return new_state, new_timestep, action, seen, critic, alone, row((new_state.env, new_timestep), index)
+
+        reset, step = counted("reset", self.env.reset), counted("step", self.env.step)
+        advance = _jit(advance)
+        state, timestep, reset_key, in_batch = _jit(start)(keys)
+        begin = state, timestep
+        host = _host(timestep)
+        self._check_first(host, "after reset")
+        self._compare_alone(in_batch, reset(reset_key, context), "after reset")
+        age = np.zeros(self.copies, int)
+        for number in range(1, steps + 1):
+            when, ended = f"at step {number}", host.done
+            previous = host
+            state, timestep, action, seen, critic, alone, in_batch = advance(state, timestep, jnp.int32(number))
+            self._check_masks(previous, _host(action), _host(seen), when)
+            if critic:
+                rows, depends = _host(critic)
+                self._check_critic(rows, depends, when)
+            host, age = _host(timestep), np.where(ended, 0, age + 1)
+            self._check_values(host, when)
+            self._check_course(host, ended, age, when)
+            for path, leaf in _leaves(_host(state.env)):
+                if jnp.issubdtype(leaf.dtype, jnp.floating) and np.isnan(leaf.astype(np.float32)).any():
+                    self.fail(f"{path} of the state is NaN {when}: look for 0 / 0, log(0) or an overflow")
+            reset_key, alone_state, alone_action = alone
+            restarted = ended[(number - 1) % self.copies]
+            pair = reset(reset_key, context) if restarted else step(alone_state, alone_action, context)
+            self._compare_alone(in_batch, pair, when)
+        for name, count in traces.items():
+            if count > 1:
+                self.fail(
+                    f"{name} is traced {count} times for arguments of the same types: give all fields fixed dtypes, "
+                    "and read no global state"
+                )
+        return begin
+
+    def _check_first(self, timestep: TimeStep, when: str) -> None:
+        """What a time step [B] after a reset must be."""
+        self._check_values(timestep, when)
+        if not np.all(timestep.first):
+            self.fail(f"first is false {when}: reset must return first = True")
+        if np.any(timestep.done):
+            self.fail(f"the episode has ended {when} already: start where at least one step can be made")
+        if np.any(timestep.reward != 0):
+            self.fail(f"the reward is not 0 {when}: no action has been taken yet")
+
+    def _check_course(self, timestep: TimeStep, ended: Any, age: Any, when: str) -> None:
+        """`first`, and the length of episodes; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
+        first, done, horizon = timestep.first, timestep.done, self.spec.horizon
+        if (first & ~ended).any():
+            self.fail(f"first is true {when}, which is not the first of its episode: step must return first = False")
+        if ended.any():
+            rows = np.flatnonzero(ended)
+            self._check_first(jax.tree.map(lambda x: x[rows], timestep), f"{when} (the restart)")
+        if (done & (age < horizon)).any() and self.spec.fixed_horizon:
+            self.fail(
+                f"an episode ends after {age[done].min()} steps, but fixed_horizon says that all have {horizon}: set "
+                "fixed_horizon=False, or idle until the horizon"
+            )
+        if (~done & (age >= horizon)).any():
+            self.fail(
+                f"an episode goes on after {horizon} steps, spec.horizon: count steps in the state and set truncated "
+                "(or terminated) at the horizon"
+            )
+
+    def _compare_alone(self, in_batch: Any, alone: Any, when: str) -> None:
+        """One copy [no batch axis] as the batch has it and played alone."""
+        if _structure(in_batch) != _structure(alone):
+            self.fail("batched() has another state than the environment: use the same pytree, each leaf [B, ...]")
+        a, b = ({"state": state, "time step": timestep} for state, timestep in (in_batch, alone))
+        different = _difference(a, b, self.tolerance)
+        if different:
+            self.fail(
+                f"a copy in a batch and the same copy alone differ {when} in {different}: a copy must depend on its "
+                "key and its actions only, and sums must not depend on the batch"
+            )
+
+    def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
+        """Scripted policies give actions in the time step [B] of a reset."""
+        spec = self.spec
+        wanted = _type(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
+        for name, policy in self.env.baselines.items():
+
+            def act(state: Any, timestep: TimeStep, key: Array, policy: Callable[..., Array] = policy) -> Array:
+                return policy(self.env, state, timestep, key)
+
+            act_batch = _jit(jax.vmap(act))
+            action = self._traced(f"baseline '{name}'", functools.partial(act_batch, state.env, timestep, keys))
+            got = _type(jax.ShapeDtypeStruct(action.shape[1:], action.dtype))
+            if got != wanted:
+                self.fail(f"baseline '{name}' returns {got}, an action is {wanted}: reshape or cast it")
+            if isinstance(spec.action, Discrete):
+                if np.min(action) < 0 or np.max(action) >= spec.action.n:
+                    self.fail(f"baseline '{name}' returns actions outside 0 to {spec.action.n - 1}")
+            else:
+                self._check_bounds(f"baseline '{name}'", spec.action, action, "after reset")
+
+    def randomness(self, keys: Array, context: Any, state: BatchState, timestep: TimeStep) -> None:
+        """Copies with different keys differ somewhere when they play the same actions from the reset on."""
+
+        def advance(state: BatchState, timestep: TimeStep, number: Array) -> Any:
+            of_first = jax.tree.map(lambda x: x[0], timestep)
+            action, _ = self._choose(of_first, jax.random.fold_in(keys[0], number))
+            return self.batch.play(state, jnp.broadcast_to(action, (self.copies, *action.shape)), context)
+
+        advance = _jit(advance)
+        for number in range(min(self.spec.horizon, MOST_STEPS) + 1):
+            if not all(np.all(leaf == leaf[:1]) for _, leaf in _leaves(_host(timestep))):
+                return
+            state, timestep = advance(state, timestep, jnp.int32(number))
+        self.fail(
+            "copies with different keys never differ: draw from the key given to reset, or call check_env(..., "
+            "random=False) if nothing is random here"
+        )

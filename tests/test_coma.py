@@ -1,0 +1,828 @@
+"""The COMA learner against the recorded training step of dmar-bonn/ipp-marl, and against numbers worked by hand."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import Corridor
+
+from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from jaxrl import distributions, nets, returns
+from jaxrl.algos import coma as coma_module
+from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
+from jaxrl.algos.coma import Coma, ComaParameters
+from jaxrl.parallel import Layout
+
+TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
+DRIFT = 10  # factor for single tensors and after updates: Adam's first steps turn rounding errors into whole steps
+
+
+def progress(**changes: Any) -> Progress:
+    """Nothing done yet, but for `changes` (counters as ints)."""
+    counters = {name: count(value) if name != "fraction" else jnp.float32(value) for name, value in changes.items()}
+    return dataclasses.replace(start(), **counters)
+
+
+def random_timestep(generator: np.random.Generator, lead: tuple[int, ...], spec: EnvSpec) -> TimeStep:
+    """A made-up time step [*lead, ...] in which nothing ends."""
+    agents, actions = spec.num_agents, spec.action.n  # type: ignore[union-attr]
+    flags = jnp.zeros(lead, bool)
+    return TimeStep(
+        observation=jnp.asarray(generator.random((*lead, agents, *spec.observation.shape)), jnp.float32),
+        action_mask=jnp.ones((*lead, agents, actions), bool),
+        mask_state=(),
+        global_state=(),
+        reward=jnp.asarray(generator.normal(size=(*lead, agents)), jnp.float32),
+        terminated=flags,
+        truncated=flags,
+        first=flags,
+        metrics={},
+    )
+
+
+def close(a: Any, b: Any, atol: float, rtol: float = 0.0) -> None:
+    np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), atol=atol, rtol=rtol)
+
+
+def same(a: Any, b: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def gradient_of(new: Any, old: Any) -> Any:
+    """The gradient of one Adam step, from its first moments (beta 0.9) before and after."""
+    mu = [next(s.mu for s in state if hasattr(s, "mu")) for state in (new, old)]
+    return jax.tree.map(lambda n, o: (np.float64(n) - 0.9 * np.float64(o)) / 0.1, *mu)
+
+
+# ---------------------------------------------------------------- recorded training step
+
+MISSIONS, STEPS, AGENTS, ACTIONS, SIDE = 5, 15, 4, 6, 11
+TENSORS = {  # our parameters in the order of the records; the unused layer fc2 (rows 8, 9) is left out
+    "conv1_kernel": 0,
+    "conv1_bias": 1,
+    "conv2_kernel": 2,
+    "conv2_bias": 3,
+    "conv3_kernel": 4,
+    "conv3_bias": 5,
+    "fc1_kernel": 6,
+    "fc1_bias": 7,
+    "out_kernel": 10,
+    "out_bias": 11,
+}
+
+
+def recorded_spec() -> EnvSpec:
+    """The recorded missions; the critic's input is handed in as global state."""
+    return EnvSpec(
+        name="recorded",
+        num_agents=AGENTS,
+        observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
+        action=Discrete(ACTIONS),
+        horizon=STEPS,
+        fixed_horizon=True,
+        critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
+        critic_input=lambda timestep, action: timestep.global_state,
+    )
+
+
+def from_torch(arrays: dict[str, np.ndarray]) -> Any:
+    """ConvStack parameters of PyTorch weights: conv [out, in, h, w] -> [h, w, in, out], linear transposed."""
+    params: dict[str, Any] = {"head": {}}
+    for name, values in arrays.items():
+        layer, kind = name.split("_")
+        values = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values.T
+        place = params if layer.startswith("conv") else params["head"]
+        place[f"{layer.replace('fc3', 'out')}_{kind.replace('weight', 'kernel')}"] = jnp.asarray(values)
+    return {"params": params}
+
+
+def to_torch(tree: Any) -> dict[int, np.ndarray]:
+    """{row of the records: tensor in PyTorch's layout}, float64."""
+    layers = {**tree["params"], **tree["params"]["head"]}
+    arrays = {row: np.asarray(layers[name], np.float64) for name, row in TENSORS.items()}
+    return {row: x.transpose(3, 2, 0, 1) if x.ndim == 4 else x.T for row, x in arrays.items()}
+
+
+@dataclasses.dataclass
+class Recorded:
+    """The recorded training step as our learner sees it."""
+
+    arrays: dict[str, np.ndarray]
+    algo: Coma
+    params: ComaParameters
+    trajectory: Trajectory
+    last: TimeStep
+    progress: Progress
+
+    def algorithm(self, **settings: Any) -> Coma:
+        return dataclasses.replace(self.algo, **settings)
+
+    @functools.cached_property
+    def data(self) -> dict[str, jax.Array]:
+        """Transitions and targets, [1, 300, ...]."""
+        arguments = (self.params, self.trajectory, self.last, jax.random.key(0), self.progress)
+        return jax.jit(self.algo._data)(*arguments)
+
+    def minibatch(self, number: int) -> dict[str, jax.Array]:
+        return {name: values[:, self.arrays["batch_index"][number]] for name, values in self.data.items()}
+
+    @functools.cached_property
+    def training(self) -> dict[str, Any]:
+        """The recorded five minibatches, critic first, through the algorithm's two update functions."""
+        critic_update, actor_update = jax.jit(self.algo._critic_update), jax.jit(self.algo._actor_update)
+        values_of = jax.jit(self.algo.values)
+        params, rows = self.params, {"critic_loss": [], "critic_gradient": [], "q_after": [], "actor_gradient": []}
+        rows["actor"] = []
+        for number in range(MISSIONS):
+            batch, before = self.minibatch(number), params
+            params, loss, norm = critic_update(params, batch, self.progress)
+            rows["critic_loss"].append((loss, norm))
+            rows["critic_gradient"].append(to_torch(gradient_of(params.critic_optimiser, before.critic_optimiser)))
+            rows["q_after"].append(values_of(params.critic, batch["critic_input"][0]))
+        for number in range(MISSIONS):
+            batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, params
+            params, metrics = actor_update(params, batch, self.progress)
+            rows["actor"].append(metrics)
+            rows["actor_gradient"].append(to_torch(gradient_of(params.actor_optimiser, before.actor_optimiser)))
+        return rows | {"params": params}
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    arrays = golden.load("coverage_learner")
+
+    def by_mission(values: np.ndarray) -> jax.Array:  # [75, ...] -> [T, B, ...]
+        values = values.astype(np.float32) if values.dtype == np.float64 else values
+        return jnp.asarray(values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1))
+
+    reward = jnp.repeat(by_mission(arrays["reward"])[..., None], AGENTS, axis=-1)
+    done = by_mission(arrays["done"]).astype(bool)
+    state = by_mission(np.concatenate([arrays["obs"], arrays["state_extra"]], axis=-1))
+    timestep = TimeStep(
+        observation=by_mission(arrays["obs"]),
+        action_mask=jnp.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
+        mask_state=(),
+        global_state=state,
+        reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward[:-1]]),  # that of the action before
+        terminated=jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]]),
+        truncated=jnp.zeros_like(done),
+        first=jnp.zeros_like(done).at[0].set(True),
+        metrics={},
+    )
+    last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
+    mask = by_mission(arrays["mask"]).astype(bool)
+    extras = {"mask": mask, "log_prob": jnp.zeros(mask.shape[:-1])}
+    algo = Coma(recorded_spec(), Layout(MISSIONS), actor_loss="original", td_target="original")
+    actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
+    params = algo.init(jax.random.key(0), {"actor": actor, "critic": critic}).replicated
+    params = dataclasses.replace(params, first_target=target)
+    trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(jnp.int32), extras)
+    return Recorded(arrays, algo, params, trajectory, last, progress(episodes=2 * MISSIONS))
+
+
+def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
+    for name in ("actor", "critic", "first_target"):
+        label = "target" if name == "first_target" else name
+        for row, tensor in to_torch(getattr(recorded.params, name)).items():
+            close([tensor.sum(), (tensor**2).sum()], recorded.arrays[f"{label}_param_summary_init"][row], 1e-9)
+    fresh = recorded.algo.init(jax.random.key(1), None).replicated
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in (fresh.actor, recorded.params.actor)]
+    assert shapes[0] == shapes[1]
+
+
+def test_epsilon_is_that_of_the_last_mission(recorded: Recorded) -> None:
+    close(recorded.algo.epsilon(recorded.progress), recorded.arrays["eps"], 1e-7)
+
+
+def test_recorded_networks(recorded: Recorded) -> None:
+    batch = recorded.minibatch(0)
+    logits = recorded.algo.actor_net.apply(recorded.params.actor, batch["observation"][0])
+    probs = distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
+    close(probs, recorded.arrays["probs_first_batch"], VALUE)
+    close(
+        recorded.algo.values(recorded.params.critic, batch["critic_input"][0]), recorded.arrays["q_first_batch"], VALUE
+    )
+    state = recorded.data["critic_input"][0]
+    q_target = recorded.algo.values(recorded.params.first_target, state).reshape(-1, AGENTS, ACTIONS)
+    close(q_target, recorded.arrays["q_target_net"], VALUE)
+
+
+def test_recorded_targets(recorded: Recorded) -> None:
+    close(recorded.data["target"][0].reshape(-1, AGENTS), recorded.arrays["td_target"], TD)
+    np.testing.assert_array_equal(recorded.data["weight"], 1.0)
+    q = np.take_along_axis(recorded.arrays["q_target_net"], recorded.arrays["action"][..., None].astype(int), -1)[
+        ..., 0
+    ]
+    reward, done = jnp.float32(recorded.arrays["reward"]), jnp.asarray(recorded.arrays["done"], bool)
+    for agent in range(AGENTS):
+        target, full = returns.ipp_marl_targets(reward, done, jnp.asarray(q[:, agent]), 0.99, 0.8)
+        close(target, recorded.arrays["td_target"][:, agent], TD)
+        close(full, recorded.arrays["discounted_return"][:, agent], TD, rtol=1e-6)
+
+
+def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
+    algo = recorded.algorithm(td_target="td_lambda")
+    params = dataclasses.replace(recorded.params, target=recorded.params.first_target, first_target=())
+    arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
+    ours = jax.jit(algo._data)(*arguments)["target"][0].reshape(-1, AGENTS)
+    q = np.take_along_axis(recorded.arrays["q_target_net"], recorded.arrays["action"][..., None].astype(int), -1)[
+        ..., 0
+    ]
+    expected = np.zeros((MISSIONS * STEPS, AGENTS))
+    for t in reversed(range(MISSIONS * STEPS)):
+        expected[t] = recorded.arrays["reward"][t]
+        if not recorded.arrays["done"][t]:
+            expected[t] += 0.99 * (0.2 * q[t + 1] + 0.8 * expected[t + 1])
+    close(ours, expected, TD)
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_recorded_target_tables(case: int) -> None:
+    arrays = golden.load("coverage_missions")
+    table = {name: arrays[f"td{case}_{name}"] for name in ("gamma_lambda", "reward", "done", "q", "target", "return")}
+    gamma, lambda_ = (float(x) for x in table["gamma_lambda"])
+    reward, done, q = jnp.float32(table["reward"]), jnp.asarray(table["done"], bool), jnp.asarray(table["q"])
+    target, full = jax.jit(returns.ipp_marl_targets, static_argnums=(3, 4))(reward, done, q, gamma, lambda_)
+    close(target, table["target"], TD, rtol=1e-6)
+    close(full, table["return"], TD, rtol=1e-6)
+
+
+def test_recorded_critic_updates(recorded: Recorded) -> None:
+    losses, norms = zip(*recorded.training["critic_loss"], strict=True)
+    close(np.mean(losses), recorded.arrays["critic_loss_mean"], VALUE)
+    for b in range(MISSIONS):
+        expected = recorded.arrays["critic_grad_norms"][b]
+        for row, gradient in recorded.training["critic_gradient"][b].items():
+            close(np.sqrt((gradient**2).sum()), expected[row], 0, rtol=DRIFT * NORM)
+        close(norms[b], np.sqrt((expected**2).sum()), 0, rtol=NORM)
+        close(recorded.training["q_after"][b], recorded.arrays["q_after"][b], VALUE if b == 0 else DRIFT * VALUE)
+
+
+def test_recorded_actor_updates(recorded: Recorded) -> None:
+    metrics = {name: np.array([row[name] for row in recorded.training["actor"]], np.float64)
+               for name in recorded.training["actor"][0]}  # fmt: skip
+    close(metrics["actor_loss"].mean(), recorded.arrays["actor_loss_mean"], VALUE)
+    close(metrics["advantage"].mean(), recorded.arrays["advantage_mean"], VALUE)
+    close(metrics["log_prob"].mean(), recorded.arrays["log_prob_chosen_mean"], VALUE)
+    samples = MISSIONS * STEPS * AGENTS
+    variance = metrics["advantage_square"].mean() - metrics["advantage"].mean() ** 2
+    close(np.sqrt(variance * samples / (samples - 1)), recorded.arrays["advantage_std"], VALUE)
+    for b in range(MISSIONS):
+        expected = recorded.arrays["actor_grad_norms"][b]
+        for row, gradient in recorded.training["actor_gradient"][b].items():
+            close(np.sqrt((gradient**2).sum()), expected[row], 0, rtol=DRIFT * NORM)
+        close(metrics["actor_grad_norm"][b], np.sqrt((expected**2).sum()), 0, rtol=NORM)
+
+
+def check_parameters_after(params: ComaParameters, arrays: dict[str, np.ndarray]) -> None:
+    for name in ("actor", "critic"):
+        for row, tensor in to_torch(getattr(params, name)).items():
+            close(tensor.ravel()[:6], arrays[f"{name}_param_heads_after"][row], VALUE)
+            close([tensor.sum(), (tensor**2).sum()], arrays[f"{name}_param_summary_after"][row],
+                  DRIFT * VALUE + 1e-8 * tensor.size)  # fmt: skip
+
+
+def test_recorded_parameters_after_five_adam_steps(recorded: Recorded) -> None:
+    check_parameters_after(recorded.training["params"], recorded.arrays)
+
+
+def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers when `learn` does it all; only the shuffle is put in."""
+    order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
+    monkeypatch.setattr(jax.random, "permutation", lambda key, samples: order + 0 * jnp.int32(samples))
+    algo = recorded.algorithm(data_passes=1, minibatches=5)
+    arguments = (recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
+    state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
+        AlgoState(recorded.params, ()), *arguments
+    )
+    check_parameters_after(state.replicated, recorded.arrays)
+    close(metrics["critic_loss"].mean(), recorded.arrays["critic_loss_mean"], VALUE)
+    close(metrics["actor_loss"].mean(), recorded.arrays["actor_loss_mean"], VALUE)
+    same(state.replicated.first_target, recorded.params.first_target)
+
+
+# ---------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize("shape", [(11, 11, 3), (9, 12, 2)])
+def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int]) -> None:
+    x = jax.random.uniform(jax.random.key(0), (3, *shape))
+    stacks = {method: nets.ConvStack(5, 8, method=method) for method in ("conv", "rows", "dense")}
+    params = stacks["conv"].init(jax.random.key(1), x)
+    results = {
+        method: jax.jit(jax.value_and_grad(lambda p, x, net=net: jnp.sum(jnp.sin(net.apply(p, x))), argnums=(0, 1)))(
+            params, x
+        )
+        for method, net in stacks.items()
+    }
+    outputs = {method: net.apply(params, x) for method, net in stacks.items()}
+    for method in ("rows", "dense"):
+        close(outputs[method], outputs["conv"], 1e-6)
+        jax.tree.map(lambda a, b: close(a, b, 2e-6, 1e-5), results[method], results["conv"])
+    assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(results["conv"][1]))
+
+
+def test_networks_return_float32_whatever_they_compute_in() -> None:
+    x = jax.random.uniform(jax.random.key(0), (3, 11, 11, 2))
+    exact = nets.ConvStack(5, 8)
+    coarse = nets.ConvStack(5, 8, dtype=jnp.bfloat16)
+    params = coarse.init(jax.random.key(1), x)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    assert coarse.apply(params, x).dtype == jnp.float32
+    close(coarse.apply(params, x), exact.apply(params, x), 2e-2)
+    assert np.abs(coarse.apply(params, x) - exact.apply(params, x)).max() > 0
+
+
+def test_he_networks_start_near_zero() -> None:
+    x = jax.random.uniform(jax.random.key(0), (4, 11, 11, 2))
+    net = nets.ConvStack(5, 32, initialiser="he")
+    params = net.init(jax.random.key(1), x)
+    assert np.abs(net.apply(params, x)).max() < 0.05
+    assert all(not leaf.any() for path, leaf in jax.tree_util.tree_leaves_with_path(params) if "bias" in str(path))
+
+
+# ---------------------------------------------------------------- equations
+
+
+def test_lambda_returns_by_hand() -> None:
+    # Rows end in: an ordinary step, a termination, a truncation, the end of the data. gamma = lambda = 1/2.
+    targets = returns.lambda_returns(
+        jnp.array([1.0, 2.0, 3.0, 4.0]),
+        jnp.array([0.5, 0.0, 0.5, 0.5]),
+        jnp.array([10.0, 20.0, 30.0, 8.0]),
+        jnp.array([0.5, 0.0, 0.0, 0.5]),
+    )
+    # y4 = 4 + 1/2 [1/2 8 + 1/2 8] = 8; y3 = 3 + 1/2 30 = 18; y2 = 2; y1 = 1 + 1/2 [1/2 10 + 1/2 2] = 4
+    close(targets, [4.0, 2.0, 18.0, 8.0], 1e-6)
+
+
+VECTOR = EnvSpec(
+    name="vector",
+    num_agents=2,
+    observation=Box((3,)),
+    action=Discrete(4),
+    horizon=5,
+    critic_input_spec=Box((3,)),
+    critic_input=lambda timestep, action: timestep.observation,
+)
+
+
+def small(num_envs: int = 6, spec: EnvSpec = VECTOR, layout: dict[str, Any] | None = None, **settings: Any) -> Coma:
+    defaults: dict[str, Any] = {"minibatches": 2, "data_passes": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
+    return Coma(spec, Layout(num_envs, **(layout or {})), **(defaults | settings))
+
+
+def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
+    """One agent: a termination in row 1, a restart in row 2, a truncation in row 4, a restart behind the end."""
+    spec = dataclasses.replace(VECTOR, num_agents=1)
+    algo = small(1, spec, gamma=0.5, td_lambda=0.5)
+    timestep = random_timestep(np.random.default_rng(0), (5, 1), spec)
+    timestep = dataclasses.replace(
+        timestep,
+        reward=jnp.array([7.0, 1.0, 0.0, 2.0, 4.0]).reshape(5, 1, 1),
+        terminated=jnp.array([False, True, False, False, False]).reshape(5, 1),
+        truncated=jnp.array([False, False, False, False, True]).reshape(5, 1),
+    )
+    last = jax.tree.map(lambda x: x[0], timestep)
+    last = dataclasses.replace(last, reward=jnp.zeros((1, 1)))
+    trajectory = Trajectory(timestep, jnp.zeros((5, 1, 1), jnp.int32), ())
+    value = jnp.array([100.0, 200.0, 300.0, 40.0, 16.0]).reshape(5, 1, 1)
+    targets = algo._targets(trajectory, last, value, jnp.full((1, 1), 9.0))[:, 0, 0]
+    # row 0: the action was paid 1 and ended it; row 3: 4 + 1/2 16, cut; row 2: 2 + 1/2 [1/2 40 + 1/2 12]
+    close(targets[np.array([0, 2, 3])], [1.0, 15.0, 12.0], 1e-6)
+    # rows 1 and 4 hold final time steps, whose action was ignored: they weigh nothing
+    extras = {"mask": jnp.ones((5, 1, 1, 4), bool), "log_prob": jnp.zeros((5, 1, 1))}
+    params = algo.init(jax.random.key(0), None).replicated
+    trajectory = dataclasses.replace(trajectory, extras=extras)
+    weight = jax.jit(algo._data)(params, trajectory, last, jax.random.key(1), start())["weight"]
+    close(weight, [[5 / 3, 0, 5 / 3, 5 / 3, 0]], 1e-6)
+
+
+def test_a_trajectory_that_is_cut_bootstraps_from_what_follows() -> None:
+    spec = dataclasses.replace(VECTOR, num_agents=1)
+    algo = small(1, spec, gamma=0.5, td_lambda=0.5)
+    timestep = random_timestep(np.random.default_rng(0), (5, 1), spec)
+    last = dataclasses.replace(jax.tree.map(lambda x: x[0], timestep), reward=jnp.full((1, 1), 3.0))
+    trajectory = Trajectory(timestep, jnp.zeros((5, 1, 1), jnp.int32), ())
+    targets = algo._targets(trajectory, last, jnp.zeros((5, 1, 1)), jnp.full((1, 1), 8.0))
+    close(targets[-1, 0, 0], 3 + 0.5 * 8, 1e-6)
+
+
+def test_a_uniform_critic_gives_no_advantage() -> None:
+    algo, generator = small(), np.random.default_rng(0)
+    policy = distributions.renormalise(
+        jnp.asarray(generator.random((50, 4)), jnp.float32),
+        jnp.asarray(generator.random((50, 4)) < 0.6).at[:, 0].set(True),
+    )
+    action = jnp.asarray(generator.integers(0, 4, 50), jnp.int32)
+    sample = {"values": jnp.full((50, 4), 3.5), "action": action, "target": jnp.full(50, 4.0)}
+    close(algo._advantage(sample, policy), np.zeros(50), 1e-6)
+    close(coma_module.counterfactual_baseline(jnp.array([[1.0, 2.0]]), jnp.array([[0.25, 0.75]])), [1.75], 1e-6)
+    paid = dataclasses.replace(algo, advantage="return")._advantage(sample, policy)
+    close(paid, np.full(50, 0.5), 1e-6)
+
+
+def actor_batch(algo: Coma, generator: np.random.Generator, samples: int) -> dict[str, jax.Array]:
+    """A made-up minibatch of one logical shard, the last two of whose samples weigh nothing."""
+    mask = generator.random((samples, 4)) < 0.6
+    action = generator.integers(0, 4, samples)
+    mask[np.arange(samples), action] = True
+    batch = {
+        "observation": generator.normal(size=(samples, 3)).astype(np.float32),
+        "critic_input": generator.normal(size=(samples, 3)).astype(np.float32),
+        "action": action.astype(np.int32),
+        "mask": mask,
+        "log_prob": np.log(generator.uniform(0.2, 0.9, samples)).astype(np.float32),
+        "values": generator.normal(size=(samples, 4)).astype(np.float32),
+        "target": generator.normal(size=samples).astype(np.float32),
+        "weight": np.r_[np.ones(samples - 2), np.zeros(2)].astype(np.float32),
+    }
+    return {name: jnp.asarray(values)[None] for name, values in batch.items()}
+
+
+def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
+    """For every open action weighted by its probability, minus the gradient is that of sum_a pi(a) Q(a)."""
+    algo, generator = small(width=3, depth=1), np.random.default_rng(0)
+    params = algo.init(jax.random.key(3), None).replicated
+    observation = generator.normal(size=3)
+    mask, values = np.array([True, False, True, True]), generator.normal(size=4)
+    epsilon = float(algo.epsilon(start()))
+
+    def policy(flat: np.ndarray) -> np.ndarray:  # float64, by hand
+        layers = unflatten(flat)["params"]["head"]
+        hidden = np.maximum(observation @ layers["fc1_kernel"] + layers["fc1_bias"], 0)
+        logits = hidden @ layers["out_kernel"] + layers["out_bias"]
+        mixed = (1 - epsilon) * np.exp(logits) / np.exp(logits).sum() + epsilon / 4
+        return mixed * mask / (mixed * mask).sum()
+
+    leaves, structure = jax.tree.flatten(params.actor)
+    flat = np.concatenate([np.float64(leaf).ravel() for leaf in leaves])
+
+    def unflatten(flat: np.ndarray) -> Any:
+        parts = np.split(flat, np.cumsum([leaf.size for leaf in leaves])[:-1])
+        return jax.tree.unflatten(structure, [p.reshape(leaf.shape) for p, leaf in zip(parts, leaves, strict=True)])
+
+    numeric = np.zeros_like(flat)
+    for k in range(flat.size):
+        step = np.zeros_like(flat)
+        step[k] = 1e-5
+        numeric[k] = (policy(flat + step) @ values - policy(flat - step) @ values) / 2e-5
+    batch = {
+        "observation": np.tile(observation, (4, 1)),
+        "action": np.arange(4, dtype=np.int32),
+        "mask": np.tile(mask, (4, 1)),
+        "log_prob": np.zeros(4),
+        "values": np.tile(values, (4, 1)),
+        "target": np.zeros(4),
+        "weight": 4 * policy(flat),  # the mean over the four samples is the sum over the actions
+    }
+    batch = {k: jnp.asarray(v, jnp.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
+    new, metrics = jax.jit(algo._actor_update)(params, batch, start())
+    gradient = jax.tree.leaves(gradient_of(new.actor_optimiser, params.actor_optimiser))
+    analytic = -np.concatenate([leaf.ravel() for leaf in gradient])
+    assert np.abs(numeric).max() > 1e-2
+    close(analytic, numeric, 1e-6)
+    close(metrics["actor_grad_norm"], np.linalg.norm(numeric), 1e-6)
+    # the critic's weights do not matter to the actor, and it moves against the gradient of its loss
+    same(new.critic, params.critic)
+    assert np.sign(np.concatenate([np.ravel(x) for x in jax.tree.leaves(new.actor)]) - np.float32(flat)) @ numeric > 0
+
+
+def test_clip_ratio() -> None:
+    log = np.log
+    cases = [  # ratio, advantage, loss, derivative by the log-probability
+        (1.0, 2.0, -2.0, -2.0),
+        (1.5, 2.0, -2.4, 0.0),  # too likely already
+        (1.5, -2.0, 3.0, 3.0),
+        (0.5, -2.0, 1.6, 0.0),  # too unlikely already
+        (0.5, 2.0, -1.0, -1.0),
+    ]
+    for ratio, advantage, loss, derivative in cases:
+
+        def of(x: jax.Array, ratio: float = ratio, advantage: float = advantage) -> jax.Array:
+            behaviour = jnp.full(1, -1.0 - log(ratio), jnp.float32)
+            return coma_module.policy_gradient_loss(x, behaviour, jnp.full(1, advantage), jnp.ones(1), 0.2)
+
+        value, gradient = jax.value_and_grad(of)(jnp.array([-1.0]))
+        close(value, loss, 1e-5)
+        close(gradient, [derivative], 1e-5)
+    plain = coma_module.policy_gradient_loss(jnp.array([-1.0]), jnp.array([9.0]), jnp.array([2.0]), jnp.ones(1), 0.0)
+    close(plain, 2.0, 1e-6)
+
+
+def test_entropy_bonus_is_taken_off_the_loss() -> None:
+    batch = actor_batch(small(), np.random.default_rng(1), 12)
+    params = small().init(jax.random.key(0), None).replicated
+    plain, bonus = (
+        jax.jit(small(entropy_weight=weight)._actor_update)(params, batch, start())[1] for weight in (0.0, 0.25)
+    )
+    logits = small().actor_net.apply(params.actor, batch["observation"][0])
+    masked = np.where(batch["mask"][0], np.exp(np.float64(logits)), 0)
+    pi = masked / masked.sum(-1, keepdims=True)
+    entropy = -np.where(pi > 0, pi * np.log(np.maximum(pi, 1e-30)), 0).sum(-1) * np.asarray(batch["weight"][0])
+    close(plain["policy_entropy"], entropy.mean(), 1e-6)
+    close(plain["actor_loss"] - bonus["actor_loss"], 0.25 * entropy.mean(), 1e-6)
+    close(bonus["actor_grad_norm"] != plain["actor_grad_norm"], True, 0)
+    falling = small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal=100)
+    close([falling.entropy_bonus(progress(episodes=e)) for e in (0, 50, 100, 900)], [0.4, 0.25, 0.1, 0.1], 1e-6)
+    close(small(entropy_weight=0.4).entropy_bonus(progress(episodes=900)), 0.4, 1e-6)
+
+
+def test_epsilon_schedule() -> None:
+    algo = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=10_000)
+    missions = (1, 5_000, 10_000, 20_000)  # the mission being flown, counted from 1
+    close(
+        [algo.epsilon(progress(episodes=mission - 1)) for mission in missions],
+        [0.5 - 0.48e-4, 0.26, 0.02, 0.02],
+        1e-6,
+    )
+    assert small(50).epsilon(start()) == small(1).epsilon(progress(episodes=49))
+
+
+def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
+    algo = small(dueling=True)
+    params = algo.init(jax.random.key(0), None).replicated
+    x = jax.random.normal(jax.random.key(1), (7, 3))
+    out = algo.critic_net.apply(params.critic, x)
+    assert out.shape == (7, 5)
+    close(algo.values(params.critic, x).mean(-1), out[:, 0], 1e-6)
+    close(algo.values(params.critic, x)[:, 0] - algo.values(params.critic, x)[:, 1], out[:, 1] - out[:, 2], 1e-6)
+
+
+# ---------------------------------------------------------------- training steps
+
+
+def made_up(algo: Coma) -> tuple[Trajectory, TimeStep]:
+    """Made-up rows [T, B] and what follows them."""
+    generator, envs = np.random.default_rng(5), algo.layout.num_envs
+    lead = (algo.spec.horizon, envs)
+    action = jnp.asarray(generator.integers(0, 4, (*lead, 2)), jnp.int32)
+    mask = generator.random((*lead, 2, 4)) < 0.5
+    np.put_along_axis(mask, np.asarray(action)[..., None], True, -1)
+    extras = {"mask": jnp.asarray(mask), "log_prob": jnp.asarray(-generator.random((*lead, 2)), jnp.float32)}
+    last = dataclasses.replace(random_timestep(generator, (envs,), algo.spec), truncated=jnp.ones(envs, bool))
+    return Trajectory(random_timestep(generator, lead, algo.spec), action, extras), last
+
+
+def trained(algo: Coma, steps: int = 1, **counters: int) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
+    """Parameters before, and after each of a few training steps on the same data, with their metrics."""
+    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+    state, rows = algo.init(jax.random.key(0), None), made_up(algo)
+    params, metrics = [state.replicated], []
+    for step in range(steps):
+        at = progress(**({"learn_calls": step} | counters))
+        state, values = learn(state, *rows, jax.random.fold_in(jax.random.key(1), step), at)
+        params.append(state.replicated)
+        metrics.append(values)
+    return params, metrics
+
+
+def test_the_target_is_copied_every_few_training_steps() -> None:
+    params, metrics = trained(small(copy_rate=3), steps=5)
+    for step in range(5):
+        before, after = params[step], params[step + 1]
+        expected = before.critic if step % 3 == 0 else before.target
+        same(after.target, expected)
+    assert np.abs(metrics[1]["critic_loss"]).max() > 0
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (params[1].target, params[4].target)), strict=True))
+
+
+def test_targets_are_built_before_the_copy() -> None:
+    algo = small(copy_rate=1, gamma=0.9)
+    state, rows = algo.init(jax.random.key(0), None), made_up(algo)
+    params = dataclasses.replace(state.replicated, target=jax.tree.map(jnp.zeros_like, state.replicated.target))
+    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+    _, metrics = learn(AlgoState(params, ()), *rows, jax.random.key(1), start())
+    reward = np.r_[np.asarray(rows[0].timestep.reward)[1:], np.asarray(rows[1].reward)[None]]
+    expected, following = np.zeros_like(reward), np.zeros_like(reward[0])
+    for t in reversed(range(len(reward))):
+        following = expected[t] = reward[t] + 0.9 * 0.8 * following  # values of the old target are 0
+    close(metrics["target_mean"], expected.mean(), 1e-5)
+
+
+def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
+    params, _ = trained(small(tau=0.25, data_passes=1))
+    blend = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, params[0].target, params[0].critic)
+    jax.tree.map(lambda a, b: close(a, b, 1e-7), params[1].target, blend)
+    other = dataclasses.replace(params[0], target=jax.tree.map(jnp.zeros_like, params[0].target))
+    algo = small(tau=0.25, data_passes=2, critic_lr=1e-30)  # the critic stays, so that both blends are known
+    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+    state, _ = learn(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
+    expected = jax.tree.map(lambda new: (1 - 0.75**2) * new, other.critic)
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), state.replicated.target, expected)
+
+
+def test_critic_warmup_freezes_the_actor() -> None:
+    params, _ = trained(small(critic_warmup=2), steps=3)
+    for step in range(2):
+        same((params[step + 1].actor, params[step + 1].actor_optimiser), (params[0].actor, params[0].actor_optimiser))
+    for step in range(3):
+        assert np.any(params[step + 1].critic["params"]["head"]["out_kernel"]
+                      != params[step].critic["params"]["head"]["out_kernel"])  # fmt: skip
+    assert np.any(params[3].actor["params"]["head"]["out_kernel"] != params[2].actor["params"]["head"]["out_kernel"])
+
+
+def test_learning_rates_fall_to_their_final_share() -> None:
+    algo = small(lr_final=0.2)
+    params, batch = algo.init(jax.random.key(0), None).replicated, actor_batch(algo, np.random.default_rng(1), 12)
+    moved = {}
+    for fraction in (0.0, 0.5, 1.0):
+        new, _ = jax.jit(algo._actor_update)(params, batch, progress(fraction=fraction))
+        newer, *_ = jax.jit(algo._critic_update)(params, batch, progress(fraction=fraction))
+        moved[fraction] = [
+            np.concatenate([np.ravel(np.float64(a) - b) for a, b in zip(*map(jax.tree.leaves, pair), strict=True)])
+            for pair in ((new.actor, params.actor), (newer.critic, params.critic))
+        ]
+    for network in range(2):
+        assert np.abs(moved[0.0][network]).max() == pytest.approx(1e-2, rel=1e-3)  # Adam's first step: the rate
+        close(moved[0.5][network], 0.6 * moved[0.0][network], 1e-7)
+        close(moved[1.0][network], 0.2 * moved[0.0][network], 1e-7)
+
+
+def test_the_gradient_is_clipped_to_a_norm() -> None:
+    batch = actor_batch(small(), np.random.default_rng(1), 12)
+    params = small().init(jax.random.key(0), None).replicated
+    norms = []
+    for algo in (small(), small(max_grad_norm=0.01)):
+        begin = algo.init(jax.random.key(0), None).replicated
+        new, _, norm = jax.jit(algo._critic_update)(begin, batch, start())
+        gradient = jax.tree.leaves(gradient_of(new.critic_optimiser, begin.critic_optimiser))
+        norms.append((float(norm), float(np.sqrt(sum((leaf**2).sum() for leaf in gradient)))))
+    assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-5) and norms[0][0] > 0.01
+    assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
+    same(params.actor, small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated.actor)
+
+
+@pytest.mark.parametrize(("actor_passes", "updates"), [(0, 6), (1, 2), (3, 6)])
+def test_the_last_passes_train_the_actor_too(actor_passes: int, updates: int) -> None:
+    params, metrics = trained(small(data_passes=3, actor_passes=actor_passes))
+    assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (updates,)
+    assert not np.any(metrics[0]["critic_loss"] == 0)
+    counts = [next(s.count for s in state if hasattr(s, "count"))
+              for state in (params[1].actor_optimiser, params[1].critic_optimiser)]  # fmt: skip
+    assert counts == [updates, 6]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"actor_loss": "original"}, {"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}],
+    ids=["masked", "original", "scaled"],
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -> None:
+    whole = small(layout={"shards": shards}, **settings)
+    pieces = small(layout={"shards": shards, "learn_chunk": 4}, **settings)
+    params = whole.init(jax.random.key(0), None).replicated
+    batch = actor_batch(whole, np.random.default_rng(2), 24)
+    batch = jax.tree.map(lambda x: x.reshape(shards, 24 // shards, *x.shape[2:]), batch)
+    outcomes = []
+    for algo in (whole, pieces):
+        new, loss, norm = jax.jit(algo._critic_update)(params, batch, start())
+        newer, metrics = jax.jit(algo._actor_update)(params, batch, start())
+        gradients = (
+            gradient_of(new.critic_optimiser, params.critic_optimiser),
+            gradient_of(newer.actor_optimiser, params.actor_optimiser),
+        )
+        outcomes.append((gradients, loss, norm, metrics))
+    jax.tree.map(lambda a, b: close(a, b, 1e-6), *outcomes)
+    jaxpr = str(jax.make_jaxpr(pieces._critic_update)(params, batch, start()))
+    assert "length=6" in jaxpr  # 24 samples by 4
+
+
+def test_a_scaled_advantage_has_unit_deviation() -> None:
+    algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
+    params = algo.init(jax.random.key(0), None).replicated
+    _, metrics = jax.jit(algo._actor_update)(params, batch, start())
+    scale = algo._advantage_scale(params, batch, algo.epsilon(start()))
+    weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
+    assert scale.shape == (1, 12) and np.ptp(scale) == 0
+    open_ = np.asarray(batch["weight"][0]) > 0
+    logits = algo.actor_net.apply(params.actor, batch["observation"][0])
+    policy = distributions.renormalise(distributions.epsilon_mix(logits, algo.epsilon(start())), batch["mask"][0])
+    advantage = np.asarray(algo._advantage({name: x[0] for name, x in batch.items()}, policy), np.float64)
+    close([np.mean(advantage[open_] ** 2), np.mean(advantage[open_])], weighted, 1e-5)
+    mean = (advantage * open_).mean()
+    close(scale[0, 0], np.sqrt((open_ * (advantage - mean) ** 2).mean()), 1e-5)
+
+
+# ---------------------------------------------------------------- acting
+
+
+def not_taken(mask_state: Any, action_mask: jax.Array, chosen: jax.Array, agent: Any) -> jax.Array:
+    """Closes what earlier agents chose, unless nothing would be left."""
+    taken = jnp.any((jnp.arange(4)[:, None] == chosen[None]) & (jnp.arange(3)[None] < agent), axis=1)
+    mask = action_mask[agent] & ~taken
+    return jnp.where(jnp.any(mask), mask, action_mask[agent])
+
+
+CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=not_taken)
+
+
+@pytest.fixture(scope="module")
+def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
+    """4,000 copies of three agents, who act at random and greedily."""
+    algo, generator, copies = small(spec=CROWD), np.random.default_rng(0), 4_000
+    policy = jax.tree.map(lambda x: 3 * x, algo.init(jax.random.key(0), None).replicated.actor)
+    timestep = random_timestep(generator, (copies,), CROWD)
+    mask = generator.random((copies, 3, 4)) < 0.5
+    mask[..., 1] |= ~mask.any(-1)
+    mask[:, 0] = [True, True, False, True]
+    timestep = dataclasses.replace(
+        timestep, action_mask=jnp.asarray(mask), observation=timestep.observation.at[:, 0].set(0.3)
+    )
+    act = jax.jit(lambda keys, explore: algo.act(policy, (), timestep, keys, start(), explore), static_argnums=1)
+    keys = jax.random.split(jax.random.key(4), copies)
+    return algo, policy, timestep, act(keys, True), act(keys, False)
+
+
+def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
+    logits = algo.actor_net.apply(policy, timestep.observation.reshape(-1, 3)).reshape(-1, 3, 4)
+    return np.asarray(distributions.epsilon_mix(logits, epsilon), np.float64)
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_masked_actions_are_never_chosen(draws: Any, explore: bool) -> None:
+    algo, policy, timestep, explored, greedy = draws
+    action, _, extras = explored if explore else greedy
+    mixed = probabilities(algo, policy, timestep, float(algo.epsilon(start())) if explore else 0.0)
+    open_, action, fell_back = np.asarray(timestep.action_mask), np.asarray(action), 0
+    for copy in range(len(action)):
+        for agent in range(3):
+            mask = open_[copy, agent] & ~np.isin(np.arange(4), action[copy, :agent])
+            fell_back += not mask.any()
+            mask = mask if mask.any() else open_[copy, agent]
+            np.testing.assert_array_equal(extras["mask"][copy, agent], mask)
+            assert mask[action[copy, agent]]
+            pi = mixed[copy, agent] * mask / (mixed[copy, agent] * mask).sum()
+            assert extras["log_prob"][copy, agent] == pytest.approx(np.log(pi[action[copy, agent]]), abs=1e-4)
+            if not explore:
+                assert pi[action[copy, agent]] == pytest.approx(pi.max(), rel=1e-5)
+    assert fell_back > 50 and action.shape == (4_000, 3) and action.dtype == np.int32
+
+
+def test_actions_are_drawn_in_proportion(draws: Any) -> None:
+    algo, policy, timestep, explored, _ = draws
+    pi = probabilities(algo, policy, timestep, float(algo.epsilon(start())))[0, 0] * [1, 1, 0, 1]
+    pi /= pi.sum()  # agent 0 sees the same everywhere
+    seen = np.bincount(np.asarray(explored[0])[:, 0], minlength=4) / 4_000
+    assert np.all(np.abs(seen - pi) < 4 * np.sqrt(pi * (1 - pi) / 4_000) + 1e-9)
+    assert np.ptp(pi[[0, 1, 3]]) > 0.02
+
+
+def test_copies_act_by_their_own_keys(draws: Any) -> None:
+    algo, policy, timestep, explored, _ = draws
+    some = np.array([5, 17, 1203])
+    keys = jax.random.split(jax.random.key(4), 4_000)[some]
+    part = jax.tree.map(lambda x: x[some], timestep)
+    alone = algo.act(policy, (), part, keys, start(), explore=True)
+    same(alone[0], explored[0][some])
+
+
+def test_without_a_mask_every_action_is_open() -> None:
+    algo = small()
+    timestep = dataclasses.replace(random_timestep(np.random.default_rng(0), (200,), VECTOR), action_mask=None)
+    policy = algo.init(jax.random.key(0), None).replicated.actor
+    action, _, extras = algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 200), start(), explore=True)
+    assert extras["mask"].shape == (200, 2, 4) and bool(extras["mask"].all())
+    assert set(np.ravel(action)) == {0, 1, 2, 3}
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
+        ({"clip_ratio": -1.0}, "clip_ratio must be 0 or above"),
+        ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
+        ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
+        ({"actor_loss": "original", "clip_ratio": 0.1}, "clip_ratio has no meaning with actor_loss 'original'"),
+        ({"td_target": "original"}, "needs an environment whose episodes all have the same length"),
+        ({"minibatches": 100}, "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs"),
+        (
+            {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
+            "coma needs discrete actions, 'vector' has continuous",
+        ),
+        (
+            {"spec": dataclasses.replace(VECTOR, critic_input=None)},
+            "coma needs a centralised view, but 'vector' defines no critic_input",
+        ),
+    ],
+)
+def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        small(**settings)
+
+
+def test_whole_missions_cover_the_transitions() -> None:
+    assert Coma.default_num_envs(VECTOR, {"transitions": 3000}) == 300
+    assert Coma.default_num_envs(VECTOR, {"transitions": 3001}) == 301
+    assert Coma.default_num_envs(Corridor(num_agents=4).spec, {}) == 75
+    assert small(7).minibatch == 35 and small(8, layout={"shards": 2}).minibatch == 20
+    assert small().phases == (Phase("train", 5, 4, restart=True),)

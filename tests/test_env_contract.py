@@ -1,0 +1,425 @@
+"""The contract that every environment keeps (`check_env`), and that each broken rule is found and named."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import Corridor, CorridorState
+
+import envs_jax
+from envs_jax import Box, EnvSpec, TimeStep
+from envs_jax.base import pytree
+from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.testing import ContractError, check_env
+
+# Settings that are small and quick, several for each registered environment; one without an entry is checked as it is.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "coverage": [
+        {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+        {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
+        {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_agents": 3, "length": 3, "horizon": 6}, {"length": 40, "horizon": 5}, {"num_agents": 2, "horizon": 1}],
+)
+def test_the_corridor_keeps_the_contract(settings: dict[str, int]) -> None:
+    check_env(Corridor(**settings))
+
+
+def registered_cases() -> Iterator[Any]:
+    """The first settings of each environment always, the others among the slow tests."""
+    for name in envs_jax.registered():
+        for number, settings in enumerate(SETTINGS.get(name, [{}])):
+            label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
+            yield pytest.param(name, settings, id=label, marks=[pytest.mark.slow] if number else [])
+
+
+@pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
+def test_registered_environments_keep_the_contract(name: str, settings: dict[str, Any]) -> None:
+    check_env(envs_jax.make(name, **settings))
+
+
+@pytree
+class Place:
+    """at float32[A, 2], t int32[], key key[]."""
+
+    at: jax.Array
+    t: jax.Array
+    key: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift(envs_jax.Environment):
+    """Continuous actions, nested observations, a global state, a schedule; all episodes equally long."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(
+            name="drift",
+            num_agents=2,
+            observation={"own": Box((2,)), "clock": Box((), jnp.uint8, 0, 4)},
+            action=Box((2,), jnp.float32, -1.0, 1.0),
+            horizon=4,
+            fixed_horizon=True,
+            metrics={"far": "any", "way": "sum"},
+            global_state=Box((2, 2)),
+            critic_input_spec=Box((4,)),
+            critic_input=lambda timestep, action: jnp.concatenate([timestep.observation["own"], action[::-1]], axis=1),
+        )
+
+    def context(self, progress: Any) -> Any:
+        return {"wind": progress.fraction}
+
+    def _timestep(self, state: Place) -> TimeStep:
+        way = jnp.abs(state.at).sum()
+        return TimeStep(
+            observation={"own": state.at, "clock": jnp.broadcast_to(state.t, (2,)).astype(jnp.uint8)},
+            action_mask=None,
+            mask_state=(),
+            global_state=state.at,
+            reward=jnp.where(state.t > 0, -jnp.abs(state.at).sum(1), 0.0),
+            terminated=jnp.bool_(False),
+            truncated=state.t >= 4,
+            first=state.t == 0,
+            metrics={"far": (way > 1).astype(jnp.float32), "way": way},
+        )
+
+    def reset(self, key: jax.Array, context: Any) -> tuple[Place, TimeStep]:
+        state = Place(jax.random.normal(key, (2, 2)), jnp.int32(0), key)
+        return state, self._timestep(state)
+
+    def step(self, state: Place, action: jax.Array, context: Any) -> tuple[Place, TimeStep]:
+        noise = jax.random.normal(jax.random.fold_in(state.key, state.t), (2, 2))
+        state = Place(state.at + action + context["wind"] + 0.1 * noise, state.t + 1, state.key)
+        return state, self._timestep(state)
+
+    baselines: ClassVar = {"still": lambda env, state, timestep, key: jnp.zeros((2, 2))}
+
+
+def test_continuous_actions_nested_observations_and_schedules_keep_the_contract() -> None:
+    check_env(Drift())
+
+
+def test_an_environment_without_randomness_says_so() -> None:
+    class Still(Corridor):
+        def reset(self, key: Any, context: Any) -> Any:
+            state = CorridorState(jnp.zeros(self.num_agents, jnp.int32), jnp.int32(0), jax.random.key(0))
+            return state, self._timestep(state, 0.0, True)
+
+    check_env(Still(), random=False)
+    with pytest.raises(ContractError, match=r"never differ: .*random=False"):
+        check_env(Still())
+
+
+# Broken environments. Each class breaks one rule of the corridor; the sentence must name it.
+
+
+class Broken(Corridor):
+    """A corridor whose specs, time steps or states are changed by `spoil_*`."""
+
+    def spoil_spec(self, spec: EnvSpec) -> Any:
+        return spec
+
+    def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
+        return state
+
+    def spoil(self, timestep: TimeStep, state: CorridorState) -> Any:
+        return timestep
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.spoil_spec(super().spec)
+
+    def reset(self, key: Any, context: Any) -> Any:
+        state, timestep = super().reset(key, context)
+        return self.spoil_state(state, True), self.spoil(timestep, state)
+
+    def step(self, state: Any, action: Any, context: Any) -> Any:
+        state, timestep = super().step(state, action, context)
+        return self.spoil_state(state, False), self.spoil(timestep, state)
+
+
+def spec_with(**changes: Any) -> type[Corridor]:
+    class Changed(Broken):
+        def spoil_spec(self, spec: EnvSpec) -> EnvSpec:
+            return dataclasses.replace(spec, **changes)
+
+    return Changed
+
+
+def timestep_with(**changes: Any) -> type[Corridor]:
+    """Fields of the time step as functions of (timestep, state)."""
+
+    class Changed(Broken):
+        def spoil(self, timestep: TimeStep, state: CorridorState) -> TimeStep:
+            return dataclasses.replace(timestep, **{name: f(timestep, state) for name, f in changes.items()})
+
+    return Changed
+
+
+class Undecorated(envs_jax.Environment):
+    pass
+
+
+class BranchesInPython(Broken):
+    def step(self, state: Any, action: Any, context: Any) -> Any:
+        if state.t > 3:
+            action = 1 - action
+        return super().step(state, action, context)
+
+
+class NoPair(Broken):
+    def reset(self, key: Any, context: Any) -> Any:
+        return super().reset(key, context)[1]
+
+
+class NumpyNoise(Broken):
+    def spoil(self, timestep: TimeStep, state: CorridorState) -> TimeStep:
+        noise = np.random.default_rng().random(timestep.observation.shape, np.float32)
+        return dataclasses.replace(timestep, observation=timestep.observation * noise)
+
+
+class NumpyStart(Broken):
+    def reset(self, key: Any, context: Any) -> Any:
+        key = jax.random.fold_in(key, np.random.default_rng().integers(1 << 30))
+        return super().reset(key, context)
+
+
+class StateChangesType(Broken):
+    def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
+        return state if after_reset else dataclasses.replace(state, t=state.t.astype(jnp.float32))
+
+
+class StateChangesStructure(Broken):
+    def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
+        return dataclasses.replace(state, key=state.key if after_reset else (state.key, state.t))
+
+
+class WeakState(Broken):
+    def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
+        return dataclasses.replace(state, t=0 if after_reset else state.t.astype(jnp.int32))
+
+
+class NanState(Broken):
+    def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
+        return state, jnp.where(state.t == 2, jnp.nan, 0.0)
+
+    def step(self, state: Any, action: Any, context: Any) -> Any:
+        return super().step(state[0], action, context)
+
+
+class ForgetsItsKey(Broken):
+    def reset(self, key: Any, context: Any) -> Any:
+        return super().reset(jax.random.key(7), context)
+
+
+class TwoContexts(Broken):
+    calls = itertools.count()
+
+    def context(self, progress: Any) -> Any:
+        return ((), jnp.zeros(()))[next(self.calls) % 2]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingBatch(BatchedEnvironment):
+    """Copies see each other."""
+
+    def play(self, state: BatchState, action: Any, context: Any) -> Any:
+        state, timestep = super().play(state, action, context)
+        return state, dataclasses.replace(timestep, reward=timestep.reward + timestep.reward.mean(0, keepdims=True))
+
+
+class SeesOtherCopies(Broken):
+    def batched(self) -> BatchedEnvironment:
+        return MixingBatch(self)
+
+
+def closes_left(mask_state: Any, action_mask: Any, chosen: Any, agent: Any) -> Any:
+    return action_mask[agent] & (jnp.arange(2) == 1)
+
+
+TWO = {"num_agents": 2, "length": 3}
+BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
+    # spec
+    ("undecorated", Undecorated, {}, r"must subclass envs_jax.Environment and be decorated with @dataclasses"),
+    ("agents", spec_with(num_agents=0), {}, "spec.num_agents is 0: it must be a Python int of at least 1"),
+    ("horizon", spec_with(horizon=2.5), {}, "spec.horizon is 2.5: it must be a Python int"),
+    ("action", spec_with(action=2), {}, r"spec.action is 2: describe ONE agent's action by Discrete\(n\)"),
+    ("no observation", spec_with(observation=()), {}, "spec.observation is empty"),
+    ("observation", spec_with(observation=(5,)), {}, "spec.observation holds 5: every leaf must be a Box"),
+    ("box", spec_with(observation=Box((5,), low=1.0, high=0.0)), {}, "low 1.0 above high 0.0: exchange them"),
+    ("critic spec", spec_with(critic_input_spec=None), {}, "belong together: give both or neither"),
+    ("metric", spec_with(metrics={"reached": "mean"}), {}, "is 'mean': choose one of last, sum, max, any"),
+    ("taken metric", spec_with(metrics={"return": "sum"}), {}, "'return', which every environment has anyway"),
+    ("score", spec_with(score="f1"), {}, "spec.score is 'f1': name one of spec.metrics, or 'return'"),
+    ("score mode", spec_with(score_mode="big"), {}, "spec.score_mode is 'big': choose 'min' or 'max'"),
+    # types
+    ("python branch", BranchesInPython, {}, r"step cannot be compiled \(TracerBoolConversionError: .*jax.lax.cond"),
+    ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
+    (
+        "reward dtype",
+        timestep_with(reward=lambda t, s: t.reward.astype(jnp.int32)),
+        {},
+        r"reset returns reward as int32\[1\], the contract says float32\[1\]: reshape or cast it",
+    ),
+    ("reward shape", timestep_with(reward=lambda t, s: t.reward[0]), {}, r"reward as float32\[\], .* float32\[1\]"),
+    ("flag", timestep_with(first=lambda t, s: s.t), {}, r"returns first as int32\[\], the contract says bool\[\]"),
+    (
+        "observation shape",
+        timestep_with(observation=lambda t, s: t.observation[:, 1:]),
+        {},
+        r"returns observation as float32\[1, 4\], the contract says float32\[1, 5\]",
+    ),
+    (
+        "observation tree",
+        timestep_with(observation=lambda t, s: {"own": t.observation}),
+        {},
+        "returns observation of structure .*: make them the same pytree",
+    ),
+    ("mask dtype", timestep_with(action_mask=lambda t, s: jnp.ones((1, 2))), {}, r"float32\[1, 2\], .* bool\[1, 2\]"),
+    ("global state", timestep_with(global_state=lambda t, s: s.t), {}, "a global_state that spec does not describe"),
+    (
+        "metrics",
+        timestep_with(metrics=lambda t, s: {}),
+        {},
+        r"returns the metrics \[\], spec.metrics names \['reached'\]",
+    ),
+    (
+        "state dtype",
+        StateChangesType,
+        {},
+        r"\.t of the state that step returns is float32\[\], but after reset int32\[\]",
+    ),
+    ("state structure", StateChangesStructure, {}, "state that step returns has another structure than after reset"),
+    ("weak type", WeakState, {}, r"but after reset int32\[\], weakly typed: make them equal"),
+    ("context", TwoContexts, {}, "context at the end of training has another structure than at its start"),
+    # values
+    ("numpy", NumpyNoise, {}, "the same key and action give different results in .*observation"),
+    ("numpy scalar", NumpyStart, {}, "the same key and action give different results in .*never from NumPy"),
+    ("deaf to keys", ForgetsItsKey, {}, "copies with different keys never differ"),
+    (
+        "bounds",
+        timestep_with(observation=lambda t, s: 1.5 * t.observation),
+        {},
+        "0 to 1.5 .* outside its Box of 0 to 1",
+    ),
+    (
+        "not finite",
+        timestep_with(reward=lambda t, s: jnp.where(s.t == 2, jnp.inf, t.reward)),
+        {},
+        "reward is not finite at step 2: look for 0 / 0",
+    ),
+    ("nan state", NanState, {}, r"\[1\] of the state is NaN at step 2"),
+    ("never first", timestep_with(first=lambda t, s: t.first & False), {}, "first is false after reset"),
+    ("always first", timestep_with(first=lambda t, s: t.first | True), {}, "first is true at step 1"),
+    ("reset pays", timestep_with(reward=lambda t, s: t.reward + 1), {}, "the reward is not 0 after reset"),
+    ("starts done", timestep_with(truncated=lambda t, s: s.t >= 0), {}, "episode has ended after reset already"),
+    (
+        "both flags",
+        timestep_with(truncated=lambda t, s: s.t >= 4, terminated=lambda t, s: s.t >= 4),
+        {},
+        "terminated and truncated are both true at step 4: let truncated be limit & ~terminated",
+    ),
+    (
+        "too long",
+        timestep_with(truncated=lambda t, s: t.truncated & False),
+        {"length": 40},
+        "an episode goes on after 10 steps, spec.horizon",
+    ),
+    ("ends early", spec_with(fixed_horizon=True), {"length": 2}, r"ends after \d steps, but fixed_horizon says .* 10"),
+    (
+        "half any",
+        type(
+            "HalfAny",
+            (spec_with(metrics={"reached": "any"}),),
+            {"spoil": lambda self, t, s: dataclasses.replace(t, metrics={"reached": t.metrics["reached"] + 0.5})},
+        ),
+        {},
+        "metric 'reached' is reduced by 'any' but is 0.5",
+    ),
+    # masks and centralised view
+    (
+        "all closed",
+        timestep_with(action_mask=lambda t, s: t.action_mask & (s.t != 3)),
+        {},
+        "action_mask closes every action of agent 0 at step 4",
+    ),
+    (
+        "next closed",
+        spec_with(next_mask=lambda state, mask, chosen, agent: mask[agent] & ((agent < 1) | (chosen[0] == 0))),
+        TWO,
+        r"next_mask closes every action of agent 1 at step \d .*fall back to action_mask",
+    ),
+    (
+        "next opens",
+        type(
+            "NextOpens",
+            (spec_with(next_mask=lambda state, mask, chosen, agent: mask[agent] | True),),
+            {"spoil": lambda self, t, s: dataclasses.replace(t, action_mask=t.action_mask.at[:, 0].set(False))},
+        ),
+        TWO,
+        "next_mask opens action 0 of agent 0 that action_mask closes at step 1",
+    ),
+    (
+        "reads ahead",
+        spec_with(next_mask=lambda state, mask, chosen, agent: mask[agent] & ((chosen[1] == 0) | (jnp.arange(2) == 1))),
+        TWO,
+        r"next_mask of agent \d depends on actions of itself or later agents",
+    ),
+    (
+        "next shape",
+        spec_with(next_mask=lambda s, mask, c, i: mask),
+        TWO,
+        r"next_mask returns bool\[2, 2\], .* bool\[2\]",
+    ),
+    (
+        "critic shape",
+        spec_with(critic_input=lambda timestep, action: timestep.observation),
+        TWO,
+        r"critic_input returns float32\[2, 4\], critic_input_spec says float32\[2, 14\]",
+    ),
+    (
+        "own action",
+        spec_with(critic_input_spec=Box((1,), jnp.int32, 0, 1), critic_input=lambda timestep, action: action[:, None]),
+        TWO,
+        "critic_input of agent 0 depends on that agent's own action at step 1: leave it out",
+    ),
+    # batch and baselines
+    ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy alone differ at step \d.*reward"),
+    (
+        "baseline type",
+        type("Float", (Broken,), {"baselines": {"zero": lambda env, state, timestep, key: jnp.zeros(1)}}),
+        {},
+        r"baseline 'zero' returns float32\[1\], an action is int32\[1\]",
+    ),
+    (
+        "baseline range",
+        type("Far", (Broken,), {"baselines": {"far": lambda env, state, t, key: jnp.full(1, 2, jnp.int32)}}),
+        {},
+        "baseline 'far' returns actions outside 0 to 1",
+    ),
+    (
+        "baseline branch",
+        type("Ifs", (Broken,), {"baselines": {"ifs": lambda env, state, t, key: 1 if state.t > 0 else 0}}),
+        {},
+        "baseline 'ifs' cannot be compiled",
+    ),
+]
+
+
+@pytest.mark.parametrize(("env", "settings", "sentence"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_a_broken_rule_is_named(env: Any, settings: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ContractError, match=sentence) as caught:
+        check_env(env(**settings))
+    text = str(caught.value)
+    assert "\n" not in text and 20 < len(text) < 400
+    assert isinstance(caught.value, AssertionError)
