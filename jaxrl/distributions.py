@@ -31,4 +31,5 @@ def entropy(probabilities: Array) -> Array:
 
 def choose(values: Array, action: Array) -> Array:
     """values[..., n] at action int32[...], by comparison instead of a gather."""
-    return jnp.sum(jnp.where(action[..., None] == jnp.arange(values.shape[-1]), values, 0), axis=-1)
+    index = jax.lax.broadcasted_iota(action.dtype, values.shape, values.ndim - 1)
+    return jnp.sum(jnp.where(action[..., None] == index, values, 0), axis=-1)

@@ -91,7 +91,7 @@ class ConvStack(nn.Module):
             shape = (h, w, x.shape[3], self.width)
             kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
             method = "rows" if (h, w) == x.shape[1:3] and self.method != "conv" else self.method
-            x = nn.relu(convolve(x, kernel, method) + bias)
+            x = nn.relu(convolve(x, kernel, method) + bias[None, None, None])
         return _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")(
             x.reshape(x.shape[0], -1)
         )
@@ -113,9 +113,9 @@ class _Head(nn.Module):
     def __call__(self, x: Array) -> Array:
         for layer in range(self.depth):
             kernel, bias = _parameters(self, f"fc{layer + 1}", (x.shape[-1], self.width), x.shape[-1], self.initialiser)
-            x = nn.relu(x @ kernel + bias)
+            x = nn.relu(x @ kernel + bias[None])
         kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initialiser, last=True)
-        return (x @ kernel + bias).astype(jnp.float32)
+        return (x @ kernel + bias[None]).astype(jnp.float32)
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:

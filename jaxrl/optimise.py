@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array
@@ -25,3 +26,8 @@ def descend(
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
         direction, state = optimiser.update(gradient, state, params)
     return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
+
+
+def norm(tree: Any) -> Array:
+    """Euclidean norm of all leaves together, float32[]."""
+    return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.float32(0)))

@@ -55,23 +55,27 @@ def ipp_marl_targets(
     length = end - t + 1  # M
     started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
 
+    def power(base: float, exponent: Array) -> Array:
+        return jnp.float32(base) ** exponent.astype(jnp.float32)
+
     def n_step(m: Array) -> tuple[Array, Array]:
         """G_m and its bootstrap b_m for every t; meaningless where m > M."""
-        inside = t[:, None] + jnp.arange(steps)[None]
-        weights = jnp.where(jnp.arange(steps) < m, jnp.float32(gamma) ** jnp.arange(steps), 0.0)
-        partial = jnp.sum(weights[None] * reward_t[jnp.minimum(inside, steps - 1)] * (inside < steps), axis=1)
+        inside = t[:, None] + t[None]
+        counted = (t < m)[None] & (inside < steps)
+        discounted = power(gamma, t)[None] * reward_t[jnp.minimum(inside, steps - 1)]
+        partial = jnp.sum(jnp.where(counted, discounted, 0.0), axis=1)
         later = jnp.minimum(t + m, steps - 1)
-        bootstrap = jnp.float32(gamma) ** m * value_tm1[later]
+        bootstrap = power(gamma, m) * value_tm1[later]
         return partial, jnp.where((t + m < steps - 1) & ~done_t[later], bootstrap, 0.0)
 
     def add(sums: tuple[Array, Array], m: Array) -> tuple[tuple[Array, Array], None]:
         target, full = sums
         partial, bootstrap = n_step(m)
-        target = target + jnp.where(m <= length, jnp.float32(lambda_) ** (m - 1) * (partial + bootstrap), 0.0)
+        target = target + jnp.where(m <= length, power(lambda_, m - 1) * (partial + bootstrap), 0.0)
         return (target, jnp.where(m == length, partial, full)), None
 
     zeros = jnp.zeros(steps, jnp.float32)
     (target, full), _ = jax.lax.scan(add, (zeros, zeros), jnp.arange(1, steps + 1))
-    target = target + jnp.where(end < steps - 1, jnp.float32(lambda_) ** (length + 1) * full, 0.0)
+    target = target + jnp.where(end < steps - 1, power(lambda_, length + 1) * full, 0.0)
     target = (1 - lambda_) * target
     return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)
