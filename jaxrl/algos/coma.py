@@ -50,7 +50,7 @@ def original_actor_loss(
 
     logits, mask, values [N, n]; action int32[N]; weight float32[N].
     """
-    mixed = distributions.epsilon_mix(logits, epsilon)
+    mixed, mask = distributions.epsilon_mix(logits, epsilon), mask.astype(jnp.float32)
     allowed = mixed * mask
     policy = jnp.maximum(allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-5), 1e-5)
     advantage = distributions.choose(values, action) - jnp.sum(policy * values * mask, axis=-1)
@@ -545,6 +545,6 @@ class Coma(Algorithm):
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
             new = optimise.descend(self._optimiser, gradient, params, state, decayed)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
-            return *kept, optax.global_norm(gradient)
+            return *kept, optimise.norm(gradient)
 
         return self.layout.alone(step)(gradient, params, state)
