@@ -125,15 +125,26 @@ class Storage:
         return self.encode(CLIP)
 
     @property
+    def unbounded(self) -> np.generic:
+        """A bound that clips nothing."""
+        return self.dtype.type(32767 if self.name == "int16" else math.inf)
+
+    @property
     def start(self) -> np.generic:
         """Value that stands for the prior."""
         return self.encode(logit(self.prior))
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
-        """dtype[2, 3]: what a reading "class 0" and "class 1" adds at each altitude."""
+        """dtype[2, 3]: what a reading "class 0" and "class 1" adds at each altitude.
+
+        Never 0, so that it can mark the cells of a footprint: a reading that says nothing at the given prior adds the
+        least that can be told from 0.
+        """
         offset = logit(self.prior)
-        return np.array([[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)], self.dtype)
+        exact = [[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)]
+        least = self.dtype.type(1 if self.name == "int16" else 1e-30)
+        return np.where(np.array(exact) == 0, least, np.array(exact))
 
     def fits(self) -> bool:
         """Whether the prior is within the clip, and every value that can occur differs from `unseen`."""
@@ -144,9 +155,10 @@ class Storage:
         """Stored values with the prior's in place of `unseen`."""
         return jnp.where(stored == self.unseen, self.start, stored)
 
-    def clip(self, value: Array) -> Array:
-        """The clip that precedes an update."""
-        return jnp.clip(value, -self.limit, self.limit)
+    def clip(self, value: Array, bound: Array | None = None) -> Array:
+        """The clip that precedes an update; none where `bound` is `unbounded`."""
+        bound = self.limit if bound is None else bound
+        return jnp.maximum(jnp.minimum(value, bound), -bound)
 
     def log_odds(self, stored: Array) -> Array:
         """float32 log-odds of stored cells, seen or not."""

@@ -40,7 +40,7 @@ STARTS = ("uniform", "corners", "original")
 TIMINGS = ("aligned", "original")
 DTYPES = ("int16", "float32")
 MAX_AGENTS = 8
-MAX_Q = 400
+MAX_Q = 200
 
 
 @pytree
@@ -167,7 +167,8 @@ class Coverage(Environment):
 
     @property
     def mapper(self) -> Mapper:
-        return Mapper(self.q, self.num_agents, self.storage, self.weights)
+        tile = maps.tile(self.map_engine, self.n)
+        return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -287,7 +288,7 @@ class Coverage(Environment):
         t = state.t + 1
         earned = jnp.stack(
             [
-                reward.relative(report.before, updated.sums.weighted, self.n, self.reward_scale, self.reward_offset),
+                reward.relative(report.before, updated.sums.weighted, self.reward_scale, self.reward_offset),
                 reward.absolute(report.before, updated.sums.weighted, self.n, self.weights),
             ]
         )

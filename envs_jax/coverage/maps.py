@@ -26,7 +26,7 @@ from envs_jax.coverage.belief import PREDICTED, Storage, Weights, entropy_of_log
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 
-ENGINES = ("auto", "dense", "windows")
+ENGINES = ("auto", "dense", "windows", "pallas")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +38,24 @@ class Mapper:
         num_agents: A.
         storage: how log-odds are stored.
         weights: importance of cells in the reward.
+        tile: maps are stored with rows and columns added up to multiples of these, which no engine but one needs.
     """
 
     q: int
     num_agents: int
     storage: Storage
     weights: Weights
+    tile: tuple[int, int] = (1, 1)
 
     @property
     def n(self) -> int:
         return world.map_side(self.q)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a map as it is stored."""
+        rows, columns = (-(-self.n // size) * size for size in self.tile)
+        return rows, columns
 
 
 @pytree
@@ -88,7 +96,7 @@ class Maps:
 
     Attributes:
         beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
-            team's last.
+            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is never seen.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
         excess: bool[A + 1], whether a map may hold log-odds beyond the clip.
@@ -116,24 +124,26 @@ class Report:
 
 
 # Sums of entropies are kept in fixed point: they do not depend on the order of the summands, and a sum that is changed
-# step by step equals one that is computed anew. No cell counts more than 1, so row sums fit into 31 bits.
+# step by step equals one that is computed anew.
 
+FRACTION_BITS = 21  # binary digits after the point of one summand
+_LONGEST_ROW = 512  # summands of at most 1 that may be added in 31 bits
 _LOW_BITS = 12
 
 
-def fraction_bits(n: int) -> int:
-    """Binary digits after the point for sums over rows of n cells: at most 24, the precision of the summands."""
-    return min(24, 30 - (n - 1).bit_length())
+def largest_divisor(cells: int, limit: int) -> int:
+    """The largest divisor of a number of cells that does not exceed `limit`; 1 if the limit is smaller still."""
+    return max(length for length in range(1, max(limit, 1) + 1) if cells % length == 0)
 
 
-def fixed(values: Array, n: int) -> Array:
+def fixed(values: Array) -> Array:
     """int32: values in [-1, 1] in fixed point."""
-    return jnp.round(values * jnp.float32(2 ** fraction_bits(n))).astype(jnp.int32)
+    return jnp.round(values * jnp.float32(2**FRACTION_BITS)).astype(jnp.int32)
 
 
 def total(values: Array) -> Array:
-    """int32[2]: sum of int32[k, l] as (high, low), the sum is 4096 high + low, 0 <= low < 4096."""
-    rows = jnp.sum(values, axis=-1)
+    """int32[2]: sum of fixed-point numbers int32[k], as (high, low): it is 4096 high + low, 0 <= low < 4096."""
+    rows = jnp.sum(values.reshape(-1, largest_divisor(values.shape[0], _LONGEST_ROW)), axis=-1)
     return carry(jnp.stack([jnp.sum(rows >> _LOW_BITS), jnp.sum(rows & (2**_LOW_BITS - 1))]))
 
 
@@ -142,19 +152,28 @@ def carry(pair: Array) -> Array:
     return jnp.stack([pair[0] + (pair[1] >> _LOW_BITS), pair[1] & (2**_LOW_BITS - 1)])
 
 
-def real(pair: Array, n: int) -> Array:
+def real(pair: Array) -> Array:
     """float32[]: value of a sum (or of a difference of sums) in fixed point."""
-    scale = 2.0 ** -fraction_bits(n)
+    scale = 2.0**-FRACTION_BITS
     return pair[0].astype(jnp.float32) * (scale * 2**_LOW_BITS) + pair[1].astype(jnp.float32) * scale
 
 
-def uniform_total(value: Array, rows: int, count: Array) -> Array:
-    """int32[2]: `count` int32[] times the fixed-point number `value` int32[], count <= rows^2."""
-    full, rest = count // rows, count % rows
-    row = value * rows
-    pair = jnp.stack([(row >> _LOW_BITS) * full, (row & (2**_LOW_BITS - 1)) * full])
-    last = value * rest
-    return carry(pair + jnp.stack([last >> _LOW_BITS, last & (2**_LOW_BITS - 1)]))
+def uniform_total(value: Array, count: Array) -> Array:
+    """int32[2]: `count` int32[] (below 2^22) times the fixed-point number `value` int32[]."""
+    high, low = value >> _LOW_BITS, value & (2**_LOW_BITS - 1)
+    low_high = low * (count >> _LOW_BITS)  # low * count = 4096 low_high + the rest
+    return carry(jnp.stack([high * count + low_high, low * (count & (2**_LOW_BITS - 1))]))
+
+
+def pack_flags(*flags: Array) -> Array:
+    """int32[k]: up to four flags bool[k] of each cell as numbers 0 or 1 in one byte each, for `count_flags`."""
+    return sum(flag.astype(jnp.int32) << (8 * i) for i, flag in enumerate(flags))
+
+
+def count_flags(packed: Array) -> Array:
+    """int32[4]: in how many cells each of the packed flags is set."""
+    rows = jnp.sum(packed.reshape(-1, largest_divisor(packed.shape[0], 255)), axis=-1)
+    return jnp.stack([jnp.sum((rows >> (8 * i)) & 255) for i in range(4)])
 
 
 def empty(mapper: Mapper, terrain: Terrain) -> Maps:
@@ -164,12 +183,12 @@ def empty(mapper: Mapper, terrain: Terrain) -> Maps:
     entropy = entropy_of_log_odds(storage.log_odds(prior))
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
     sums = Sums(
-        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy, n), n, jnp.int32(n * n)),
-        interest=uniform_total(fixed(entropy, n), n, terrain.count),
+        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)),
+        interest=uniform_total(fixed(entropy), terrain.count),
         counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
     )
     return Maps(
-        beliefs=jnp.full((maps, n, n), storage.unseen),
+        beliefs=jnp.full((maps, *mapper.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
         excess=jnp.zeros((maps,), jnp.bool_),
@@ -180,4 +199,13 @@ def engine(name: str) -> types.ModuleType:
     """The engine of a name in ENGINES but "auto"."""
     from envs_jax.coverage import maps_dense
 
+    if name == "pallas":
+        from envs_jax.coverage import maps_pallas
+
+        return maps_pallas
     return {"dense": maps_dense}[name]
+
+
+def tile(name: str, n: int) -> tuple[int, int]:
+    """`Mapper.tile` as the engine of a name needs it for maps of side n."""
+    return engine(name).tile(n) if name == "pallas" else (1, 1)

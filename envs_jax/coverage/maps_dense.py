@@ -1,4 +1,9 @@
-"""The reference engine: whole maps, plain array code, everything computed anew at every update."""
+"""The reference engine: whole maps, plain array code, everything computed anew at every update.
+
+Cells are elementwise work and are kept in one flat axis of n * n cells wherever rows and columns do not matter, so that
+loops fill whole vector registers. On CPUs the work is cut into stages (see `stages`), and copies are processed in
+chunks whose temporary maps fit into the cache; accelerators get one program for all copies.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -7,102 +12,141 @@ from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
-from envs_jax.coverage.maps import Mapper, Maps, Report, Sums, Survey, fixed, total
+from envs_jax.coverage.maps import (
+    Mapper,
+    Maps,
+    Report,
+    Sums,
+    Survey,
+    count_flags,
+    fixed,
+    largest_divisor,
+    pack_flags,
+    total,
+)
+from envs_jax.coverage.stages import on_cpu, stage
+
+_CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
 
 def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
     """See `maps`. Leaves of one copy, without batch axis."""
-    storage = mapper.storage
-    beliefs = _fuse(mapper, maps.beliefs, survey)
-    sums, before = _team_sums(mapper, maps.beliefs[-1], beliefs[-1], survey)
+    storage, n = mapper.storage, mapper.n
+    cells = maps.beliefs.reshape(mapper.num_agents + 1, n * n)
+    # new maps are stored before they are read: their readers would otherwise update them again, each for itself
+    beliefs = jax.lax.optimization_barrier(_fuse(mapper, cells, survey))
+    sums, before = _team_sums(mapper, cells[-1], beliefs[-1], survey)
+    beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
-    excess = jnp.ones_like(maps.excess)  # never looked at here; "may" is always true
-    report = Report(measured=measured(mapper, survey), before=before)
-    return Maps(beliefs, resized, sums, excess), report
+    excess = jnp.ones_like(maps.excess)  # "may" is always true
+    return Maps(beliefs, resized, sums, excess), Report(measured=measured(mapper, survey), before=before)
 
 
 def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
-    """`update` of [B] copies at once."""
-    return jax.vmap(lambda maps, survey: update(mapper, maps, survey))(maps, survey)
+    """`update` of [B] copies."""
+    copies = maps.beliefs.shape[0]
+    chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (mapper.num_agents + 1) * mapper.n**2))
+    if not on_cpu() or copies == chunk:
+        return jax.vmap(lambda maps, survey: update(mapper, maps, survey))(maps, survey)
+    one = stage(lambda maps, survey: update(mapper, maps, survey))
+    return jax.lax.map(lambda pair: one(*pair), (maps, survey), batch_size=chunk)
 
 
-def _changes(mapper: Mapper, survey: Survey) -> tuple[list[Array], list[Array]]:
-    """For each agent bool[n, n], its clipped footprint, and dtype[n, n], what its readings would add there."""
-    n, storage = mapper.n, mapper.storage
+def _changes(mapper: Mapper, survey: Survey) -> Array:
+    """dtype[A + 1, n, n]: what each agent's readings add to a map, 0 (and only there) outside its clipped footprint.
+
+    The last row is 0: nobody measures for the team's map alone.
+    """
+    n, agents = mapper.n, mapper.num_agents
     rows = jnp.arange(n, dtype=jnp.int32)[:, None]
     columns = jnp.arange(n, dtype=jnp.int32)[None, :]
-    inside, change = [], []
-    for agent in range(mapper.num_agents):
-        position = survey.positions[agent]
+
+    def change(agent: Array) -> Array:
+        position = jnp.take(survey.positions, agent, axis=0, mode="clip")
         box = world.clip_footprint(world.footprint(position, mapper.q), n)
         read = sensor.occupied(survey.source, survey.terrain, agent, position[2], rows, columns, n)
-        gains = jnp.take(jnp.asarray(storage.gains), position[2], axis=1, mode="clip")
-        inside.append(box.holds(rows, columns))
-        change.append(jnp.where(read, gains[1], gains[0]))
-    return inside, change
+        gains = jnp.take(jnp.asarray(mapper.storage.gains), position[2], axis=1, mode="clip")
+        gain = jnp.where(read, gains[1], gains[0])
+        return jnp.where(box.holds(rows, columns) & (agent < agents), gain, jnp.zeros_like(gain))
+
+    return jax.vmap(change)(jnp.arange(agents + 1, dtype=jnp.int32))
 
 
-def _fuse(mapper: Mapper, beliefs: Array, survey: Survey) -> Array:
-    """New beliefs dtype[A + 1, n, n]."""
+def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
+    """New beliefs dtype[A + 1, n * n] from the old ones."""
     storage, agents = mapper.storage, mapper.num_agents
-    inside, change = _changes(mapper, survey)
-    fused = []
-    for receiver in range(agents + 1):
-        old = beliefs[receiver]
-        value, touched = storage.value(old), jnp.zeros_like(old, jnp.bool_)
-        if receiver < agents:
-            touched = inside[receiver]
-            value = jnp.where(touched, storage.clip(value) + change[receiver], value)
+    heard = survey.received & ~jnp.eye(agents, dtype=jnp.bool_)
+    heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])
+    bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
+
+    @stage
+    def changes(survey: Survey) -> Array:
+        return _changes(mapper, survey)
+
+    @stage
+    def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
+        value = storage.value(old)
+        value = jnp.where(change != 0, storage.clip(value), value) + change
+        touched = change != 0
         for sender in range(agents):
-            if sender == receiver:
-                continue
-            heard = jnp.bool_(True) if receiver == agents else survey.received[receiver, sender]
-            added = jnp.where(inside[sender], change[sender], jnp.zeros_like(change[sender]))
-            value = jnp.where(heard, storage.clip(value) + added, value)
-            touched |= heard & inside[sender]
-        fused.append(jnp.where(touched | (old != storage.unseen), value, old))
-    return jnp.stack(fused)
+            gain = jnp.where(heard[:, sender, None], change[sender][None], jnp.zeros_like(change[:1]))
+            value = storage.clip(value, bound[:, sender, None]) + gain
+            touched |= gain != 0
+        return jnp.where(touched | (old != storage.unseen), value, old)
+
+    return apply(cells, changes(survey).reshape(cells.shape), heard, bound)
 
 
 def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Survey) -> tuple[Sums, Array]:
-    """Sums over the team map after an update from `old` to `new`, and `Report.before`."""
+    """Sums over the team map [n * n] after an update from `old` to `new`, and `Report.before`."""
     storage, n = mapper.storage, mapper.n
-    interest = ground.whole(survey.terrain, n)
-    weight = storage.weight(new, mapper.weights.relative)
-    entropy_old = entropy_of_log_odds(storage.log_odds(old))
-    entropy_new = entropy_of_log_odds(storage.log_odds(new))
-    predicted = storage.above(new, PREDICTED)
-    seen = new != storage.unseen
-    counts = [jnp.sum(cells, dtype=jnp.int32) for cells in (predicted, predicted & interest, seen, seen & interest)]
+
+    @stage
+    def entropy(stored: Array) -> Array:
+        return entropy_of_log_odds(storage.log_odds(stored))
+
+    @stage
+    def weighted(new: Array, entropy: Array) -> Array:
+        return fixed(storage.weight(new, mapper.weights.relative) * entropy)
+
+    @stage
+    def within(interest: Array, entropy: Array) -> Array:
+        return fixed(jnp.where(interest, entropy, jnp.float32(0.0)))
+
+    @stage
+    def flags(new: Array, interest: Array) -> Array:
+        predicted, seen = storage.above(new, PREDICTED), new != storage.unseen
+        return pack_flags(predicted, predicted & interest, seen, seen & interest)
+
+    interest = stage(lambda terrain: ground.whole(terrain, n))(survey.terrain).reshape(n * n)
+    entropy_old, entropy_new = entropy(old), entropy(new)
     sums = Sums(
-        weighted=total(fixed(weight * entropy_new, n)),
-        interest=total(jnp.where(interest, fixed(entropy_new, n), jnp.int32(0))),
-        counts=jnp.stack(counts),
+        weighted=total(weighted(new, entropy_new)),
+        interest=total(within(interest, entropy_new)),
+        counts=count_flags(flags(new, interest)),
     )
-    return sums, total(fixed(weight * entropy_old, n))
+    return sums, total(weighted(new, entropy_old))
 
 
 def measured(mapper: Mapper, survey: Survey) -> Array:
     """float32[A, 11, 11]: see `Report.measured`."""
     agents = jnp.arange(mapper.num_agents, dtype=jnp.int32)
-
-    def at(level: int) -> Array:  # supposing that all agents are there
-        return jax.vmap(lambda agent: _measured_at(mapper, survey, agent, level))(agents)
-
-    result = at(0)
-    for level in range(1, world.LEVELS):
-        result = jnp.where((survey.positions[:, 2] == level)[:, None, None], at(level), result)
+    result = jnp.zeros((mapper.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
+    for level in range(world.LEVELS):  # supposing that all agents are there
+        signs = stage(lambda survey, level=level: jax.vmap(lambda i: _signs(mapper, survey, i, level))(agents))
+        side = 2 * world.radius(mapper.q, level)
+        resized = world.resize(signs(survey).reshape(-1, side, side))
+        result = jnp.where((survey.positions[:, 2] == level)[:, None, None], resized, result)
     return result
 
 
-def _measured_at(mapper: Mapper, survey: Survey, agent: Array, level: int) -> Array:
-    """float32[11, 11]: resized signed readings of `agent`, supposing that it is at altitude index `level`."""
+def _signs(mapper: Mapper, survey: Survey, agent: Array, level: int) -> Array:
+    """float32[k * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`."""
     n, side = mapper.n, 2 * world.radius(mapper.q, level)
     position = survey.positions[agent].at[2].set(level)
     box = world.footprint(position, mapper.q)
-    rows = (box.top + jnp.arange(side, dtype=jnp.int32))[:, None]
-    columns = (box.left + jnp.arange(side, dtype=jnp.int32))[None, :]
+    cells = jnp.arange(side * side, dtype=jnp.int32)
+    rows, columns = box.top + cells // side, box.left + cells % side
     read = sensor.occupied(survey.source, survey.terrain, agent, jnp.int32(level), rows, columns, n)
     inside = world.clip_footprint(box, n).holds(rows, columns)
-    sign = jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))
-    return world.resize(sign)
+    return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))

@@ -23,7 +23,7 @@ def measure(sums: Sums, interest: Array, n: int) -> dict[str, Array]:
     predicted, right, seen, seen_interest = (sums.counts[i].astype(jnp.float32) for i in range(4))
     positive = jnp.maximum(interest, 1).astype(jnp.float32)
     return {
-        "entropy": real(sums.interest, n) / positive,
+        "entropy": real(sums.interest) / positive,
         "f1": 2.0 * right / jnp.maximum(predicted + interest.astype(jnp.float32), 1.0),
         "coverage": seen / (n * n),
         "roi_coverage": seen_interest / positive,

@@ -7,7 +7,6 @@ the others do. Channel 2 is centred on the agent; resized maps are not, and cell
 4.545 (d + 1)) m while lattice index d is the point 5 d m (kept from the original).
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,6 +14,7 @@ from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import Weights, clip_probability, entropy
 from envs_jax.coverage.sensor import ERROR
+from envs_jax.coverage.stages import stage
 from envs_jax.coverage.world import LATTICE, LEVELS
 
 ACTOR_CHANNELS = 7
@@ -26,7 +26,9 @@ _COLUMNS = np.arange(LATTICE, dtype=np.int32)[None, :]
 
 
 def _weighted_entropy(p: Array, weights: Weights) -> Array:
-    return weights.of_probability(p) * entropy(p)
+    """float32[..., 11, 11]: w(p) H(p)."""
+    flat = stage(lambda p: weights.of_probability(p) * entropy(p))(p.reshape(-1))
+    return flat.reshape(p.shape)
 
 
 def _plane(values: Array) -> Array:
@@ -83,28 +85,41 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
     box = world.clip_footprint(world.footprint(positions, q), n)
     row_share, row_holds = _strips(box.top, box.bottom, n)
     column_share, column_holds = _strips(box.left, box.right, n)
-    inside = row_holds[:, :, None] & column_holds[:, None, :]  # [A, S, S]
     heard = received & ~np.eye(agents, dtype=bool)
-    others = jnp.any(heard[:, :, None, None] & inside[None], axis=1)
-    own = jnp.where(inside, 1.0, jnp.where(others, 0.0, 0.5))
-    everyone = jnp.where(jnp.any(inside, axis=0, keepdims=True), 1.0, 0.5)
-    values = jnp.concatenate([own, everyone]).astype(jnp.float32)
-    rows = jnp.einsum("sd,mst->mdt", row_share, values, precision=jax.lax.Precision.HIGHEST)
-    resized = jnp.einsum("mdt,te->mde", rows, column_share, precision=jax.lax.Precision.HIGHEST)
-    resized = jnp.clip(resized, 0.0, 1.0)  # rounding
+
+    @stage
+    def paint(row_holds: Array, column_holds: Array, heard: Array) -> Array:  # [A + 1, S, S]
+        inside = row_holds[:, :, None] & column_holds[:, None, :]
+        others = jnp.zeros_like(inside)
+        anyone = jnp.zeros_like(inside[:1])
+        for j in range(agents):
+            others |= heard[:, j, None, None] & inside[j][None]
+            anyone |= inside[j][None]
+        own = jnp.where(inside, 1.0, jnp.where(others, 0.0, 0.5))
+        return jnp.concatenate([own, jnp.where(anyone, 1.0, 0.5)])
+
+    @stage
+    def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]
+        return sum(values[:, s, :, None] * share[None, s, None, :] for s in range(share.shape[0]))
+
+    # rounding may lead out of the interval
+    resized = jnp.clip(shrink(shrink(paint(row_holds, column_holds, heard), row_share), column_share), 0.0, 1.0)
     return resized[:agents], resized[agents]
 
 
 def _strips(low: Array, high: Array, n: int) -> tuple[Array, Array]:
-    """The S = 2 A + 1 strips between the sorted borders of the intervals [low, high), int32[A].
+    """The S = 2 A + 1 strips between the borders of the intervals [low, high), int32[A], in no particular order.
 
     Returns:
         float32[S, 11], share of each of the 11 blocks of the axis that a strip fills, and bool[A, S], which intervals
         hold it.
     """
-    borders = jnp.sort(jnp.concatenate([low, high]))
-    start = jnp.concatenate([jnp.zeros_like(borders[:1]), borders])
-    stop = jnp.concatenate([borders, jnp.full_like(borders[:1], n)])
+    start = jnp.concatenate([jnp.zeros_like(low[:1]), low, high])
+    number = np.arange(start.shape[0])
+    stop = jnp.full_like(start, n)
+    for k in number:  # a strip ends at the next border; of equal borders all but the last start an empty one
+        behind = (start[k] > start) | ((start[k] == start) & (number < k))
+        stop = jnp.where(behind, jnp.minimum(stop, start[k]), stop)
     holds = (start[None] >= low[:, None]) & (start[None] < high[:, None])
     return world.interval_share(start, stop, n), holds
 

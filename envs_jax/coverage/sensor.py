@@ -50,18 +50,30 @@ def noise(key: Array, index: Array, num_agents: int) -> Noise:
     return Noise(jnp.stack([state, _mix(state ^ jnp.uint32(0x5BD1E995))], axis=-1))
 
 
+def limit(level: Array) -> Array:
+    """uint32: a reading is wrong where the 16 bits drawn for it are below this, at altitude index `level`."""
+    return jnp.take(jnp.asarray(np.array([round(e * 65536) for e in ERROR], np.uint32)), level, mode="clip")
+
+
+def draw(first: Array, second: Array, cells: Array) -> Array:
+    """uint32: 32 bits for each cell (flat indices int32) from a pair of seeds."""
+    x = cells.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + first
+    x ^= x >> 16
+    x *= jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) + second
+    x *= jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def half(bits: Array, agent: int | Array) -> Array:
+    """uint32: the 16 of the drawn bits that belong to `agent`."""
+    return (bits >> (16 * (jnp.asarray(agent) & 1)).astype(jnp.uint32)) & jnp.uint32(_LOW_HALF)
+
+
 def wrong(noise: Noise, agent: int | Array, level: Array, cells: Array) -> Array:
     """bool: whether `agent` at altitude index `level` misreads the cells (flat indices int32)."""
     seeds = noise.seeds[agent // 2]
-    x = cells.astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + seeds[0]
-    x ^= x >> 16
-    x *= jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) + seeds[1]
-    x *= jnp.uint32(0x846CA68B)
-    x ^= x >> 16
-    half = (x >> (16 * (jnp.asarray(agent) % 2)).astype(jnp.uint32)) & jnp.uint32(_LOW_HALF)
-    limit = np.array([round(e * 65536) for e in ERROR], np.uint32)
-    return half < jnp.take(jnp.asarray(limit), level, mode="clip")
+    return half(draw(seeds[0], seeds[1], cells), agent) < limit(level)
 
 
 def occupied(

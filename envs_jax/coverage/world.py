@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
+from envs_jax.coverage.stages import stage
 
 LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
 LEVELS = 3  # altitudes
+_SMALL_MAP = 8 * LATTICE  # side of the largest map that is resized without loops
 SPACING = 5.0  # metres between neighbouring lattice points, in all three directions
 
 
@@ -118,21 +120,20 @@ def interval_share(low: Array, high: Array, n: int) -> Array:
 def resize(values: Array, transform=None) -> Array:
     """Area-resize maps [..., n, n] to float32[..., 11, 11] along their last two axes.
 
-    `transform` (elementwise, to float32) is applied to the values first. It is evaluated block of rows by block of
-    rows, inside the sums, so that no transformed map is ever stored.
+    `transform` (elementwise, to float32) is applied to the values first. On large maps it is evaluated block of rows by
+    block of rows, inside the sums, so that no transformed map is ever stored.
     """
     transform = transform or (lambda x: x.astype(jnp.float32))
-    n = values.shape[-1]
+    *lead, n, _ = values.shape
     matrix = area_matrix(n).astype(np.float32)
-    lead = (1,) * (values.ndim - 2)
-    if n < LATTICE:
-        rows = jnp.einsum("dr,...rc->...dc", matrix, transform(values), precision=jax.lax.Precision.HIGHEST)
+    if n <= _SMALL_MAP:  # few rows per block: flat elementwise work, sums written out
+        rows = stage(transform)(values.reshape(*lead, n * n)).reshape(values.shape)
+        sums = [sum(w * rows[..., r, :] for r, w in enumerate(weights) if w) for weights in matrix]
     else:
         sums = []
         for weights in matrix:
             inside = np.flatnonzero(weights)
             low, high = int(inside[0]), int(inside[-1]) + 1
-            block = transform(values[..., low:high, :])
-            sums.append(jnp.sum(block * weights[low:high].reshape((*lead, high - low, 1)), axis=-2))
-        rows = jnp.stack(sums, axis=-2)
-    return jnp.einsum("...dc,ec->...de", rows, matrix, precision=jax.lax.Precision.HIGHEST)
+            share = weights[low:high].reshape(*(1,) * len(lead), high - low, 1)
+            sums.append(jnp.sum(transform(values[..., low:high, :]) * share, axis=-2))
+    return jnp.einsum("...dc,ec->...de", jnp.stack(sums, axis=-2), matrix, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,33 @@
+"""Keep the compiler from merging what is faster apart."""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+_F = TypeVar("_F", bound=Callable)
+
+
+def on_cpu() -> bool:
+    """Whether programs are compiled for a CPU by default."""
+    return jax.default_backend() == "cpu"
+
+
+def stage(function: _F) -> _F:
+    """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
+
+    XLA's CPU compiler would otherwise merge a cheap-looking function into each of its readers and compute it anew for
+    every element that they read, often in loops that no longer fill vector registers; `jax.lax.optimization_barrier`
+    does not stop it. On other back ends the function is left as it is.
+    """
+
+    @functools.wraps(function)
+    def apart(*args):
+        if not on_cpu():
+            return function(*args)
+        # the mark is put on the call that returns the values
+        return set_xla_metadata(jax.jit(lambda *args: function(*args))(*args), inlineable="false")
+
+    return apart
