@@ -109,6 +109,7 @@ def plot_metric(axes: Any, record: Record, metric: str, step: int | None = None)
     low, high = axes.get_ylim()
     ends.sort(key=lambda end: end[0])
     places = spread([float((end[0] - low) / (high - low)) for end in ends], gap=0.075)
+    places = [max(place, 0.03 + 0.075 * i) for i, place in enumerate(places)]  # above the axis
     for place, (_, text, ink, weight) in zip(places, ends, strict=True):
         axes.text(1.012, place, text, transform=axes.transAxes, color=ink, weight=weight, va="center", fontsize=9.5)
     axes.spines[["top", "right"]].set_visible(False)

@@ -225,14 +225,18 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     else:
         verdict = "overlap: only more episodes, or more training, could tell them apart"
     lines = [f"At the end, {score} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
-    ways = []
+    ways, beyond = [], []
     for name, way in found["way"].items():
-        note = ", the best scripted policy" if name == found["best"] else ""
-        if way is None:
-            ways.append(f"{name} (no better than random)")
+        number = words[name].removeprefix(f"{name} ") + (", the best scripted policy" if name == found["best"] else "")
+        if way is None or way > 1:
+            beyond.append(f"{name} ({number})")
         else:
-            ways.append(f"{way:.0%} of the way from random to {name} ({words[name].removeprefix(name + ' ')}{note})")
-    return [*lines, *([f"{own} goes " + "; ".join(ways) + "."] if ways else [])]
+            ways.append(f"{100 * way:.0f} % of the way from random to {name} ({number})")
+    if ways:
+        lines.append(f"{own} goes {'; '.join(ways)}.")
+    if beyond and found["better"]:
+        lines.append(f"{own} is better than {', '.join(beyond)}.")
+    return lines
 
 
 def show(report: dict[str, Any], title: str) -> None:

@@ -106,13 +106,15 @@ def test_comparison_by_hand():
 
 
 def test_conclusion_tells_the_comparison():
-    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), seq=(0.5, 0.1))
+    policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), seq=(0.5, 0.1),
+                       mower=(0.7, 0.01))  # fmt: skip
     report = {"score": "score", "score_mode": "min", "policies": policies,
               "comparison": evaluate.compare(policies, "score", "min")}  # fmt: skip
-    first, second = evaluate.conclusion(report)
+    first, second, third = evaluate.conclusion(report)
     assert "do not overlap: learned is better" in first and "0.600 ±0.050" in first
-    assert "80 % of the way from random to ig" in second.replace("80%", "80 %")
-    assert "seq (0.500 ±0.100, the best scripted policy)" in second
+    assert "80 % of the way from random to ig" in second and "mower" not in second
+    assert "67 % of the way from random to seq (0.500 ±0.100, the best scripted policy)" in second
+    assert third == "learned is better than mower (0.700 ±0.010)."
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):

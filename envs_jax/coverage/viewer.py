@@ -133,7 +133,7 @@ def _beside(positions: np.ndarray) -> np.ndarray:
 
 def _path(agent: int, number: int, positions: np.ndarray) -> np.ndarray:
     """float[K, 2]: horizontal path, beside the others' by a little, so that shared stretches show."""
-    return positions[:, agent, :2] + 0.5 * (agent - (number - 1) / 2)
+    return positions[:, agent, :2] + min(0.5, 1.5 / max(number - 1, 1)) * (agent - (number - 1) / 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +180,7 @@ class CoverageViewer:
         return (
             f'<svg id="map" viewBox="-4.4 -1.4 56 {side + 5.6:.2f}" role="img" aria-label="map of the mission">'
             "<style>#map .ticks text{font-size:1.5px;fill:#66717d}#map .agent text{font-size:1.75px;font-weight:700;"
-            "fill:#fff;text-anchor:middle}#map .agent{transition:transform .18s}"
-            "@media (prefers-reduced-motion:reduce){#map .agent{transition:none}}</style>"
+            "fill:#fff;text-anchor:middle}</style>"
             f'<g class="ticks">{marks}<text x="{side / 2:.2f}" y="{side + 3.8:.2f}" text-anchor="middle">x in m</text>'
             f'<text transform="translate(-3.2 {side / 2:.2f}) rotate(-90)" text-anchor="middle">y in m</text></g>'
             f'{images}<rect width="{side:.3f}" height="{side:.3f}" fill="none" stroke="#9aa4af" stroke-width=".15"/>'
@@ -349,7 +348,7 @@ function draw(step, scene) {
     `<circle r="1.35" fill="${scene.colours[a]}" stroke="#fff" stroke-width=".28"/><text y=".62">${a + 1}</text></g>`
     ).join("");
   agents.forEach(a => { const [x, y] = scene.marks[step][a];
-    layer("agents").children[a].style.transform = `translate(${x}px, ${y}px)`; });
+    layer("agents").children[a].setAttribute("transform", `translate(${x} ${y})`); });
   layer("paths").innerHTML = agents.map(a => {
     const points = scene.paths[a].slice(0, step + 1), line = points.map(p => p.join(" ")).join(" ");
     return `<polyline points="${line}" stroke="#fff" stroke-width=".75"/>` +
