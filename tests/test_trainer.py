@@ -1,0 +1,400 @@
+"""The training loop with tiny algorithms: learning, bootstrapping, phases, replay, chunks, non-finite values."""
+
+import collections
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import Corridor, CorridorState, TinyQ
+
+import jaxrl.train
+from envs_jax import Environment, TimeStep
+from envs_jax.batch import batched
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
+from jaxrl.algos.coma import Coma
+from jaxrl.parallel import Layout, logical_shards, make_mesh
+from jaxrl.trainer import BlockMetrics, Trainer, TrainState, key_of_env
+
+
+def make_trainer(
+    env: Environment,
+    algo: type[Algorithm],
+    num_envs: int = 8,
+    block: int = 10,
+    rollout_chunk: int = 0,
+    total_env_steps: int = 1000,
+    **settings: Any,
+) -> Trainer:
+    shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
+    layout = Layout(num_envs, shards)
+    made = algo(env.spec, layout, **settings)
+    return Trainer(
+        batched(env), made, layout, make_mesh(1), block, rollout_chunk, jnp.dtype("float16"), total_env_steps
+    )
+
+
+def run(trainer: Trainer, iterations: dict[str, int], seed: int = 0) -> tuple[TrainState, list[BlockMetrics]]:
+    """So many iterations of each named phase in one block each."""
+    state, metrics = trainer.init(jax.random.key(seed)), []
+    for phase in trainer.algo.phases:
+        state, values = trainer.make_block(phase)(state, jnp.int32(iterations[phase.name]))
+        metrics.append(values)
+    return state, metrics
+
+
+def mean_of_episodes(metrics: BlockMetrics, name: str, last: int) -> float:
+    """Of the episodes that ended in the last iterations that ran."""
+    rows = slice(int(metrics.done) - last, int(metrics.done))
+    return float(metrics.episodes[name][rows].sum() / metrics.episodes["episodes"][rows].sum())
+
+
+def leaves_equal(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+class Logged(TinyQ):
+    """Q-learning that also reports what it was given."""
+
+    def learn(self, state: AlgoState, trajectory: Any, last_timestep: Any, key: Any, progress: Any, phase: Any) -> Any:
+        state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
+        step = trajectory.timestep
+        return state, metrics | {
+            "observation": step.observation,
+            "action": trajectory.action,
+            "reward": step.reward,
+            "terminated": step.terminated,
+            "done": step.done,
+            "first": step.first,
+            "last_observation": last_timestep.observation,
+        }
+
+
+# ---------------------------------------------------------------- learning
+
+
+@pytest.fixture(scope="module")
+def corridor_run() -> tuple[Trainer, TrainState, list[BlockMetrics]]:
+    """Q-learning that reaches the end of a corridor of three steps."""
+    trainer = make_trainer(Corridor(length=3, horizon=12), Logged, num_envs=8, block=80, updates_per_step=2.0)
+    return trainer, *run(trainer, {"fill": 2, "train": 80})
+
+
+def test_q_learning_learns_the_corridor(corridor_run: Any) -> None:
+    _, state, (_, metrics) = corridor_run
+    assert mean_of_episodes(metrics, "reached", 10) > 0.95
+    assert mean_of_episodes(metrics, "length", 10) < 4  # random walks take 8; starts are 1 to 3 steps away
+    weights = np.asarray(state.algo.replicated["weights"])
+    np.testing.assert_allclose(weights[:3], [[0.729, 0.81], [0.729, 0.9], [0.81, 1.0]], atol=0.01)
+
+
+def test_counters_and_statistics_agree(corridor_run: Any) -> None:
+    _, state, blocks = corridor_run
+    progress = state.progress
+    assert [int(total(x)) for x in (progress.env_steps, progress.vector_steps, progress.learn_calls)] == [2624, 328, 82]
+    assert int(total(progress.updates)) == 80 * 8
+    assert float(progress.fraction) == 1.0  # past the 1,000 steps that count as the whole run
+    assert [int(x) for x in (state.iteration, state.iterations)] == [82, 82]
+    assert [int(block.done) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
+    ended = sum(float(block.episodes["episodes"].sum()) for block in blocks)
+    assert int(total(progress.episodes)) == ended
+    done = np.concatenate(
+        [np.asarray(block.learning["done"]).reshape(-1, 8)[: 4 * int(block.done)] for block in blocks]
+    )
+    last = np.asarray(state.timestep.done)
+    assert ended == done[1:].sum() + last.sum()  # an end is counted when it is reached, not when it is answered
+
+
+def test_the_environments_go_on_from_block_to_block(corridor_run: Any) -> None:
+    """Rows of all iterations are one trajectory of each copy: every step moves by one, every end is followed by a
+    restart in the next row."""
+    _, _, blocks = corridor_run
+    log = {
+        name: np.concatenate([np.asarray(b.learning[name])[: int(b.done)] for b in blocks]).reshape(-1, 8)
+        for name in ("action", "first", "done")
+    }
+    position = np.concatenate([np.asarray(b.learning["observation"])[: int(b.done)] for b in blocks])
+    position = position.reshape(-1, 8, 4).argmax(-1)
+    np.testing.assert_array_equal(log["first"][1:], log["done"][:-1])
+    moved = np.clip(position[:-1] + 2 * log["action"][:-1] - 1, 0, 3)
+    np.testing.assert_array_equal(np.where(log["first"][1:], position[1:], moved), position[1:])
+    assert log["first"].sum() > 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Treadmill(Corridor):
+    """Pays 1 at every step and is only ever cut, never over: with discount 0.9 every state is worth 10."""
+
+    def reset(self, key: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+        state, timestep = super().reset(key, context)
+        return state, self._cut(state, timestep, 0.0)
+
+    def step(self, state: CorridorState, action: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+        state, timestep = super().step(state, action, context)
+        return state, self._cut(state, timestep, 1.0)
+
+    def _cut(self, state: CorridorState, timestep: TimeStep, reward: float) -> TimeStep:
+        return dataclasses.replace(
+            timestep,
+            reward=jnp.full(self.num_agents, reward),
+            terminated=jnp.bool_(False),
+            truncated=state.t >= self.horizon,
+        )
+
+
+def test_a_replayed_truncation_is_bootstrapped() -> None:
+    trainer = make_trainer(Treadmill(length=2, horizon=4), TinyQ, block=200, updates_per_step=8.0, gamma=0.9)
+    state, _ = run(trainer, {"fill": 2, "train": 200})
+    np.testing.assert_allclose(state.algo.replicated["weights"], 10.0, atol=0.01)  # 1 + ... + 0.9^3 = 3.4 if it ended
+
+
+def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
+    """The critic's targets: behind the last row stands a cut, so that they lead to 10 by and by."""
+    trainer = make_trainer(
+        Treadmill(length=2, horizon=4),
+        Coma,
+        num_envs=16,
+        block=150,
+        gamma=0.9,
+        td_lambda=0.9,
+        copy_rate=1,
+        critic_lr=1e-2,
+        minibatches=2,
+        width=16,
+    )
+    _, (metrics,) = run(trainer, {"train": 150})
+    targets = np.asarray(metrics.learning["target_mean"])
+    assert targets[-20:].mean() == pytest.approx(10.0, abs=0.3) and targets[0] < 4.5
+
+
+def test_coma_learns_the_corridor_with_two_agents() -> None:
+    """Both agents must stand at the end at once: the reward of one depends on the other."""
+    trainer = make_trainer(
+        Corridor(num_agents=2, length=3, horizon=8),
+        Coma,
+        num_envs=32,
+        block=60,
+        actor_lr=1e-2,
+        critic_lr=1e-2,
+        copy_rate=2,
+        minibatches=4,
+        data_passes=2,
+        eps_anneal=600,
+        width=16,
+    )
+    _, (metrics,) = run(trainer, {"train": 60})
+    early = float(metrics.episodes["reached"][:5].sum() / metrics.episodes["episodes"][:5].sum())
+    assert early < 0.8
+    assert mean_of_episodes(metrics, "reached", 10) > 0.95
+    assert mean_of_episodes(metrics, "length", 10) < 3.5
+    epsilon = np.asarray(metrics.learning["epsilon"])
+    assert epsilon[0] > 0.4 and epsilon[-1] == pytest.approx(0.02)
+
+
+# ---------------------------------------------------------------- replay
+
+
+def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
+    trainer, state, blocks = corridor_run
+    algo = trainer.algo
+    shards, envs = trainer.layout.shards, trainer.layout.num_envs // trainer.layout.shards
+    for shard in range(shards):
+        mine = slice(shard * envs, (shard + 1) * envs)
+        rows: collections.deque[dict[str, np.ndarray]] = collections.deque(maxlen=algo.capacity)
+        for block in blocks:
+            for k in range(int(block.done)):
+                for t in range(algo.update_interval):
+                    row = {name: np.asarray(block.learning[name])[k, t, mine] for name in block.learning
+                           if name not in ("loss", "first", "last_observation")}  # fmt: skip
+                    rows.append(row)
+        ring = {name: np.asarray(values)[shard] for name, values in state.algo.split.items()}
+        head = int(ring.pop("head"))
+        assert head == 4 * 82 and len(rows) == algo.capacity == 64
+        for age, row in enumerate(reversed(rows)):
+            slot = (head - 1 - age) % algo.capacity
+            for name, values in row.items():
+                stored = ring[name][slot]
+                np.testing.assert_array_equal(stored, values.reshape(stored.shape), err_msg=name)
+
+
+def test_rows_that_did_not_run_are_empty() -> None:
+    trainer = make_trainer(Corridor(length=3), Logged, block=6)
+    state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(4))
+    assert int(metrics.done) == 4 and int(state.iterations) == 4
+    observation = np.asarray(metrics.learning["observation"])
+    assert observation.shape[0] == 6 and observation[:4].any((1, 2, 3, 4)).all() and not observation[4:].any()
+
+
+# ---------------------------------------------------------------- phases and compiling
+
+
+class Counting(TinyQ):
+    """Counts how often its methods are traced, by phase."""
+
+    traces: collections.Counter[str] = collections.Counter()  # noqa: RUF012
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("look", 2, 0, iterations=3), Phase("study", 0, 0, iterations=2), Phase("go", 4, 4))
+
+    def learn(self, state: AlgoState, trajectory: Any, last_timestep: Any, key: Any, progress: Any, phase: Any) -> Any:
+        self.traces[phase.name] += 1
+        if trajectory is None:
+            assert last_timestep is None and phase.name == "study"
+            params = state.replicated | {"weights": state.replicated["weights"] + 1}
+            return AlgoState(params, state.split), {"seen": total(progress.env_steps)}
+        return super().learn(state, trajectory, last_timestep, key, progress, phase)
+
+
+def test_each_phase_is_compiled_once() -> None:
+    trainer = make_trainer(Corridor(), Counting, block=3)
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases:
+        block = trainer.make_block(phase)
+        state, _ = block(state, jnp.int32(1))
+        traced = Counting.traces[phase.name]
+        assert traced > 0
+        for number in (2, 3, 1):
+            state, metrics = block(state, jnp.int32(number))
+            assert int(metrics.done) == number
+        assert Counting.traces[phase.name] == traced and block._cache_size() == 1
+
+
+def test_a_phase_without_steps_only_learns() -> None:
+    trainer = make_trainer(Corridor(), Counting, block=3)
+    state = trainer.init(jax.random.key(0))
+    look, study, _ = trainer.algo.phases
+    state, _ = trainer.make_block(look)(state, jnp.int32(3))
+    before = jax.tree.map(np.asarray, (state.env.env.position, state.timestep, state.statistics))
+    state, metrics = trainer.make_block(study)(state, jnp.int32(2))
+    assert leaves_equal(before, (state.env.env.position, state.timestep, state.statistics))
+    np.testing.assert_array_equal(metrics.learning["seen"], [48, 48, 0])
+    assert metrics.episodes == {}
+    np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
+    assert int(total(state.progress.learn_calls)) == 5 and int(total(state.progress.env_steps)) == 48
+
+
+def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
+    flags = f"--algo test_trainer:Counting --env tiny:Corridor --num_envs 8 --total_env_steps 200 --runs {tmp_path}"
+    assert jaxrl.train.main(flags.split()) == 0
+    lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    order = [line["phase"] for line in lines if "phase" in line]
+    assert order == sorted(order) and set(order) == {0, 1, 2}
+    assert [order.count(phase) for phase in range(3)] == [3, 2, 5]  # 48 steps, none, and 152 by 32
+
+
+def test_the_state_is_donated() -> None:
+    trainer = make_trainer(Corridor(), TinyQ)
+    state = trainer.init(jax.random.key(0))
+    trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(1))
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(state.algo.split["observation"])
+
+
+def test_shapes_are_known_without_making_the_state() -> None:
+    trainer = make_trainer(Corridor(num_agents=2), TinyQ)
+    described = jax.tree.map(lambda x: (x.shape, x.dtype), trainer.shapes())
+    assert described == jax.tree.map(lambda x: (x.shape, x.dtype), trainer.init(jax.random.key(0)))
+
+
+# ---------------------------------------------------------------- restarts and chunks
+
+
+class Fresh(Logged):
+    """The same, but every iteration starts new episodes."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("fill", 12, 0, restart=True),)
+
+
+@functools.cache
+def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, dict[str, np.ndarray], Any]:
+    trainer = make_trainer(
+        Corridor(num_agents=2, length=3, horizon=6),
+        algo,
+        num_envs=12,
+        block=3,
+        rollout_chunk=rollout_chunk,
+        batch_size=12,
+    )
+    state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(5)), jnp.int32(3))
+    assert int(metrics.done) == 3
+    return state, {name: np.asarray(x) for name, x in metrics.learning.items()}, metrics.episodes
+
+
+@pytest.mark.parametrize(("algo", "chunk"), [(Fresh, 1), (Fresh, 4), (Logged, 4)])
+def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
+    state, trajectory, episodes = logged_run(algo, 0)
+    chunked_state, chunked, chunked_episodes = logged_run(algo, chunk)
+    assert leaves_equal(trajectory, chunked) and leaves_equal(episodes, chunked_episodes)
+    assert leaves_equal(state.algo, chunked_state.algo)
+    assert trajectory["action"].shape[1:] == ((12 if algo is Fresh else 4), 12, 2)
+    assert not np.array_equal(trajectory["action"][:, :, 0], trajectory["action"][:, :, 4])
+
+
+def test_restarting_iterations_begin_with_fresh_episodes() -> None:
+    state, trajectory, episodes = logged_run(Fresh, 0)
+    assert (state.env, state.timestep, state.statistics, state.actor) == ((), (), (), ())
+    assert trajectory["first"][:, 0].all() and not trajectory["first"][:, 1].any()
+    starts = trajectory["observation"][:, 0]
+    assert not np.array_equal(starts[0], starts[1])
+    # iteration k of copy i starts from fold_in(its root, k), as any environment with that key does
+    env, run_key = Corridor(num_agents=2, length=3, horizon=6), state.key
+    for iteration, copy in ((0, 0), (1, 7), (2, 11)):
+        key = jax.random.fold_in(key_of_env(run_key, jnp.int32(copy)), iteration)
+        np.testing.assert_array_equal(env.reset(key, ())[1].observation, starts[iteration, copy])
+    ended = trajectory["done"].sum((1, 2)) - trajectory["done"][:, 0].sum(1)
+    assert (np.asarray(episodes["episodes"]) >= ended).all() and episodes["episodes"].sum() > 30
+
+
+# ---------------------------------------------------------------- non-finite values
+
+
+class Explodes(TinyQ):
+    """Makes one tensor infinite in its third call of `learn`."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("train", 4, 4),)
+
+    def learn(self, state: AlgoState, trajectory: Any, last_timestep: Any, key: Any, progress: Any, phase: Any) -> Any:
+        state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
+        now = progress.learn_calls[1] == 2
+        if type(self) is LossExplodes:
+            metrics["loss"] = metrics["loss"].at[1].set(jnp.where(now, jnp.nan, metrics["loss"][1]))
+        else:
+            weights = state.replicated["weights"]
+            weights = weights.at[0, 0].set(jnp.where(now, jnp.inf, weights[0, 0]))
+            state = AlgoState(state.replicated | {"weights": weights}, state.split)
+        return state, metrics
+
+
+class LossExplodes(Explodes):
+    pass
+
+
+@pytest.mark.parametrize(("algo", "name"), [(LossExplodes, "loss"), (Explodes, "'weights'")])
+def test_a_block_stops_behind_a_value_that_is_not_finite(algo: type[Algorithm], name: str) -> None:
+    trainer = make_trainer(Corridor(), algo, block=8)
+    phase = trainer.algo.phases[0]
+    block = trainer.make_block(phase)
+    state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(6))
+    assert int(metrics.done) == 3 and int(state.iterations) == 3
+    assert name in trainer.tensor_names(phase)[int(metrics.not_finite)]
+    assert np.isfinite(metrics.learning["loss"][:2]).all()
+    _, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(2))
+    assert int(metrics.done) == 2 and int(metrics.not_finite) == -1
+
+
+def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = f"--algo test_trainer:LossExplodes --env tiny:Corridor --num_envs 8 --total_env_steps 400 --runs {tmp_path}"
+    assert jaxrl.train.main(flags.split()) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "loss" in error and "update 10" in error  # the second of four updates in the third call
