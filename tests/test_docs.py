@@ -1,0 +1,93 @@
+"""The code of the documentation runs as it stands there: written to files, checked, trained by the command shown."""
+
+import json
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jaxrl.evaluate
+import jaxrl.train
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "own_environment_and_algorithm.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def command(verb: str) -> list[str]:
+    """Arguments of the one command of the page that calls a verb."""
+    (line,) = [line for block in blocks("bash") for line in block.splitlines() if f"jaxrl.{verb}" in line]
+    return shlex.split(line)[3:]  # python -m jaxrl.<verb>
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The page's files in a folder on the Python path."""
+    folder = tmp_path_factory.mktemp("own")
+    for block in blocks("python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        assert name, f"a block of {PAGE.name} does not begin with the name of its file"
+        (folder / name.group(1)).write_text(block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Path:
+    """The run directory of the page's command."""
+    assert jaxrl.train.main([*command("train"), "--runs", str(folder / "runs")]) == 0
+    return Path((folder / "runs" / "latest").read_text().strip())
+
+
+def test_the_page_shows_three_files(folder: Path) -> None:
+    assert sorted(path.name for path in folder.glob("*.py")) == ["actor_critic.py", "check.py", "orchard.py"]
+    for path in folder.glob("*.py"):
+        assert max(map(len, path.read_text().splitlines())) <= 120
+
+
+def test_the_environment_of_the_page_keeps_the_contract(folder: Path) -> None:
+    runpy.run_path(str(folder / "check.py"))
+
+
+def test_the_command_of_the_page_learns(trained: Path) -> None:
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    apples = [line["episode/apples"] for line in lines if "episode/apples" in line]
+    assert len(apples) > 200
+    assert sum(apples[:5]) / 5 < 2  # the page says: about one before training, about seven after it
+    assert sum(apples[-50:]) / 50 > 6.5
+
+
+def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jaxrl.evaluate.main([str(trained), "--episodes", "32"]) == 0
+    report = json.loads((trained / "evaluation.json").read_text())["policies"]
+    assert report["random"]["apples"]["mean"][-1] < 2 and report["learned"]["apples"]["mean"][-1] > 6
+    assert "learned is better" in " ".join(capsys.readouterr().out.split())
+
+
+def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        jaxrl.train.main([*command("train")[:4], "--help"])
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--size" in text and "rows and columns of the orchard" in text and "lambda of the TD(lambda) targets" in text
+    assert jaxrl.train.main([*command("train")[:4], "--size", "1", "--total_env_steps", "1000"]) == 2
+    assert "size must be at least 2, not 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_links_and_names_of_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(r"`((?:envs_jax|jaxrl)/[\w/]+\.py)`", text):
+        assert (DOCS.parent / path).is_file(), path
+    for verb in re.findall(r"python -m jaxrl\.(\w+)", text):
+        assert (DOCS.parent / "jaxrl" / f"{verb}.py").is_file(), verb
