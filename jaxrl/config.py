@@ -201,8 +201,8 @@ def _check(field: _Field, value: Any, where: str) -> Any:
         if len(kinds) == len(value):
             parts = zip(kinds, value, strict=True)
             return tuple(_check(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
-    elif kind in (int, float) and not isinstance(value, bool):
-        number = _number(value)  # YAML 1.1 reads 1e-3 as a word
+    elif kind in (int, float):
+        number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a word
         if number is not None and (kind is float or number == int(number)):
             return kind(number)
     elif isinstance(kind, type) and isinstance(value, kind):

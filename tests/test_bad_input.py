@@ -1,0 +1,246 @@
+"""Wrong input: one sentence on stderr that says what is wrong and how to mend it, the exit code, nothing written."""
+
+import dataclasses
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import Corridor
+
+from envs_jax import EnvSpec
+from jaxrl import run_directory, train
+from jaxrl.config import parse
+from jaxrl.plan import TooLargeError
+from jaxrl.prepare import prepare
+
+ROOT = Path(__file__).parents[1]
+TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
+COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --width 4 --num_envs 8 --devices 1 --total_episodes 16"
+
+# What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
+USAGE = {
+    "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
+    "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
+    "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
+    "unknown environment": ("--algo coma --env coverge", "unknown environment 'coverge': did you mean 'coverage'?"),
+    "no algorithm": ("--seed 3", "say what to train: --algo NAME or --config FILE"),
+    "an empty command line": ("", "say what to train"),
+    "wrong type": (f"{TINY} --seed tree", "--seed must be a whole number, not 'tree'"),
+    "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4294967295"),
+    "q without a map": (f"{COMA} --q 1", "q is 1; below 2 the lowest camera sees no cell"),
+    "q without an end": (f"{COMA} --q 100000", "maps get too large"),
+    "agents 0": (f"{COMA} --num_agents 0", "num_agents is 0; choose 1 to 8"),
+    "agents 9": (f"{COMA} --num_agents 9", "num_agents is 9; choose 1 to 8"),
+    "budget 0": (f"{COMA} --budget 0", "a mission needs a budget of at least 1"),
+    "num_actions": (f"{COMA} --num_actions 5", "choose 4, 6 or 27"),
+    "unknown terrain": (f"{COMA} --terrain splt", "unknown terrain 'splt': did you mean 'split'?"),
+    "unknown dtype of beliefs": (f"{COMA} --belief_dtype int8", "'int8': did you mean 'int16'?"),
+    "unknown dtype of matmuls": (f"{TINY} --compute_dtype bfloat15", "'bfloat15': did you mean 'bfloat16'?"),
+    "negative rate": (f"{COMA} --actor_lr -1e-3", "actor_lr must be above 0, not -0.001"),
+    "a rate that is no number": (f"{COMA} --actor_lr nan", "--actor_lr must be a number, not 'nan'"),
+    "gamma above 1": (f"{COMA} --gamma 1.5", "gamma must lie between 0 and 1, not 1.5"),
+    "more minibatches than samples": (f"{COMA} --minibatches 900", "minibatches 900 exceeds the"),
+    "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
+    "shards": (f"{TINY} --logical_shards 3", "logical_shards must be 1, 2, 4 or 8"),
+    "num_envs and rollout_chunk": (f"{COMA} --rollout_chunk 3", "rollout_chunk 3 does not divide 8: use 2"),
+    "minibatch and learn_chunk": (f"{COMA} --minibatches 2 --learn_chunk 3", "learn_chunk 3 does not divide"),
+    "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
+    "more devices than there are": (f"{TINY} --devices 99", "--devices 99, but there are only 8"),
+    "no total": ("--algo tiny:TinyQ --env tiny:Corridor", "say how long to train: --total_env_steps N"),
+    "episodes of unknown length": (
+        "--algo tiny:TinyQ --env tiny:Corridor --total_episodes 9", "differ in length: use --total_env_steps"
+    ),
+    "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must be 0 or above, not -5"),
+    "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
+    "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
+    "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
+    "another algorithm's preset": ("--algo tiny:TinyQ --config coma", "is for the algorithm 'coma', not 'tiny:TinyQ'"),
+    "a run as preset": ("--config {run}", "take --config {run}/config.yaml to start it anew"),
+    "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
+    "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
+    "weights of another algorithm": (f"{COMA} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'coma'"),
+    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "have other shapes"),
+    "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
+}  # fmt: skip
+RUN_TIME = {
+    "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
+    "not a run": ("--resume {here}", "{here} is not a run directory (it has no config.yaml)"),
+    "no such run for weights": (f"{TINY} --init_from nowhere", "nowhere does not exist"),
+    "too little memory": (f"{COMA} --q 57 --num_envs 4096 --memory_gb 0.05", "the largest --num_envs that fits is "),
+    "far too little memory": (f"{COMA} --width 256 --memory_gb 0.01", "choose a smaller network or map"),
+    "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(Corridor):
+    """A corridor that shows critics nothing."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        return dataclasses.replace(super().spec, critic_input=None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two checkpoints."""
+    runs = tmp_path_factory.mktemp("finished")
+    assert train.main([*TINY.split(), "--runs", str(runs), "--checkpoint_every", "1"]) == 0
+    return runs / "tiny-TinyQ_tiny-Corridor" / "0001"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with files to go wrong with."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unknown_key.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngama: 0.9\n")
+    (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
+    (tmp_path / "torn.yaml").write_text("algo: [coma\n")
+    return tmp_path
+
+
+def contents(*folders: Path) -> dict[Path, bytes]:
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != ".lock"}
+
+
+def one_sentence(text: str, wanted: str) -> None:
+    lines = [line for line in text.splitlines() if not line.startswith("warning: checkpoint")]
+    assert len(lines) == 1, text
+    assert lines[0].startswith("error: ")
+    assert wanted in lines[0]
+    assert "Traceback" not in text
+
+
+def check(argv: str, code: int, wanted: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word.format(run=run, here=here) for word in argv.split()]
+    before = contents(run.parents[1], here)
+    capsys.readouterr()
+    assert train.main(words) == code
+    one_sentence(capsys.readouterr().err, wanted.format(run=run, here=here))
+    assert contents(run.parents[1], here) == before
+
+
+@pytest.mark.parametrize("what", USAGE)
+def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(USAGE[what][0], 2, USAGE[what][1], finished, here, capsys)
+
+
+@pytest.mark.parametrize("what", RUN_TIME)
+def test_run_time(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(RUN_TIME[what][0], 1, RUN_TIME[what][1], finished, here, capsys)
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "code", "wanted"),
+    [
+        ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?"),
+        ("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist"),
+        ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist"),
+    ],
+)
+def test_the_real_command(module: str, argv: str, code: int, wanted: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", module, *argv.split()]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout == ""
+    one_sentence(done.stderr, wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Runs that somebody has changed
+
+
+@pytest.fixture
+def run(finished: Path, here: Path) -> Path:
+    """A run of its own for each test."""
+    shutil.copytree(finished, here / "run")
+    return here / "run"
+
+
+def resume_fails(run: Path, wanted: str, capsys: pytest.CaptureFixture[str], code: int = 1, *more: str) -> str:
+    before = contents(run)
+    capsys.readouterr()
+    assert train.main(["--resume", str(run), *more]) == code
+    captured = capsys.readouterr()
+    one_sentence(captured.err, wanted)
+    assert contents(run) == before
+    return captured.out
+
+
+def test_all_checkpoints_damaged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifests = sorted((run / "checkpoints").glob("*/manifest.json"))
+    assert len(manifests) == 2
+    for manifest in manifests:
+        manifest.write_text("{}")
+    out = resume_fails(run, "no intact checkpoint", capsys)
+    assert out.count("is damaged") == 2
+
+
+def test_a_checkpoint_of_other_shapes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("capacity: 64", "capacity: 32"))
+    resume_fails(run, "is from another configuration", capsys)
+
+
+def test_a_checkpoint_of_another_setting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("gamma: 0.9", "gamma: 0.8"))
+    resume_fails(run, "gamma was 0.9 and is 0.8 in config.yaml", capsys)
+
+
+def test_a_damaged_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "config.yaml").write_text("algo: [tiny")
+    resume_fails(run, "cannot read the configuration", capsys, 2)
+
+
+def test_a_config_with_an_unknown_key(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (run / "config.yaml").open("a") as file:
+        file.write("gama: 1\n")
+    resume_fails(run, "unknown setting 'gama': did you mean 'gamma'?", capsys, 2)
+
+
+def test_a_run_in_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with run_directory.lock(run):
+        resume_fails(run, f"is in use by process {os.getpid()}", capsys)
+
+
+def test_resume_with_too_little_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume_fails(run, "resume it where more is free", capsys, 1, "--memory_gb", "1e-6")
+
+
+def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "locked").mkdir(mode=0o555)
+    if os.getuid() == 0:  # to whom everything is allowed
+        allowed = lambda path, mode: bool(Path(path).stat().st_mode & 0o222)  # noqa: E731
+        monkeypatch.setattr(os, "access", allowed)
+    assert train.main([*TINY.split(), "--runs", "locked/runs"]) == 1
+    one_sentence(capsys.readouterr().err, "locked is not writable); choose another with --runs")
+    assert list((here / "locked").iterdir()) == []
+
+
+def test_the_largest_num_envs_that_is_named_does_fit(here: Path) -> None:
+    small = f"{COMA} --q 57 --memory_gb 0.5"
+    with pytest.raises(TooLargeError) as caught:
+        prepare(parse(f"{small} --num_envs 60000".split()).config)
+    largest = int(str(caught.value).rsplit(maxsplit=1)[-1])
+    assert largest > 100
+    prepare(parse(f"{small} --num_envs {largest}".split()).config)
+    with pytest.raises(TooLargeError):
+        prepare(parse(f"{small} --num_envs {int(1.2 * largest) // 8 * 8}".split()).config)
+
+
+def test_a_disk_that_is_full_when_the_run_begins(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_directory, "write_atomically", full)
+    assert train.main(TINY.split()) == 1
+    one_sentence(capsys.readouterr().err, "no run directory can be made under runs (No space left on device)")
