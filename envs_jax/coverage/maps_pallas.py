@@ -1,0 +1,485 @@
+"""The GPU engine: kernels written by hand (Pallas, Triton back end), each map read and written once per update.
+
+A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
+and adds up what is read from the new map: the sums over its cells in each of the 11 x 11 blocks that it overlaps and,
+of the team's map, the sums of `maps.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
+readings. To add up the strips is left to plain array code.
+
+Maps are stored with rows and columns added up to whole tiles (`tile`); these cells are never measured nor counted. On
+CPUs the kernels are interpreted, program after program: right for tests, too slow for anything else.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as triton
+
+from envs_jax.base import Array
+from envs_jax.coverage import maps_dense, sensor, world
+from envs_jax.coverage import terrain as ground
+from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
+from envs_jax.coverage.maps import FRACTION_BITS, Mapper, Maps, Report, Sums, Survey, carry
+from envs_jax.coverage.sensor import Noise
+from envs_jax.coverage.terrain import Terrain
+from envs_jax.coverage.world import LATTICE, Box
+
+_ROWS, _COLUMNS = 16, 128  # of a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
+_SWEEP_WARPS, _LOOK_WARPS = 8, 4
+_CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
+_SIDE = 16
+
+# What a program needs to know about an agent, int32 each, one after another in a row of words
+_WORDS = ("top", "bottom", "left", "right", "start_row", "start_column", "level", "side",
+          "limit", "gain0", "gain1", "seed0", "seed1")  # fmt: skip
+_TERRAIN_WORDS = 9
+_SUMS = 10
+
+
+def tile(n: int) -> tuple[int, int]:
+    """Rows and columns of a tile of maps of side n."""
+    return _ROWS, min(_COLUMNS, 1 << (n - 1).bit_length())
+
+
+def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+    """See `maps`. Leaves of one copy, without batch axis."""
+    batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
+    return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
+
+
+def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+    """See `maps`. Leaves of [B] copies; B is not vmapped but an axis of the kernels' grid."""
+    words = jax.vmap(functools.partial(_words, mapper))(survey)
+    whole = _whole_maps(mapper, survey)
+    beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
+    beliefs, team, strips = _on_platform(functools.partial(_sweep, mapper, True), words, beliefs, *whole)
+    if isinstance(survey.source, Noise):
+        measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
+    else:
+        measured = jax.vmap(functools.partial(maps_dense.measured, mapper))(survey)
+    sums, before = jax.vmap(_add_up)(strips)
+    resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
+    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=before)
+
+
+def _on_platform(kernel: Any, *arrays: Any) -> Any:
+    """The kernel, compiled by Triton on GPUs, interpreted on CPUs."""
+    cpu, gpu = functools.partial(kernel, interpret=True), functools.partial(kernel, interpret=False)
+    return jax.lax.platform_dependent(*arrays, cpu=cpu, default=gpu)
+
+
+# What programs are told
+
+
+def _words(mapper: Mapper, survey: Survey) -> Array:
+    """int32[...]: everything small of one copy, see `_Copy`."""
+    positions, agents = survey.positions, mapper.num_agents
+    level = positions[:, 2]
+    box = world.footprint(positions, mapper.q)
+    cut = world.clip_footprint(box, mapper.n)
+    gains = jnp.take(jnp.asarray(mapper.storage.gains), level, axis=1, mode="clip")
+    if mapper.storage.dtype == np.float32:
+        gains = jax.lax.bitcast_convert_type(gains, jnp.int32)
+    if isinstance(survey.source, Noise):
+        seeds = jax.lax.bitcast_convert_type(survey.source.seeds, jnp.int32)[np.arange(agents) // 2]
+    else:
+        seeds = jnp.zeros((agents, 2), jnp.int32)
+    known = {
+        "top": cut.top, "bottom": cut.bottom, "left": cut.left, "right": cut.right,
+        "start_row": box.top, "start_column": box.left, "level": level, "side": box.bottom - box.top,
+        "limit": sensor.limit(level).astype(jnp.int32),
+        "gain0": gains[0].astype(jnp.int32), "gain1": gains[1].astype(jnp.int32),
+        "seed0": seeds[:, 0], "seed1": seeds[:, 1],
+    }  # fmt: skip
+    heard = jnp.concatenate([survey.received & ~np.eye(agents, dtype=bool), jnp.ones((1, agents), jnp.bool_)])
+    terrain = survey.terrain
+    return jnp.concatenate(
+        [
+            jnp.stack([known[name] for name in _WORDS], axis=-1).reshape(-1),
+            heard.astype(jnp.int32).reshape(-1),
+            terrain.rows.reshape(-1),
+            terrain.columns.reshape(-1),
+            terrain.invert.astype(jnp.int32)[None],
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+    """The words of one copy as a program sees them; agents and maps may be traced numbers."""
+
+    mapper: Mapper
+    words: Any
+
+    def of(self, agent: Any, name: str) -> Array:
+        """int32[]."""
+        return self.words[agent * len(_WORDS) + _WORDS.index(name)]
+
+    def box(self, agent: Any) -> Box:
+        """The clipped footprint."""
+        return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
+
+    def hears(self, receiver: Any, sender: int) -> Array:
+        """bool[]: whether a map fuses the message of an agent."""
+        agents = self.mapper.num_agents
+        return self.words[agents * len(_WORDS) + receiver * agents + sender] != 0
+
+    def terrain(self) -> Terrain:
+        """The rectangles of the ground truth."""
+        first = self.mapper.num_agents * len(_WORDS) + (self.mapper.num_agents + 1) * self.mapper.num_agents
+        word = [self.words[first + k] for k in range(_TERRAIN_WORDS)]
+        rows: Any = ((word[0], word[1]), (word[2], word[3]))
+        columns: Any = ((word[4], word[5]), (word[6], word[7]))
+        return Terrain(rows, columns, word[8] != 0, (), jnp.int32(0))
+
+    def gains(self, agent: Any) -> tuple[Array, Array]:
+        """dtype[]: what a reading "class 0" and "class 1" adds."""
+        storage = self.mapper.storage
+
+        def decode(word: Array) -> Array:
+            if storage.dtype == np.float32:
+                return jax.lax.bitcast_convert_type(word, jnp.float32)
+            return word.astype(storage.dtype)
+
+        return decode(self.of(agent, "gain0")), decode(self.of(agent, "gain1"))
+
+    def wrong(self, agent: Any, rows: Array, columns: Array) -> Array:
+        """bool: `sensor.wrong` of cells of the map."""
+        first, second = (jax.lax.bitcast_convert_type(self.of(agent, name), jnp.uint32) for name in ("seed0", "seed1"))
+        bits = sensor.draw(first, second, rows * self.mapper.n + columns)
+        return sensor.half(bits, agent).astype(jnp.int32) < self.of(agent, "limit")
+
+
+def _whole_maps(mapper: Mapper, survey: Survey) -> tuple[Array, ...]:
+    """What there is of ground truth bits uint8 and of recorded readings int8, with rows and columns of whole tiles."""
+    rows, columns = mapper.shape
+    found = []
+    if not isinstance(survey.terrain.bits, tuple):
+        bits = survey.terrain.bits
+        found.append(jnp.pad(bits, ((0, 0), (0, rows // 8 - bits.shape[1]), (0, columns - mapper.n))))
+    if not isinstance(survey.source, Noise):
+        missing = ((0, rows - mapper.n), (0, columns - mapper.n))
+        found.append(jnp.pad(survey.source.astype(jnp.int8), ((0, 0), (0, 0), *missing)))
+    return tuple(found)
+
+
+def _cells(shape: tuple[int, int], row: Any, column: Any) -> tuple[Array, Array]:
+    """int32[k, 1] and int32[1, l]: rows and columns of a rectangle of cells that starts at (row, column)."""
+    rows = row + jax.lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0)
+    return rows, column + jax.lax.broadcasted_iota(jnp.int32, (1, shape[1]), 1)
+
+
+def _unpack(bits: Array) -> Array:
+    """bool[8 k, c] from uint8[k, c]: eight rows in one byte, the first in the lowest bit."""
+    count, columns = bits.shape
+    shape = (count, 8, columns)
+    planes = jax.lax.broadcast_in_dim(bits.astype(jnp.int32), shape, (0, 2))
+    planes = (planes >> jax.lax.broadcasted_iota(jnp.int32, shape, 1)) & 1
+    return planes.reshape(count * 8, columns) == 1
+
+
+# Maps
+
+
+def _spans(n: int, length: int) -> int:
+    """Most blocks of an axis of n cells, cut into 11, that `length` cells from a multiple of it on overlap."""
+    starts = range(0, n, length)
+    return max((min(s + length, n) * LATTICE - 1) // n - s * LATTICE // n + 1 for s in starts)
+
+
+def _sweep(
+    mapper: Mapper, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
+) -> tuple[Array, ...]:
+    """Beliefs with the team's map or the others brought up to date, in place, and what is read from these M maps.
+
+    That is float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns, and, of
+    the team's map, int32[B, tiles, 10], the sums of each strip.
+    """
+    n, copies = mapper.n, words.shape[0]
+    columns = tile(n)[1]
+    height, across = mapper.shape[0], mapper.shape[1] // columns
+    first, maps = (mapper.num_agents, 1) if team else (0, mapper.num_agents)
+    spans = _spans(n, columns)
+    strip = pl.BlockSpec((None, None, height, columns), lambda j, m, b: (b, first + m, 0, j))
+    inputs = [pl.BlockSpec((None, words.shape[1]), lambda j, m, b: (b, 0)), strip]
+    for array in whole:
+        if array.ndim == 3:
+            inputs.append(pl.BlockSpec((None, height // 8, columns), lambda j, m, b: (b, 0, j)))
+        else:
+            inputs.append(pl.BlockSpec((None, array.shape[1], height, columns), lambda j, m, b: (b, 0, 0, j)))
+    outputs = [
+        (strip, jax.ShapeDtypeStruct(beliefs.shape, beliefs.dtype)),
+        (
+            pl.BlockSpec((None, None, LATTICE, spans), lambda j, m, b: (b, m, 0, j)),
+            jax.ShapeDtypeStruct((copies, maps, LATTICE, across * spans), jnp.float32),
+        ),
+    ]
+    if team:
+        of_strip = pl.BlockSpec((None, None, _SUMS), lambda j, m, b: (b, j, 0))
+        outputs.append((of_strip, jax.ShapeDtypeStruct((copies, across, _SUMS), jnp.int32)))
+    return pl.pallas_call(
+        functools.partial(_sweep_strip, mapper, team),
+        grid=(across, maps, copies),  # neighbours in memory first
+        in_specs=inputs,
+        out_specs=[spec for spec, _ in outputs],
+        out_shape=[shape for _, shape in outputs],
+        input_output_aliases={1: 0},
+        compiler_params=triton.CompilerParams(num_warps=_SWEEP_WARPS, num_stages=1),
+        interpret=interpret,
+        name="coverage_team_map" if team else "coverage_local_maps",
+    )(words, beliefs, *whole)
+
+
+def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *references: Any) -> None:
+    """A strip of columns of one map from top to bottom, tile by tile: update, then add up what is read from it."""
+    inputs = len(references) - (3 if team else 2)
+    bits = [reference for reference in references[:inputs] if len(reference.shape) == 2]
+    readings = [reference for reference in references[:inputs] if len(reference.shape) == 3]
+    new_map, blocks, *sums = references[inputs:]
+    receiver = jnp.int32(mapper.num_agents) if team else pl.program_id(1)
+    shape = tile(mapper.n)
+    down, column = mapper.shape[0] // shape[0], pl.program_id(0) * shape[1]
+    copy, resized = _Copy(mapper, words), _Resized(mapper.n, shape, column, blocks)
+
+    def load(i: Any) -> Array:
+        return old_map[pl.ds(i * shape[0], shape[0]), :]
+
+    def one_tile(i: Array, state: Any) -> Any:
+        old, read, added = state
+        following = load(jnp.minimum(i + 1, down - 1))  # on its way while this tile is worked on
+        row = i * shape[0]
+        here = pl.ds(row, shape[0])
+        cells = _cells(shape, row, column)
+
+        def truth() -> Array:
+            value = ground.truth(copy.terrain(), *cells)
+            return value | _unpack(bits[0][pl.ds(i * (shape[0] // 8), shape[0] // 8), :]) if bits else value
+
+        def reads(agent: Any) -> Array:
+            return readings[0][agent, here, :] != 0 if readings else truth() ^ copy.wrong(agent, *cells)
+
+        def meets(agent: Any) -> Array:
+            box = copy.box(agent)
+            over = (box.top < row + shape[0]) & (box.bottom > row)
+            return over & (box.left < column + shape[1]) & (box.right > column)
+
+        new = _updated(mapper, copy, old, None if team else receiver, cells, meets, reads)
+        new_map[here, :] = new
+        read = resized.add(read, row, cells[0], probability(mapper.storage.log_odds(new)))
+        if team:
+            added = _add_cells(mapper, added, old, new, truth(), (cells[0] < mapper.n) & (cells[1] < mapper.n))
+        return following, read, added
+
+    nothing = jnp.zeros(shape, jnp.int32)
+    state = load(0), (jnp.zeros(shape, jnp.float32), jnp.int32(0)), (nothing,) * 4 if team else ()
+    _, read, added = jax.lax.fori_loop(0, down, one_tile, state)
+    resized.write(*read)
+    if team:
+        _write_sums(added, sums[0])
+
+
+def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
+    """A tile after the measurement of agent `own` and the messages of this time, as in `maps`; None is the team."""
+    storage, agents = mapper.storage, mapper.num_agents
+
+    def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        value, touched = state
+        inside, gains = copy.box(agent).holds(*cells), copy.gains(agent)
+        change = jnp.where(reads(agent), gains[1], gains[0])
+        clipped = storage.clip(value)
+        value = jnp.where(inside, clipped + change, clipped if whole_map else value)
+        return value, touched | inside
+
+    def keep(state: Any) -> Any:
+        return state
+
+    state = storage.value(old), jnp.zeros(old.shape, jnp.bool_)
+    if own is not None:
+        state = jax.lax.cond(meets(own), functools.partial(enter, own, False), keep, state)
+    late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
+    for sender in range(agents):
+        heard = jnp.bool_(True) if own is None else copy.hears(own, sender)
+        here = heard & meets(sender)
+        state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
+        late = (late | heard) & ~here
+    value, touched = state
+    value = jax.lax.cond(late, storage.clip, keep, value)
+    return jnp.where(touched | (old != storage.unseen), value, old)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resized:
+    """Sums over the cells of a strip in each of the 11 blocks of rows and each block of columns that it overlaps.
+
+    Cells count by 11 times their share in a block, along both axes. The state is (sums so far float32[tile], the block
+    of rows they belong to); a block is written when the next one begins.
+    """
+
+    n: int
+    shape: tuple[int, int]
+    column: Array
+    blocks: Any
+
+    def share(self, block: Array, cell: Array) -> Array:
+        """float32: 11 times the share of the cells that lies in a block of their axis."""
+        low, high = jnp.maximum(LATTICE * cell, block * self.n), jnp.minimum(LATTICE * (cell + 1), (block + 1) * self.n)
+        return jnp.maximum(high - low, 0).astype(jnp.float32)
+
+    def first(self, cell: Array) -> Array:
+        """int32[]: the block that a cell begins in."""
+        return jax.lax.div(LATTICE * cell, jnp.int32(self.n))
+
+    def add(self, state: Any, row: Array, rows: Array, values: Array) -> Any:
+        """The state with a tile that starts at `row`."""
+        first = self.first(row)
+
+        def begin(block: Array, state: Any) -> Any:
+            self.write(*state)
+            return jnp.zeros(self.shape, jnp.float32), block
+
+        def enter(block: Array, state: Any) -> Any:
+            sums, _ = jax.lax.cond(state[1] == block, lambda state: state, functools.partial(begin, block), state)
+            return sums + values * self.share(block, rows), block
+
+        state = enter(first, state)
+        for k in range(1, _spans(self.n, self.shape[0])):
+            block = first + k
+            reached = (block * self.n < LATTICE * (row + self.shape[0])) & (block < LATTICE)
+            state = jax.lax.cond(reached, functools.partial(enter, block), lambda state: state, state)
+        return state
+
+    def write(self, sums: Array, block: Array) -> None:
+        """Write what a block of rows came to."""
+        line, left = self.column + jax.lax.iota(jnp.int32, self.shape[1]), self.first(self.column)
+        sums = jnp.sum(sums, axis=0)
+        for k in range(_spans(self.n, self.shape[1])):
+            self.blocks[block, k] = jnp.sum(sums * self.share(left + k, line))
+
+
+def _fixed(values: Array) -> Array:
+    """`maps.fixed` of values in [0, 1] (Triton has no rounding to even)."""
+    scaled = values * jnp.float32(2**FRACTION_BITS)
+    below = jnp.floor(scaled)
+    whole, rest = below.astype(jnp.int32), scaled - below
+    return whole + ((rest > 0.5) | ((rest == 0.5) & (whole & 1 == 1))).astype(jnp.int32)
+
+
+def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
+    """Cell-by-cell sums over the tiles of a strip of the team's map: three fixed-point numbers, and four counts."""
+    storage = mapper.storage
+    weight = jnp.where(counted, storage.weight(new, mapper.weights.relative), 0.0)
+    entropy_old = entropy_of_log_odds(storage.log_odds(old))
+    entropy_new = entropy_of_log_odds(storage.log_odds(new))
+    interest &= counted
+    fractions = (weight * entropy_new, jnp.where(interest, entropy_new, 0.0), weight * entropy_old)
+    predicted = (storage.above(new, PREDICTED) & counted).astype(jnp.int32)
+    seen = ((new != storage.unseen) & counted).astype(jnp.int32)
+    of_interest = jnp.where(interest, jnp.int32(257), jnp.int32(1))  # 8 bits for each count
+    counts = predicted * of_interest + ((seen * of_interest) << 16)
+    return *(cells + _fixed(values) for cells, values in zip(added[:3], fractions, strict=True)), added[3] + counts
+
+
+def _write_sums(added: Any, sums: Any) -> None:
+    """Sums over the cells: three pairs (see `maps.total`), then the counts as in `Sums`."""
+    for k, cells in enumerate(added[:3]):
+        sums[2 * k], sums[2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
+    for k in range(4):
+        sums[6 + k] = jnp.sum((added[3] >> (8 * k)) & 255)
+
+
+def _resized(mapper: Mapper, blocks: Array) -> Array:
+    """float32[B, M, 11, 11] from what strips came to."""
+    n, columns = mapper.n, tile(mapper.n)[1]
+    starts = np.arange(mapper.shape[1] // columns) * columns
+    block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
+    matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
+    return jnp.einsum("bmdc,ce->bmde", blocks, matrix, precision=jax.lax.Precision.HIGHEST)
+
+
+def _add_up(strips: Array) -> tuple[Sums, Array]:
+    """Sums over the team's map and `Report.before` from those of its strips int32[tiles, 10]."""
+    sums = jnp.sum(strips, axis=0)
+    return Sums(weighted=carry(sums[0:2]), interest=carry(sums[2:4]), counts=sums[6:10]), carry(sums[4:6])
+
+
+# Readings
+
+
+def _look_matrices(q: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Matrices float32[3, 16, cells] that resize footprints of the three altitudes, their units float32[3], and whether
+    products with them are exact in any precision (they are small integers).
+    """
+    sides = [2 * radius for radius in world.radii(q)]
+    exact = min(sides) >= LATTICE
+    columns = -(-max(sides) // _CHUNK[1]) * _CHUNK[1]
+    matrices, units = np.zeros((world.LEVELS, _SIDE, columns), np.float32), np.ones(world.LEVELS, np.float32)
+    for level, side in enumerate(sides):
+        matrix = world.area_matrix(side)
+        if exact:
+            matrix, units[level] = np.round(matrix * side), 1.0 / side**2
+        matrices[level, :LATTICE, :side] = matrix
+    return matrices, units, exact
+
+
+def _measured(mapper: Mapper, words: Array, level: Array, terrain: Terrain) -> Array:
+    """float32[B, A, 11, 11]: see `Report.measured`."""
+    _, units, _ = _look_matrices(mapper.q)
+    bits = () if isinstance(terrain.bits, tuple) else (terrain.bits,)
+    sums = _on_platform(functools.partial(_look, mapper), words, *bits)
+    unit = jnp.take(jnp.asarray(units), level, mode="clip")
+    return sums[..., :LATTICE, :LATTICE] * unit[..., None, None]
+
+
+def _look(mapper: Mapper, words: Array, *bits: Array, interpret: bool) -> Array:
+    """float32[B, A, 16, 16]: resized readings in the units of `_look_matrices`."""
+    matrices, _, exact = _look_matrices(mapper.q)
+    copies, agents = words.shape[0], mapper.num_agents
+    return pl.pallas_call(
+        functools.partial(_look_at, mapper, exact),
+        grid=(agents, copies),
+        in_specs=[
+            pl.BlockSpec((None, words.shape[1]), lambda a, b: (b, 0)),
+            pl.BlockSpec(matrices.shape, lambda a, b: (0, 0, 0)),
+            *(pl.BlockSpec((None, *array.shape[1:]), lambda a, b: (b, 0, 0)) for array in bits),
+        ],
+        out_specs=pl.BlockSpec((None, None, _SIDE, _SIDE), lambda a, b: (b, a, 0, 0)),
+        out_shape=jax.ShapeDtypeStruct((copies, agents, _SIDE, _SIDE), jnp.float32),
+        compiler_params=triton.CompilerParams(num_warps=_LOOK_WARPS, num_stages=1),
+        interpret=interpret,
+        name="coverage_readings",
+    )(words, jnp.asarray(matrices), *bits)
+
+
+def _look_at(mapper: Mapper, exact: bool, words: Any, matrices: Any, *references: Any) -> None:
+    """Resize the readings of one agent, chunk of cells by chunk of cells."""
+    *bits, out = references
+    agent, n = pl.program_id(0), mapper.n
+    copy = _Copy(mapper, words)
+    box, level, side = copy.box(agent), copy.of(agent, "level"), copy.of(agent, "side")
+    start = copy.of(agent, "start_row"), copy.of(agent, "start_column")
+    precision = jax.lax.Precision.DEFAULT if exact else jax.lax.Precision.HIGHEST
+
+    def product(left: Array, right: Array, contract: int) -> Array:
+        return jax.lax.dot_general(left, right, (((1,), (contract,)), ((), ())), precision=precision)
+
+    def of_chunk(i: Array, j: Array) -> Array:
+        rows, columns = _cells(_CHUNK, start[0] + i * _CHUNK[0], start[1] + j * _CHUNK[1])
+        truth = ground.truth(copy.terrain(), rows, columns)
+        if bits:
+            byte = bits[0][jnp.clip(rows, 0, n - 1) >> 3, jnp.clip(columns, 0, n - 1)].astype(jnp.int32)
+            truth |= (byte >> (rows & 7)) & 1 == 1
+        read = truth ^ copy.wrong(agent, rows, columns)
+        sign = jnp.where(box.holds(rows, columns), jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), 0.0)
+        down = matrices[level, :, pl.ds(i * _CHUNK[0], _CHUNK[0])]
+        across = matrices[level, :, pl.ds(j * _CHUNK[1], _CHUNK[1])]
+        return product(product(down, sign, 0), across, 1)
+
+    def of_rows(i: Array, sums: Array) -> Array:
+        return jax.lax.fori_loop(0, chunks[1], lambda j, sums: sums + of_chunk(i, j), sums)
+
+    chunks = [jax.lax.div(side + size - 1, jnp.int32(size)) for size in _CHUNK]
+    out[...] = jax.lax.fori_loop(0, chunks[0], of_rows, jnp.zeros((_SIDE, _SIDE), jnp.float32))

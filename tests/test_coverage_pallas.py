@@ -1,0 +1,100 @@
+"""The GPU kernels, interpreted, against the dense engine: integers bit for bit, real numbers to rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.batch import batched
+from envs_jax.coverage import maps, maps_dense, maps_pallas, sensor, terrain, world
+from envs_jax.coverage.belief import Storage, Weights
+from envs_jax.coverage.maps import Mapper, Survey
+
+UPDATES = 3
+
+
+def surveys(mapper, copies, families, recorded):
+    """One survey [B] for each update, of agents that jump about at random."""
+    agents, n, rng = mapper.num_agents, mapper.n, np.random.default_rng(mapper.q)
+    keys = jax.random.split(jax.random.key(mapper.q), copies)
+    ground = jax.jit(jax.vmap(lambda key: terrain.draw(key, families, n)))(keys)
+
+    def survey():
+        highest = np.array([world.LATTICE, world.LATTICE, world.LEVELS])
+        positions = rng.integers(0, highest, (copies, agents, 3), np.int32)
+        received = rng.random((copies, agents, agents)) < 0.5
+        if recorded:
+            source = jnp.asarray(rng.random((copies, agents, n, n)) < 0.4)
+        else:
+            source = sensor.Noise(jnp.asarray(rng.integers(0, 2**32, (copies, (agents + 1) // 2, 2), np.uint32)))
+        return Survey(ground, jnp.asarray(positions), jnp.asarray(received), source)
+
+    return [survey() for _ in range(UPDATES)]
+
+
+@pytest.mark.parametrize(
+    ("q", "agents", "copies", "dtype", "prior", "families", "recorded"),
+    [
+        (6, 3, 2, "int16", 0.5, ("split",), False),
+        (13, 2, 2, "float32", 0.4, terrain.FAMILIES, False),
+        (13, 2, 2, "int16", 0.4, terrain.FAMILIES, True),
+        (57, 2, 1, "int16", 0.5, ("split",), False),
+    ],
+)
+def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, recorded):
+    weights = Weights((0.1, 1.0), 0.5)
+    mapper = Mapper(q, agents, Storage(dtype, prior), weights)
+    padded = Mapper(q, agents, Storage(dtype, prior), weights, maps_pallas.tile(mapper.n))
+    n = mapper.n
+    assert padded.shape[0] >= n and padded.shape[1] >= n and padded.shape != (n, n)
+    rounds = surveys(mapper, copies, families, recorded)
+    expected = jax.vmap(lambda ground: maps.empty(mapper, ground))(rounds[0].terrain)
+    found = jax.vmap(lambda ground: maps.empty(padded, ground))(rounds[0].terrain)
+    dense = jax.jit(lambda state, survey: maps_dense.update_batch(mapper, state, survey))
+    kernels = jax.jit(lambda state, survey: maps_pallas.update_batch(padded, state, survey))
+    for survey in rounds:
+        expected, dense_report = dense(expected, survey)
+        found, report = kernels(found, survey)
+        np.testing.assert_array_equal(found.beliefs[..., :n, :n], expected.beliefs)
+        rest = np.asarray(found.beliefs == padded.storage.unseen)
+        assert rest[..., n:, :].all() and rest[..., :, n:].all()
+        np.testing.assert_array_equal(found.sums.counts, expected.sums.counts)
+        for pair, expected_pair in (
+            (found.sums.weighted, expected.sums.weighted),
+            (found.sums.interest, expected.sums.interest),
+            (report.before, dense_report.before),
+        ):
+            assert np.all(np.asarray(pair[:, 1]) >= 0) and np.all(np.asarray(pair[:, 1]) < 4096)
+            values, expected_values = jax.vmap(maps.real)(pair), jax.vmap(maps.real)(expected_pair)
+            np.testing.assert_allclose(values, expected_values, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(found.probability, expected.probability, atol=1e-6)
+        np.testing.assert_allclose(report.measured, dense_report.measured, atol=1e-6)
+
+
+def test_the_environment_takes_the_engine():
+    env = envs_jax.make("coverage", q=4, num_agents=2, map_engine="pallas")
+    shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
+    state, timestep = jax.jit(lambda keys: batched(env).reset(keys, ()))(jax.random.split(jax.random.key(0), 2))
+    for leaf, shape in zip(jax.tree.leaves((state.env, timestep)), jax.tree.leaves(shapes), strict=True):
+        assert leaf.shape == (2, *shape.shape) and leaf.dtype == shape.dtype
+    assert state.env.maps.beliefs.shape == (2, 3, 48, 64)
+    assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
+
+
+def test_rounds_like_the_other_engines():
+    ties = np.arange(0, 64) / np.float32(2 ** (maps.FRACTION_BITS + 1))
+    values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
+    np.testing.assert_array_equal(maps_pallas._fixed(jnp.asarray(values)), maps.fixed(jnp.asarray(values)))
+
+
+@pytest.mark.parametrize("q", [2, 7, 12, 57])
+def test_matrices_of_footprints_are_those_of_area_resizing(q):
+    matrices, units, exact = maps_pallas._look_matrices(q)
+    assert exact == (q >= 12)
+    for level, radius in enumerate(world.radii(q)):
+        side = 2 * radius
+        matrix = matrices[level] * np.sqrt(units[level])
+        np.testing.assert_allclose(matrix[: world.LATTICE, :side], world.area_matrix(side), atol=1e-7)
+        assert not matrix[world.LATTICE :].any() and not matrix[:, side:].any()
+        assert not exact or np.all(matrices[level] == np.round(matrices[level]))
