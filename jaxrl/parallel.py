@@ -2,8 +2,13 @@
 
 The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
 and the only collectives are those of `Layout` (gradients and metrics). Environments and minibatches are cut into
-S logical shards whatever the number of devices; with `exact` everything is computed at the shape of one logical
-shard and summed in a fixed order, so that the bits of a run do not depend on the number of devices.
+S logical shards whatever the number of devices.
+
+With `exact` the bits of a run do not depend on the number of devices. That takes four things:
+- everything is computed at the shape of one logical shard, and sums over shards have a fixed order;
+- all that mixes products and sums is `isolated`: what is fused decides where fused multiply-adds round;
+- programs are compiled with `Layout.compiler_options`, so that arithmetic is done as it is written;
+- randomness belongs to environments and logical shards, never to devices.
 """
 
 import dataclasses
@@ -46,18 +51,18 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
-def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any) -> Any:
-    """`function` on `chunks` equal parts of the batch (axis 0 of every leaf) one after another.
+def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0) -> Any:
+    """`function` on `chunks` equal parts of the batch (`in_axis` of every leaf) one after another.
 
     Outputs are written into place, part by part, along the axis that `out_axes` (a prefix tree of ints) names,
     so that no second copy of them is made.
     """
     if chunks == 1:
         return function(batch)
-    size = jax.tree.leaves(batch)[0].shape[0] // chunks
+    size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
 
     def part(index: Array) -> Any:
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size), batch)
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, in_axis), batch)
 
     shapes = jax.eval_shape(lambda: function(part(jnp.int32(0))))
     axes = jax.tree.map(lambda axis, tree: jax.tree.map(lambda _: axis, tree), out_axes, shapes)
@@ -113,6 +118,17 @@ class Layout:
     compute_dtype: Any = jnp.float32
 
     @property
+    def compiler_options(self) -> dict[str, Any] | None:
+        """What every program that makes training state must be compiled with.
+
+        XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
+        Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
+        several devices only, merges them before. Without it every branch compiles to the same instructions on any
+        number of devices.
+        """
+        return {"xla_disable_hlo_passes": "algsimp"} if self.exact else None
+
+    @property
     def local_shards(self) -> int:
         return self.shards // self.devices
 
@@ -155,9 +171,23 @@ class Layout:
         """`function` of replicated values, kept bit for bit the same on any number of devices if `exact`."""
         return isolated(function) if self.exact else function
 
+    def over_envs(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
+        """`function` of this device's environments, which lie along `axis` of all its arguments and results.
+
+        With `exact` it sees the environments of one logical shard at a time.
+        """
+        if not self.exact:
+            return function(batch)
+        return map_chunks(isolated(function), batch, self.local_shards, axis, axis)
+
     def sum(self, values: Any) -> Any:
-        """Sum over devices."""
-        return jax.lax.psum(values, AXIS) if self.devices > 1 else values
+        """Sum over all rows of all devices, leaves [rows of this device, ...] -> [...]."""
+        if self.exact:
+            if self.devices > 1:
+                values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
+            return isolated(lambda rows: jax.tree.map(lambda x: x.sum(0), rows))(values)
+        local = jax.tree.map(lambda x: x.sum(0), values)
+        return jax.lax.psum(local, AXIS) if self.devices > 1 else local
 
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Data [S local, m, ...] as (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.

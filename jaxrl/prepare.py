@@ -215,5 +215,5 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
         state = _local_size(shapes)
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
     if fresh:
-        start = compiled("the start", jax.jit(lambda key, inputs: trainer.init(key, inputs)), key, inputs)
+        start = compiled("the start", trainer.make_init(), key, inputs)
     return Programs(start, blocks, evaluate, peak)

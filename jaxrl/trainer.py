@@ -123,7 +123,12 @@ class Trainer:
 
     def init(self, key: Array, inputs: Any = None) -> TrainState:
         """A fresh state on the mesh; `inputs` as in `Algorithm.init`."""
-        return jax.jit(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))(key, inputs)
+        return self.make_init()(key, inputs)
+
+    def make_init(self) -> Callable[..., Any]:
+        """Jit of (key, inputs) -> state."""
+        function = on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs())
+        return jax.jit(function, compiler_options=self.layout.compiler_options)
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """ShapeDtypeStructs of the state with their shardings; allocates nothing."""
@@ -153,15 +158,19 @@ class Trainer:
     def _init(self, key: Array, inputs: Any) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         progress = start()
-        algo = self.algo.init(key_algo, inputs)
+        algo = self.layout.alone(self.algo.init)(key_algo, inputs)
         actor: Any = ()
         env: Any = ()
         timestep: Any = ()
         statistics: Any = ()
         if self.keeps_envs:
-            env, timestep = self._start(key_run, self.layout.env_indices(), 0, progress)
-            statistics = start_statistics(self.env.spec, timestep)
-            actor = self.algo.init_actor(self.algo.policy(algo), timestep)
+            policy = self.algo.policy(algo)
+
+            def begin(indices: Array) -> Any:
+                env, timestep = self._start(key_run, indices, 0, progress)
+                return self.algo.init_actor(policy, timestep), env, timestep, start_statistics(self.env.spec, timestep)
+
+            actor, env, timestep, statistics = self.layout.over_envs(begin, self.layout.env_indices(), axis=0)
         return TrainState(
             algo, actor, env, timestep, statistics, key_run, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         )
@@ -225,7 +234,7 @@ class Trainer:
             if kept:
                 actor, env, timestep, statistics = kept
                 state = dataclasses.replace(state, actor=actor, env=env, timestep=timestep, statistics=statistics)
-            episodes = layout.sum(jax.tree.map(lambda x: x.sum(0), ended))
+            episodes = layout.sum(ended)
         algo, learning = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
         ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
@@ -300,4 +309,4 @@ class Trainer:
             (self.specs(), REPLICATED),
             (self.specs(), REPLICATED),
         )
-        return jax.jit(function, donate_argnums=0)
+        return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)

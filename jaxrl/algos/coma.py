@@ -349,7 +349,7 @@ class Coma(Algorithm):
                 params, values = jax.lax.scan(one_pass, params, first + jnp.arange(count_))
                 metrics.append({name: value.reshape(-1) for name, value in values.items()})
         merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
-        merged["epsilon"] = self.epsilon(progress)
+        merged["epsilon"] = self.layout.alone(self.epsilon)(progress)
         merged["target_mean"] = self.layout.average(data["target"])
         return AlgoState(params, state.split), merged
 
@@ -360,7 +360,9 @@ class Coma(Algorithm):
     ) -> dict[str, Array]:
         """All transitions of all agents as leaves [S local, samples, ...], targets included."""
         layout = self.layout
-        critic_input = jax.vmap(jax.vmap(self._critic_input))(trajectory.timestep, trajectory.action)
+        over_batch = jax.vmap(jax.vmap(self._critic_input))
+        seen = (trajectory.timestep, trajectory.action)
+        critic_input = layout.over_envs(lambda rows: over_batch(*rows), seen, axis=1)
         critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
 
         def flatten(x: Array) -> Array:
@@ -406,22 +408,27 @@ class Coma(Algorithm):
     def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Targets float32[T, B, A] from target values of the taken actions [T, B, A]."""
         following = successors(trajectory, last)
-        over_agents = lambda x: jnp.broadcast_to(x[..., None], value.shape)  # noqa: E731
-        over_batch = lambda function: jax.vmap(jax.vmap(function, 1, 1), 1, 1)  # noqa: E731
-        if self.td_target == "original":
-            return self._original_targets(following, value)
-        discount = self.gamma * over_agents(1.0 - following.terminated.astype(jnp.float32))
-        lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        return over_batch(returns.lambda_returns)(following.reward, discount, next_value, lambda_t)
+        over_batch = lambda function: jax.vmap(jax.vmap(function, 1, 1), 1, 1)  # noqa: E731
+
+        def of_envs(rows: tuple[TimeStep, Array, Array]) -> Array:
+            following, value, next_value = rows
+            over_agents = lambda x: jnp.broadcast_to(x[..., None], value.shape)  # noqa: E731
+            if self.td_target == "original":
+                return self._original_targets(following, value)
+            discount = self.gamma * over_agents(1.0 - following.terminated.astype(jnp.float32))
+            lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
+            return over_batch(returns.lambda_returns)(following.reward, discount, next_value, lambda_t)
+
+        return self.layout.over_envs(of_envs, (following, value, next_value), axis=1)
 
     def _original_targets(self, following: TimeStep, value: Array) -> Array:
         """Each agent's missions of one logical shard in one row, mission after mission."""
         steps, _, agents = value.shape
-        shards = self.layout.local_shards
+        envs = self.layout.num_envs // self.layout.shards
 
         def rows(x: Array) -> Array:  # [T, B, ...] -> [S, B / S x T, ...]
-            return jnp.swapaxes(x, 0, 1).reshape(shards, -1, *x.shape[2:])
+            return jnp.swapaxes(x, 0, 1).reshape(-1, envs * steps, *x.shape[2:])
 
         function = lambda r, d, v: returns.ipp_marl_targets(r, d, v, self.gamma, self.td_lambda)[0]  # noqa: E731
         over_agents = jax.vmap(function, in_axes=(1, None, 1), out_axes=1)
@@ -437,7 +444,8 @@ class Coma(Algorithm):
         order = order[:, : size * self.minibatches].reshape(-1, self.minibatches, size).swapaxes(0, 1)
         if self.tau:
             blend = lambda old, new: (1 - self.tau) * old + self.tau * new  # noqa: E731
-            params = dataclasses.replace(params, target=jax.tree.map(blend, params.target, params.critic))
+            blended = self.layout.alone(lambda old, new: jax.tree.map(blend, old, new))(params.target, params.critic)
+            params = dataclasses.replace(params, target=blended)
 
         def pick(indices: Array, *names: str) -> dict[str, Array]:
             take = jax.vmap(lambda rows, i: jnp.take(rows, i, axis=0, mode="clip"))
@@ -480,7 +488,7 @@ class Coma(Algorithm):
     def _actor_update(
         self, params: ComaParameters, batch: dict[str, Array], progress: Progress
     ) -> tuple[ComaParameters, dict[str, Array]]:
-        epsilon, bonus = self.epsilon(progress), self.entropy_bonus(progress)
+        epsilon, bonus = self.layout.alone(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
         if self.scale_advantage:
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
 

@@ -1,0 +1,243 @@
+"""Devices: the same bits on any number of them, what they exchange, gradients, chunks, and blocks of iterations."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from tiny import Corridor, TinyQ
+
+import envs_jax
+from envs_jax.base import Array
+from envs_jax.batch import batched
+from jaxrl.algos.base import Algorithm, AlgoState, Phase
+from jaxrl.algos.coma import Coma
+from jaxrl.parallel import REPLICATED, SPLIT, Layout, make_mesh, map_chunks, on_mesh
+from jaxrl.trainer import Trainer, TrainState
+
+ENVS, SHARDS = 16, 8
+COMA = {
+    "width": 8, "data_passes": 2, "minibatches": 2, "actor_lr": 1e-2, "critic_lr": 1e-2, "scale_advantage": True,
+    "clip_ratio": 0.2, "dueling": True, "tau": 0.1, "lr_final": 0.5, "entropy_weight": 0.01, "max_grad_norm": 0.5,
+}  # fmt: skip
+
+
+def make_trainer(
+    algo: type[Algorithm], devices: int, exact: bool, settings: dict[str, Any], env: Any = None, block: int = 7
+) -> Trainer:
+    env = env or Corridor(num_agents=2)
+    layout = Layout(ENVS, SHARDS, devices, exact)
+    mesh = make_mesh(devices)
+    return Trainer(batched(env), algo(env.spec, layout, **settings), layout, mesh, block, 0, jnp.float16, 10_000)
+
+
+def train(trainer: Trainer, blocks: tuple[int, ...]) -> TrainState:
+    """Phases of fixed length in one block, the last phase in `blocks`."""
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases:
+        block = trainer.make_block(phase)
+        for iterations in blocks if phase.iterations is None else (phase.iterations,):
+            state, metrics = block(state, jnp.int32(iterations))
+            assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
+    return state
+
+
+def digests(tree: Any) -> dict[str, str]:
+    """A hash for each leaf of the whole state, so that a failure names what differs."""
+
+    def digest(leaf: Array) -> str:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
+
+    return {jax.tree_util.keystr(path): digest(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+# The same bits
+
+
+@functools.cache
+def exact_on_one_device(algo: type[Algorithm]) -> dict[str, str]:
+    return digests(train(make_trainer(algo, 1, True, COMA if algo is Coma else {}), (2, 3)))
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("algo", [TinyQ, Coma])
+def test_exact_training_has_the_same_bits_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
+    trainer = make_trainer(algo, devices, True, COMA if algo is Coma else {})
+    assert digests(train(trainer, (2, 3))) == exact_on_one_device(algo)
+
+
+@pytest.mark.slow
+def test_exact_coverage_has_the_same_bits_on_one_and_eight_devices() -> None:
+    env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
+    settings = COMA | {"data_passes": 1}
+    one, eight = (digests(train(make_trainer(Coma, n, True, settings, env), (2, 1))) for n in (1, 8))
+    assert one == eight
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted(Algorithm):
+    """Acts by the environments' keys alone and keeps the last trajectory."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("watch", 6, 0),)
+
+    def init(self, key: Array, inputs: Any) -> AlgoState:
+        steps, envs = self.phases[0].steps, ENVS // SHARDS
+        rows = (self.layout.local_shards, envs, steps, self.spec.num_agents)
+        size = self.spec.observation.shape[0]  # type: ignore[union-attr]
+        kept = {"observation": jnp.zeros((*rows, size), jnp.float16), "action": jnp.zeros(rows, jnp.int32)}
+        return AlgoState({"none": jnp.zeros(1)}, kept | {"reward": jnp.zeros(rows), "done": jnp.zeros(rows[:-1], bool)})
+
+    def policy(self, state: AlgoState) -> Any:
+        return ()
+
+    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, explore: bool) -> Any:
+        draw = lambda key: jax.random.bernoulli(key, 0.7, (self.spec.num_agents,)).astype(jnp.int32)  # noqa: E731
+        return jax.vmap(draw)(keys), actor, ()
+
+    def learn(self, state: Any, trajectory: Any, last: Any, key: Any, progress: Any, phase: Any) -> Any:
+        step = trajectory.timestep
+        rows = {"observation": step.observation, "action": trajectory.action, "reward": step.reward, "done": step.done}
+        rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), rows)
+        return AlgoState(state.replicated, self.layout.split(rows)), {}
+
+
+def test_scripted_flights_are_the_same_on_any_number_of_devices() -> None:
+    states = {n: train(make_trainer(Scripted, n, False, {}), (2, 3)) for n in (1, 8)}
+    assert np.asarray(states[1].algo.split["done"]).any() and np.asarray(states[1].algo.split["reward"]).any()
+    assert digests(states[1]) == digests(states[8])
+
+
+# What devices exchange
+
+
+def collectives(text: str) -> list[tuple[str, int]]:
+    """(operation, elements) of every collective in a compiled program."""
+    names = "all-gather|all-reduce|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
+    found = re.findall(rf"= (.*?) ({names})(?:-start)?\(", text)
+    sizes = lambda shapes: re.findall(r"\w+\[([\d,]*)\]", shapes)  # noqa: E731
+    return [(name, sum(math.prod(map(int, s.split(","))) if s else 1 for s in sizes(shapes))) for shapes, name in found]
+
+
+@pytest.mark.parametrize("algo", [TinyQ, Coma])
+def test_fast_blocks_exchange_gradients_and_scalars_only(algo: type[Algorithm]) -> None:
+    trainer = make_trainer(algo, 8, False, COMA if algo is Coma else {})
+    shapes = trainer.shapes()
+    program = trainer.make_block(trainer.algo.phases[-1]).lower(shapes, jnp.int32(1)).compile()
+    found = collectives(program.as_text())
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes.algo.replicated))
+    assert found and {name for name, _ in found} == {"all-reduce"}
+    assert max(size for _, size in found) <= parameters + 16
+    if algo is TinyQ:  # far below one logical shard's share of the replay
+        assert max(size for _, size in found) < min(x.size for x in jax.tree.leaves(shapes.algo.split) if x.ndim > 1)
+
+
+# Gradients
+
+
+def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    out = jnp.tanh(samples["x"] @ params["w"]) + params["b"][None]
+    error = jnp.square(out - samples["y"])
+    return jnp.mean(error), {"first": jnp.mean(out[:, 0])}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("learn_chunk", [0, 4])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exact: bool) -> None:
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    params, batch = {"w": draw(5, 3), "b": draw(3)}, {"x": draw(8, 12, 5), "y": draw(8, 12, 3)}
+    whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
+    (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(params, whole)
+
+    layout = Layout(ENVS, SHARDS, devices, exact, learn_chunk)
+    function = on_mesh(
+        lambda params, batch: layout.gradient(loss, params, batch), make_mesh(devices), (REPLICATED, SPLIT), REPLICATED
+    )
+    result = jax.jit(function, compiler_options=layout.compiler_options)(params, batch)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), result, (gradient, (value, aux)))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
+    layout = Layout(ENVS, SHARDS, devices, exact)
+
+    def function(x: Array) -> Any:
+        return layout.sum(x), layout.mean(x), layout.average(x)
+
+    rows = jnp.arange(24, dtype=jnp.float32).reshape(8, 3)
+    result = jax.jit(on_mesh(function, make_mesh(devices), (SPLIT,), REPLICATED))(rows)
+    for got, wanted in zip(result, (rows.sum(0), rows.mean(0), rows.mean()), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 6])
+def test_chunks_give_what_one_call_gives(chunks: int) -> None:
+    batch = {"x": jnp.arange(24, dtype=jnp.float32).reshape(6, 4), "key": jax.random.split(jax.random.key(3), 6)}
+
+    def function(part: Any) -> Any:
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 7)
+        over_time = {"x": jnp.stack([part["x"], 2 * part["x"]]), "key": jnp.stack([part["key"], keys])}  # [T, B, ...]
+        return {"state": (keys, part["x"] > 3)}, over_time
+
+    wanted = function(batch)
+    got = jax.jit(lambda batch: map_chunks(function, batch, chunks, out_axes=(0, 1)))(batch)
+    assert digests(got) == digests(wanted)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
+    back = map_chunks(lambda rows: jax.tree.map(lambda x: x[0], rows), wanted[1], chunks, 0, in_axis=1)
+    assert digests(back) == digests(batch)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
+    layout = Layout(ENVS, SHARDS, 4, exact)
+    seen = []
+
+    def function(rows: Array) -> Array:
+        seen.append(rows.shape[1])
+        return rows.cumsum(0)
+
+    over_time = PartitionSpec(None, "data")
+    rows = jnp.arange(3 * ENVS).reshape(3, ENVS)
+    mapped = on_mesh(lambda x: layout.over_envs(function, x, axis=1), make_mesh(4), (over_time,), over_time)
+    np.testing.assert_array_equal(jax.jit(mapped)(rows), rows.cumsum(0))
+    assert set(seen) == {ENVS // SHARDS if exact else ENVS // 4}
+
+
+# Blocks
+
+
+def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> None:
+    trainer = make_trainer(TinyQ, 2, False, {})
+    fill, last = trainer.algo.phases
+    init, filled = trainer.make_init(), trainer.make_block(fill)
+    begin = lambda: filled(init(jax.random.key(0), None), jnp.int32(2))[0]  # noqa: E731
+    block = trainer.make_block(last)
+    parts, rows = begin(), []
+    for iterations in (3, 4):
+        before = parts
+        parts, metrics = block(parts, jnp.int32(iterations))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+        assert int(metrics.done) == iterations
+        rows.append(jax.tree.map(lambda x, n=iterations: x[:n], metrics.learning))
+    assert block._cache_size() == 1
+    whole, metrics = block(begin(), jnp.int32(7))
+    assert block._cache_size() == 1
+    assert digests(parts) == digests(whole)
+    joined = jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
+    assert digests(joined) == digests(metrics.learning)
