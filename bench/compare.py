@@ -1,0 +1,108 @@
+"""python -m bench.compare: environment and training against NumPy and PyTorch, in the cases of an environment's entry.
+
+Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7), and
+writes one JSON file, a table and a plot. PyTorch is left out, with a line, where it is not installed.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bench import env_throughput, measure, plots, systems, train_throughput
+from envs_jax import base as environments
+from envs_jax.base import closest
+from jaxrl import config as configuration
+from jaxrl.config import exit_on_error
+from jaxrl.errors import UsageError
+from jaxrl.report import rates
+
+KIND = "compare"
+SIZES = "1,64,1024,4096"
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(systems.SYSTEMS)
+    parser.add_argument("--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"one of: {names}")
+    parser.add_argument("--config", metavar="FILE", help="preset of training (default: the algorithm's own)")
+    parser.add_argument("--seconds", default="10", metavar="X", help="see bench.train_throughput (default: 10)")
+    measure.add_common(parser, SIZES)
+
+
+def requests(
+    parsed: argparse.Namespace, case: dict[str, Any], torch: bool
+) -> tuple[env_throughput.Request, train_throughput.Request]:
+    """What both benchmarks are asked in one case. Raises UsageError."""
+    system = systems.find(parsed.env)
+    if system is None:
+        raise UsageError(f"nothing to compare '{parsed.env}' with: {closest(parsed.env, systems.SYSTEMS)}")
+    flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", parsed.config] if parsed.config else [])]
+    asked = configuration.parse(flags, "python -m bench.compare").config
+    assert asked is not None
+    config = configuration.changed(asked, dict(case))
+    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
+    num_envs = measure.several(sizes, "--num_envs", 1, measure.MOST)
+    count = 1 if parsed.quick else measure.rounds(parsed.rounds)
+    flying = env_throughput.Request(
+        env=parsed.env,
+        variants={"": config.env_settings},
+        policy=system.policy,
+        num_envs=num_envs,
+        rounds=count,
+        least=1e-6 if parsed.quick else 0.2,
+    )
+    seconds = measure.positive(parsed.seconds, "--seconds")
+    return flying, train_throughput.Request(config, num_envs, seconds, count, torch=torch)
+
+
+def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequence[str]) -> dict[str, Any]:
+    """Measure all cases. Raises UserError."""
+    result = measure.header(KIND, argv, parsed.quick)
+    torch = importlib.util.find_spec("torch") is not None
+    if not torch:
+        result["notes"].append("PyTorch is not installed (pip install 'jaxrl[torch]'): no PyTorch learner")
+    asked = {name: requests(parsed, case, torch) for name, case in cases.items()}
+    for note in result["notes"]:
+        measure.say(note)
+    measure.say("measuring the machine")
+    first = next(iter(asked.values()))[1]
+    found = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
+    result["rates"] = found.plain()
+    result["cases"] = {}
+    for name, (flying, training) in asked.items():
+        measure.say(f"--- {name}: environment")
+        flown = {"kind": env_throughput.KIND} | env_throughput.run(flying, found, measure.say)
+        measure.say(f"--- {name}: training")
+        trained = {"kind": train_throughput.KIND} | train_throughput.run(training, found, measure.say)
+        result["cases"][name] = {"environment": flown, "training": trained}
+        result["notes"] += [f"{name}: {note}" for part in (flown, trained) for note in part["notes"]]
+    return result
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser("python -m bench.compare", __doc__)
+    _flags(parser)
+    parsed = parser.parse_args(list(argv))
+    if parsed.env not in systems.SYSTEMS:
+        known = parsed.env in environments.registered()
+        advice = "it has no entry in bench.systems" if known else closest(parsed.env, systems.SYSTEMS)
+        raise UsageError(f"nothing to compare '{parsed.env}' with: {advice}")
+    system = systems.find(parsed.env)
+    assert system is not None
+    cases = {name: dict(case) for name, case in system.cases.items()}
+    if parsed.quick:
+        cases = dict([list(cases.items())[-1]])
+    path = measure.output(parsed.out, KIND)
+    with measure.fresh_compiles():
+        result = run(parsed, cases, argv)
+    measure.write(result, path)
+    plots.show(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""python -m bench.env_throughput --env coverage --q 57 --num_envs 1,64,1024,4096: how fast environments go.
+
+Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns,
+and the critic's view), policy (a scripted policy acts). JAX on one device and the NumPy baseline, which plays one
+copy at a time on one core, take turns in one run. --vary NAME=A,B measures several values of one environment
+setting side by side, such as --vary map_engine=dense,windows.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from bench import measure, plots, systems
+from envs_jax import base as environments
+from envs_jax.base import closest
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl import plan
+from jaxrl.config import EnvironmentFlags, exit_on_error, usage_errors
+from jaxrl.errors import UsageError
+from jaxrl.evaluation import scripted_names
+from jaxrl.report import flights, rates
+from jaxrl.report.console import gibibytes
+from jaxrl.report.timing import Sampler, Timing, take_turns
+
+KIND = "env_throughput"
+DEFAULT_ENV = "coverage"
+SIZES = "1,64,1024,4096"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        env: registered name.
+        variants: {label: environment settings}; label "" if there is only one.
+        policy: scripted policy of both sides.
+        num_envs: sizes.
+        at_once: environments stepped at a time, 0 = as training would.
+        limit: bytes that may be used, 0 = what is free.
+        rounds: samples of everything.
+        least: seconds per sample at least.
+        baseline: whether to measure the NumPy baseline too.
+    """
+
+    env: str
+    variants: Mapping[str, dict[str, Any]]
+    policy: str
+    num_envs: Sequence[int]
+    at_once: int = 0
+    limit: int = 0
+    rounds: int = 5
+    least: float = 0.2
+    baseline: bool = True
+
+
+def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
+    """Seconds per step of whole episodes of the baseline: the three stages, and "baseline reset"."""
+
+    def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+        began = time.perf_counter()
+        result = function(*arguments)
+        return time.perf_counter() - began, result
+
+    def sample() -> dict[str, float]:
+        act = look = step = measured = resetting = 0.0
+        episodes = steps = 0
+        while act + look + step + measured < least:
+            resetting += timed(baseline.reset)[0]
+            episodes, over = episodes + 1, False
+            while not over:
+                seconds, action = timed(baseline.act)
+                act += seconds
+                look += timed(baseline.look, action)[0]
+                seconds, over = timed(baseline.step, action)
+                step += seconds
+                measured += timed(baseline.measure)[0]
+                steps += 1
+        return {
+            "baseline without metrics": step / steps,
+            "baseline rules": (step + measured) / steps,
+            "baseline observation": (step + measured + look) / steps,
+            "baseline policy": (step + measured + look + act) / steps,
+            "baseline reset": resetting / episodes,
+        }
+
+    return sample
+
+
+def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
+    """Measure; the entries "env", "policy", "rows", "baseline" and "notes" of a result."""
+    system = systems.find(request.env) if request.baseline else None
+    limit = request.limit or plan.free_memory(jax.local_devices()[0])
+    groups, notes = _groups(request, limit)
+    sampler = None
+    if system is not None:
+        with usage_errors():
+            settings = next(iter(request.variants.values()))
+            sampler = baseline_sampler(system.baseline(settings, request.policy, 0), request.least)
+    elif request.baseline:
+        notes.append(f"'{request.env}' has no NumPy baseline (see bench.systems): JAX alone")
+    for note in notes:
+        say(note)
+    rows: list[dict[str, Any]] = []
+    baseline: dict[str, Timing] = {}
+    for together, members in groups.items():
+        found = _group(request, members, together, sampler, machine_rates, say)
+        rows += found[0]
+        baseline = found[1] or baseline
+    order = list(request.variants)
+    rows.sort(key=lambda row: (order.index(row["variant"]), row["num_envs"]))
+    named = {name.removeprefix("baseline "): measure.rate(timing, 1) for name, timing in baseline.items()}
+    return {
+        "env": request.env,
+        "variants": dict(request.variants),
+        "policy": request.policy,
+        "limit_bytes": limit,
+        "rows": rows,
+        "baseline": named or None,
+        "notes": notes,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One variant in a group of measurements.
+
+    Attributes:
+        label: of the variant.
+        env: the batched environment.
+        of_one: bytes of one copy.
+        num_envs: the sizes that this measurement stands for.
+    """
+
+    label: str
+    env: BatchedEnvironment
+    of_one: flights.Bytes
+    num_envs: list[int]
+
+
+def _groups(request: Request, limit: int) -> tuple[dict[int, list[Member]], list[str]]:
+    """What is flown with equally many environments at a time, {together: members}, and notes.
+
+    Sizes that are flown part after part run the program of the part: it is measured once.
+    """
+    groups: dict[int, list[Member]] = {}
+    notes: list[str] = []
+    for label, settings in request.variants.items():
+        with usage_errors():
+            env = batched(environments.make(request.env, **settings))
+        if request.policy not in scripted_names(env):
+            raise UsageError(f"unknown policy '{request.policy}': {closest(request.policy, scripted_names(env))}")
+        of_one = flights.sizes(env)
+        for num_envs in request.num_envs:
+            together = _together(request, env, of_one, num_envs, limit)
+            if not together:
+                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(of_one, num_envs, limit)}")
+                continue
+            if together < num_envs:
+                notes.append(f"{_named(label, num_envs)}: flown {together} at a time, episode after episode")
+            members = groups.setdefault(together, [])
+            same = next((member for member in members if member.label == label), None)
+            if same is None:
+                members.append(Member(label, env, of_one, [num_envs]))
+            else:
+                same.num_envs.append(num_envs)
+    return groups, notes
+
+
+def _together(request: Request, env: BatchedEnvironment, of_one: flights.Bytes, num_envs: int, limit: int) -> int:
+    cut = env.spec.fixed_horizon
+    if not request.at_once:
+        return flights.together(of_one, num_envs, limit, cut)
+    wanted = min(request.at_once, num_envs)
+    if num_envs % wanted:
+        raise UsageError(f"--at_once {wanted} does not divide --num_envs {num_envs}: choose a divisor")
+    if wanted < num_envs and not cut:
+        raise UsageError(f"episodes of '{request.env}' differ in length: --at_once cannot cut {num_envs} environments")
+    return flights.together(of_one, wanted, limit, cut=False)
+
+
+def _too_large(of_one: flights.Bytes, num_envs: int, limit: int) -> str:
+    needed = num_envs * flights.COPIES * (of_one.state + of_one.timestep)
+    return f"stepping them together needs {gibibytes(needed)}, and {gibibytes(limit)} may be used"
+
+
+def _named(label: str, num_envs: int) -> str:
+    return f"{num_envs:,} environments" + (f" ({label})" if label else "")
+
+
+def _group(
+    request: Request,
+    members: Sequence[Member],
+    together: int,
+    baseline: Sampler | None,
+    machine_rates: rates.Rates | None,
+    say: measure.Say,
+) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
+    """Rows of all variants with `together` environments at a time, and the baseline measured between them."""
+    say(f"measuring {_named('', together)} at a time: compiling")
+    made = {member.label: flights.Flight(member.env, together, request.policy) for member in members}
+    seconds = max(sum(flight.compile_seconds.values()) for flight in made.values())
+    say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, flying")
+    samplers = [s for label, flight in made.items() for s in flight.samplers(f"{label} ", request.least)]
+    timings = take_turns([*([baseline] if baseline else []), *samplers], request.rounds)
+    rows = []
+    for member in members:
+        own = {stage: timings[f"{member.label} {stage}"] for stage in (*flights.STAGES, "reset")}
+        rows += [_row(made[member.label], member, number, own, timings, machine_rates) for number in member.num_envs]
+    return rows, {name: timing for name, timing in timings.items() if name.startswith("baseline ")}
+
+
+def _row(
+    flight: flights.Flight,
+    member: Member,
+    num_envs: int,
+    own: Mapping[str, Timing],
+    timings: Mapping[str, Timing],
+    machine_rates: rates.Rates | None,
+) -> dict[str, Any]:
+    """One line of the table."""
+    together, of_one, spec = flight.num_envs, member.of_one, member.env.spec
+    stages: dict[str, Any] = {}
+    for stage in flights.STAGES:
+        entry = measure.rate(own[stage], together)
+        entry["compile_seconds"] = flight.compile_seconds[stage]
+        entry["temporary_bytes_per_env"] = flight.temporary[stage]
+        entry["needed_bytes_per_step"] = of_one.needed(stage)
+        if machine_rates is not None:
+            entry["roofline"] = measure.fraction(entry["rate"], of_one.needed(stage), machine_rates.copy)
+        if f"baseline {stage}" in timings:
+            entry["times_baseline"] = entry["rate"] * timings[f"baseline {stage}"].median
+        stages[stage] = entry
+    return {
+        "variant": member.label,
+        "num_envs": num_envs,
+        "together": together,
+        "agents": spec.num_agents,
+        "steps": spec.horizon,
+        "state_bytes_per_env": of_one.state,
+        "reset": measure.rate(own["reset"], together),
+        "compile_seconds": sum(flight.compile_seconds.values()),
+        "stages": stages,
+    }
+
+
+# Command line
+
+
+def variants(settings: dict[str, Any], vary: str | None) -> dict[str, dict[str, Any]]:
+    """{label: settings} of --vary NAME=A,B; values take the type of the setting. Raises UsageError."""
+    if vary is None:
+        return {"": settings}
+    name, _, values = vary.partition("=")
+    if not values:
+        raise UsageError(f"--vary must be NAME=A,B (one setting and its values), not '{vary}'")
+    if name not in settings:
+        raise UsageError(f"--vary: there is no environment setting '{name}': {closest(name, settings)}")
+    kind = type(settings[name])
+    if kind not in (int, float, str):
+        raise UsageError(f"--vary {name}: only settings that are one number or word can be varied")
+    try:
+        return {f"{name} {word}": settings | {name: kind(word)} for word in values.split(",")}
+    except ValueError:
+        raise UsageError(f"--vary {name}: '{values}' must be of type {kind.__name__}") from None
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default=DEFAULT_ENV, metavar="NAME", help=f"environment (default: {DEFAULT_ENV})")
+    parser.add_argument("--policy", metavar="NAME", help="scripted policy of the third stage (default: random)")
+    parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
+    parser.add_argument("--at_once", default="0", metavar="N", help="environments stepped at a time; by default as "
+                        "many as training would (on a CPU parts of 64, where episodes have one length)")  # fmt: skip
+    parser.add_argument("--memory_gb", default="0", metavar="X", help="GiB that may be used (default: what is free)")
+    parser.add_argument("--no_baseline", action="store_true", help="JAX alone")
+    measure.add_common(parser, SIZES)
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
+    """The command line. Raises UsageError."""
+    assert __doc__ is not None
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--env", default=DEFAULT_ENV)
+    env = first.parse_known_args(list(argv))[0].env
+    parser = measure.parser("python -m bench.env_throughput", __doc__)
+    _flags(parser)
+    settings = EnvironmentFlags(parser, env)
+    parsed = parser.parse_args(list(argv))
+    system = systems.find(env)
+    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
+    request = Request(
+        env=env,
+        variants=variants(settings.settings(vars(parsed)), parsed.vary),
+        policy=parsed.policy or (system.policy if system else "random"),
+        num_envs=measure.several(sizes, "--num_envs", 1, measure.MOST),
+        at_once=measure.whole(parsed.at_once, "--at_once", 0, measure.MOST),
+        limit=measure.gibibytes_of(parsed.memory_gb),
+        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        least=1e-6 if parsed.quick else 0.2,
+        baseline=not parsed.no_baseline,
+    )
+    return parsed, request
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    parsed, request = parse(argv)
+    path = measure.output(parsed.out, KIND)
+    with measure.fresh_compiles():
+        result = measure.header(KIND, argv, parsed.quick)
+        for note in result["notes"]:
+            measure.say(note)
+        measure.say("measuring the machine")
+        machine_rates = rates.measure(width=16, quick=parsed.quick, rounds=request.rounds)
+        found = run(request, machine_rates, measure.say)
+    result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
+    measure.write(result, path)
+    plots.show(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

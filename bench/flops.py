@@ -1,0 +1,89 @@
+"""Floating-point operations of a function, counted from the shapes of its matrix products and convolutions.
+
+Two operations per multiply-add. Elementwise work is left out, and so are products with zeros that padding and dilation
+put in (the gradients of convolutions are full of them): the count is the work that is needed, however it is done.
+Loops count as often as they run; of branches the dearest counts.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+def count(function: Callable[..., Any], *arguments: Any) -> float:
+    """FLOP of `function` on arrays or ShapeDtypeStructs; nothing is computed.
+
+    Raises:
+        ValueError: the function holds a loop whose length depends on data.
+    """
+    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _of_jaxpr(jaxpr: core.Jaxpr) -> float:
+    return math.fsum(_of_equation(equation) for equation in jaxpr.eqns)
+
+
+def _of_equation(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return _dot(equation)
+    if name == "conv_general_dilated":
+        return _convolution(equation)
+    inner = [_of_jaxpr(jaxpr) for jaxpr in _inner(params)]
+    if name == "cond":
+        return max(inner)
+    if name == "while" and any(inner):
+        raise ValueError("a loop with products runs until data say so: its operations cannot be counted")
+    times = params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
+    return times * math.fsum(inner)
+
+
+def _inner(params: dict[str, Any]) -> list[core.Jaxpr]:
+    """The programs within an equation."""
+    found = []
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                found.append(item.jaxpr)
+            elif isinstance(item, core.Jaxpr):
+                found.append(item)
+    return found
+
+
+def _dot(equation: Any) -> float:
+    contracting = equation.params["dimension_numbers"][0][0]
+    left = equation.invars[0].aval.shape
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracting)
+
+
+def _convolution(equation: Any) -> float:
+    params, numbers = equation.params, equation.params["dimension_numbers"]
+    image, kernel = (var.aval.shape for var in equation.invars)
+    out = equation.outvars[0].aval.shape
+    pairs = 1.0
+    for axis, padding in enumerate(params["padding"]):
+        pairs *= _pairs(
+            inputs=image[numbers.lhs_spec[2 + axis]],
+            taps=kernel[numbers.rhs_spec[2 + axis]],
+            outputs=out[numbers.out_spec[2 + axis]],
+            stride=params["window_strides"][axis],
+            low=padding[0],
+            spread=params["lhs_dilation"][axis],
+            reach=params["rhs_dilation"][axis],
+        )
+    batch, features = out[numbers.out_spec[0]], out[numbers.out_spec[1]]
+    channels = kernel[numbers.rhs_spec[1]]  # of one group
+    return 2.0 * batch * features * channels * pairs / params["batch_group_count"]
+
+
+def _pairs(*, inputs: int, taps: int, outputs: int, stride: int, low: int, spread: int, reach: int) -> int:
+    """How many pairs (output, tap) along one axis meet a real input: not padding, not a hole of dilation."""
+    found = 0
+    for output in range(outputs):
+        for tap in range(taps):
+            place = output * stride + tap * reach - low
+            found += place >= 0 and place % spread == 0 and place // spread < inputs
+    return found

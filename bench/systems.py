@@ -1,0 +1,75 @@
+"""What the JAX side is compared with, environment by environment.
+
+An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`; the commands name no
+environment. One without an entry can be measured too, alone.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from envs_jax.base import EnvSpec
+
+SYSTEMS = {"coverage": "bench.coverage.system"}
+
+
+class Baseline(Protocol):
+    """An independent implementation that steps one copy at a time, as the system being replaced does."""
+
+    def reset(self) -> None:
+        """Begin an episode."""
+
+    def act(self) -> np.ndarray:
+        """The scripted policy's actions."""
+
+    def look(self, action: np.ndarray) -> None:
+        """Make what agents, and a centralised critic that knows the action, would see now."""
+
+    def step(self, action: np.ndarray) -> bool:
+        """Play; returns whether the episode is over."""
+
+    def measure(self) -> Mapping[str, float]:
+        """The metrics of the present moment."""
+
+
+class Learner(Protocol):
+    """A learner in PyTorch with the baseline's environment, updated from the host."""
+
+    threads: int
+
+    def collect(self, episodes: int) -> int:
+        """Fly episodes one after another, keep them for `learn`; returns environment steps."""
+
+    def learn(self) -> None:
+        """One training step on what was collected last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """One environment's entry.
+
+    Attributes:
+        algo: the algorithm that trains on it.
+        policy: scripted policy of the throughput benchmark that both sides have.
+        cases: settings of the environment that `bench.compare` measures, by name.
+        baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for a policy that it lacks.
+        learner: (environment settings, algorithm settings, seed) -> Learner, or None. Raises ValueError for
+            settings that it lacks, ImportError without PyTorch.
+        shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
+            training step of the same kind with about `samples` samples: few updates of the same arithmetic.
+    """
+
+    algo: str
+    policy: str
+    cases: Mapping[str, Mapping[str, Any]]
+    baseline: Callable[[dict[str, Any], str, int], Baseline]
+    learner: Callable[[dict[str, Any], dict[str, Any], int], Learner] | None
+    shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
+
+
+def find(env: str) -> System | None:
+    """The entry of an environment, None if it has none."""
+    return importlib.import_module(SYSTEMS[env]).SYSTEM if env in SYSTEMS else None

@@ -1,0 +1,473 @@
+"""python -m bench.train_throughput --algo coma --num_envs 1,64,1024,4096 [--torch]: how fast training goes.
+
+Env steps and updates per second of whole training iterations, and the learner's FLOP per second (counted from the
+shapes of its layers) beside what the machine reaches in matrix products and convolutions. An iteration that would take
+longer than --seconds is not run: its rates are projected from one chunk of environments flown, and from a training
+step with few updates of the same arithmetic. --torch adds the PyTorch learner with the NumPy environment, in turns.
+All flags of training are taken too, such as --q 7 --width 64 or --config coma_quick.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from bench import flops, measure, plots, systems
+from jaxrl import config as configuration
+from jaxrl import plan
+from jaxrl.algos.base import Algorithm, Phase, start
+from jaxrl.config import Config, exit_on_error, usage_errors
+from jaxrl.errors import UserError
+from jaxrl.parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
+from jaxrl.prepare import Setup, prepare
+from jaxrl.report import rates
+from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
+
+KIND = "train_throughput"
+SIZES = "1,64,1024,4096"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    Attributes:
+        config: settings but for num_envs.
+        num_envs: sizes.
+        seconds: an iteration estimated to take longer is projected.
+        rounds: samples of everything.
+        torch: whether to measure the PyTorch learner too.
+        samples: of the training step that stands for a longer one, 0 = those of one gradient of the real one.
+    """
+
+    config: Config
+    num_envs: Sequence[int]
+    seconds: float = 10.0
+    rounds: int = 5
+    torch: bool = False
+    samples: int = 0
+
+
+# Counting
+
+
+def measured_phase(algo: Algorithm) -> Phase:
+    """The phase that training spends its time in: the last one that both steps and learns."""
+    return [phase for phase in algo.phases if phase.steps and phase.updates][-1]
+
+
+def _plain(algo: Algorithm) -> Algorithm:
+    """The algorithm as it is counted: without devices, and without products that waste work to save time."""
+    changes: dict[str, Any] = {"layout": dataclasses.replace(algo.layout, devices=1)}
+    if any(field.name == "convolution" for field in dataclasses.fields(algo)):
+        changes["convolution"] = "conv"
+    return dataclasses.replace(algo, **changes)
+
+
+def learning_flop(setup: Setup) -> float:
+    """FLOP of one call of `learn` on all devices together."""
+    algo, phase = _plain(setup.algo), measured_phase(setup.algo)
+    state, trajectory = setup.trainer.shapes(), setup.trainer.trajectory_shapes(phase)
+    last = _timesteps(setup, setup.trainer.layout.num_envs)
+    key, progress = jax.eval_shape(lambda: jax.random.key(0)), jax.eval_shape(start)
+
+    def learn(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
+        return algo.learn(state, trajectory, last, key, progress, phase)
+
+    return flops.count(learn, state.algo, trajectory, last, key, progress)
+
+
+def acting_flop(setup: Setup) -> float:
+    """FLOP of acting in one environment for one step."""
+    algo, timestep = _plain(setup.algo), _timesteps(setup, 1)
+    policy = jax.eval_shape(algo.policy, setup.trainer.shapes().algo)
+    actor = jax.eval_shape(algo.init_actor, policy, timestep)
+    keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
+
+    def act(policy: Any, actor: Any, timestep: Any, keys: Any, progress: Any) -> Any:
+        return algo.act(policy, actor, timestep, keys, progress, explore=True)
+
+    return flops.count(act, policy, actor, timestep, keys, progress)
+
+
+def _timesteps(setup: Setup, number: int) -> Any:
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), number))
+    return jax.eval_shape(lambda keys: setup.env.reset(keys, setup.env.context(start()))[1], keys)
+
+
+# Parts of an iteration
+
+
+class Parts:
+    """Collecting and learning of one configuration, compiled apart.
+
+    Attributes:
+        setup: of the configuration.
+        env_steps: of one call of `collect`.
+        flop: of one call of `learn`.
+    """
+
+    def __init__(self, setup: Setup, least: float = 0.1) -> None:
+        self.setup, self._least = setup, least
+        self.phase = measured_phase(setup.algo)
+        self.env_steps = self.phase.steps * setup.trainer.layout.num_envs
+        trainer, options = setup.trainer, setup.trainer.layout.compiler_options
+        time_first = PartitionSpec(None, AXIS)
+        collect = on_mesh(self._collect, setup.mesh, (trainer.specs(),), (time_first, SPLIT))
+        self._state = trainer.init(jax.random.key(0))
+        self._fly = jax.jit(collect, compiler_options=options).lower(self._state).compile()
+        self.flop = 0.0
+        self._learn: Any = None
+
+    def _collect(self, state: Any) -> Any:
+        """The first half of an iteration, as the trainer makes it."""
+        trainer, phase = self.setup.trainer, self.phase
+        kept = ((),) * 4 if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+        policy = trainer.algo.policy(state.algo)
+
+        def fly(part: Any) -> Any:
+            return trainer._collect(policy, part, state.key, state.progress, phase, state.iterations, state.key)
+
+        batch = (trainer.layout.env_indices(), *kept)
+        return map_chunks(fly, batch, trainer._chunks(), out_axes=(1, 0, 0, 0))[:2]
+
+    def collecting(self, name: str) -> Sampler:
+        """Seconds of collecting an iteration."""
+        return stopwatch(name, lambda: self._fly(self._state), self._least)
+
+    def learning(self, name: str) -> Sampler:
+        """Seconds of learning from an iteration; compiles."""
+        setup, trainer, phase = self.setup, self.setup.trainer, self.phase
+        specs = trainer.specs().algo
+
+        def train(state: Any, trajectory: Any, last: Any, key: Any, progress: Any) -> Any:
+            return setup.algo.learn(state, trajectory, last, key, progress, phase)
+
+        taken = (specs, PartitionSpec(None, AXIS), SPLIT, REPLICATED, REPLICATED)
+        function = on_mesh(train, setup.mesh, taken, (specs, REPLICATED))
+        data = jax.block_until_ready(self._fly(self._state))
+        rest = (*data, self._state.key, self._state.progress)
+        compiled = (
+            jax.jit(function, donate_argnums=0, compiler_options=trainer.layout.compiler_options)
+            .lower(self._state.algo, *rest)
+            .compile()
+        )
+        self.flop = learning_flop(setup)
+        held = [jax.tree.map(jnp.copy, self._state.algo)]
+
+        def learn() -> Any:
+            held[0], metrics = compiled(held[0], *rest)
+            return held[0], metrics
+
+        return stopwatch(name, learn, self._least)
+
+
+def block_sampler(name: str, setup: Setup, block: Any, least: float) -> Sampler:
+    """Seconds of a whole iteration."""
+    index = list(setup.algo.phases).index(measured_phase(setup.algo))
+    state = setup.trainer.init(jax.random.key(0))
+    placed = shardings(setup.mesh, REPLICATED)
+    held = [dataclasses.replace(state, phase=jax.device_put(jnp.int32(index), placed))]
+    one = jax.device_put(jnp.int32(1), placed)
+
+    def iterate() -> Any:
+        held[0], metrics = block(held[0], one)
+        return held[0], metrics
+
+    return stopwatch(name, iterate, least)
+
+
+# One size after another
+
+
+@dataclasses.dataclass
+class Size:
+    """One number of environments.
+
+    Attributes:
+        setup: its configuration made real.
+        block: the compiled iteration.
+        compile_seconds: of the block.
+        bytes: that the block needs per device.
+        flop: of learning in an iteration.
+        whole: whether iterations are run, rather than projected.
+    """
+
+    setup: Setup
+    block: Any
+    compile_seconds: float
+    bytes: int
+    flop: float
+    whole: bool
+
+    @property
+    def num_envs(self) -> int:
+        return self.setup.trainer.layout.num_envs
+
+
+def compile_size(setup: Setup, flop_rate: float, seconds: float) -> Size:
+    """Compile an iteration; decide by its FLOP whether to run it. Raises plan.TooLargeError."""
+    phase, shapes = measured_phase(setup.algo), setup.trainer.shapes()
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
+    began = time.perf_counter()
+    function: Any = setup.trainer.make_block(phase)
+    block = function.lower(shapes, number).compile()
+    took = time.perf_counter() - began
+    needed = plan.compiled_bytes(block)
+    setup.plan.check(needed)
+    flop = learning_flop(setup)
+    acting = acting_flop(setup) * setup.trainer.layout.num_envs * phase.steps
+    return Size(setup, block, took, needed, flop, whole=(flop + acting) / flop_rate <= seconds)
+
+
+def stand_ins(request: Request, size: Size, system: systems.System | None) -> tuple[Config, Config] | None:
+    """Configurations whose collecting and whose learning stand for those of `size`; None if there are none."""
+    if size.whole:
+        return (size.setup.config, size.setup.config)
+    if system is None:
+        return None
+    run, layout = size.setup.config.run, size.setup.trainer.layout
+    chunk = (run.rollout_chunk or layout.local_envs) * layout.devices
+    restarts = measured_phase(size.setup.algo).restart
+    collecting = request.config.with_run(num_envs=chunk if restarts else size.num_envs, learn_chunk=0)
+    return collecting, shortened(request, system, run.learn_chunk * layout.devices)
+
+
+def shortened(request: Request, system: systems.System, samples: int) -> Config:
+    """A training step of the same kind with about `samples` samples."""
+    config = request.config
+    number, changes = system.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
+    shorter = dataclasses.replace(config, algo_settings=config.algo_settings | changes)
+    return shorter.with_run(num_envs=number, rollout_chunk=0, learn_chunk=0, logical_shards=0)
+
+
+def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[str, Any]:
+    """Measure; the entries "algo", "env", "settings", "rows", "torch" and "notes" of a result.
+
+    Raises:
+        UserError: no size can be measured.
+    """
+    system = systems.find(request.config.env)
+    flop_rate = max(machine_rates.convolution.values())
+    notes: list[str] = []
+    groups: dict[Any, list[Size]] = {}
+    error: UserError | None = None
+    for num_envs in request.num_envs:
+        try:
+            setup = prepare(request.config.with_run(num_envs=num_envs))
+            say(f"{num_envs:,} environments: compiling an iteration")
+            size = compile_size(setup, flop_rate, request.seconds)
+        except UserError as refused:
+            notes.append(f"skipped {num_envs:,} environments: {refused}")
+            error = refused
+            continue
+        found = stand_ins(request, size, system)
+        if found is None:
+            notes.append(f"skipped {num_envs:,} environments: an iteration takes longer than --seconds")
+            continue
+        if not size.whole:
+            size.block = None
+            notes.append(f"{num_envs:,} environments: projected from parts (see 'together' and 'updates measured')")
+        key = tuple(str(sorted(part.flat().items(), key=str)) for part in found)
+        groups.setdefault(key, []).append(size)
+    if not groups and error is not None:
+        raise error
+    torch = make_torch(request, system, plan.CPU_SAMPLES) if request.torch else None
+    if request.torch and torch is None:
+        notes.append(f"there is no PyTorch learner for {request.config.algo} on {request.config.env}: JAX alone")
+    for note in notes:
+        say(note)
+    rows: list[dict[str, Any]] = []
+    for sizes in groups.values():
+        rows += _group(request, sizes, system, torch, machine_rates, say)
+    rows.sort(key=lambda row: row["num_envs"])
+    settings = {**request.config.env_settings, **request.config.algo_settings}
+    return {
+        "algo": request.config.algo,
+        "env": request.config.env,
+        "settings": settings,
+        "rows": rows,
+        "torch_threads": torch.threads if torch else None,
+        "notes": notes,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Torch:
+    """The PyTorch learner: one instance flies, another learns again and again from what it flew once.
+
+    Attributes:
+        samplers: "torch collect" (one episode) and "torch learn" (a training step with few updates).
+        env_steps: of an episode.
+        flop: of that training step.
+        threads: that PyTorch uses.
+    """
+
+    samplers: list[Sampler]
+    env_steps: int
+    flop: float
+    threads: int
+
+
+def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch | None:
+    """The PyTorch learner of a system, None if it has none. Raises UserError."""
+    if system is None or system.learner is None or system.algo != request.config.algo:
+        return None
+    short = shortened(request, system, samples)
+    with usage_errors():
+        try:
+            pilot, student = (system.learner(short.env_settings, short.algo_settings, 0) for _ in range(2))
+        except ImportError as error:
+            raise UserError(str(error)) from None
+    episodes = short.run.num_envs
+    env_steps = student.collect(episodes) // episodes
+    samplers = [
+        stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
+        stopwatch("torch learn", student.learn, 0.1),
+    ]
+    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads)
+
+
+def _group(
+    request: Request,
+    sizes: Sequence[Size],
+    system: systems.System | None,
+    torch: Torch | None,
+    machine_rates: rates.Rates,
+    say: measure.Say,
+) -> list[dict[str, Any]]:
+    """Rows of sizes that share their parts."""
+    configs = stand_ins(request, sizes[0], system)
+    assert configs is not None
+    say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
+    learning = Parts(prepare(configs[1]))
+    collecting = learning if configs[0] == configs[1] else Parts(prepare(configs[0]))
+    samplers = [collecting.collecting("collect"), learning.learning("learn")]
+    for size in sizes:
+        if size.whole:
+            samplers.append(block_sampler(f"whole {size.num_envs}", size.setup, size.block, 0.1))
+    if torch is not None:
+        samplers += torch.samplers
+    say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: in turns")
+    timings = take_turns(samplers, request.rounds)
+    return [_row(size, collecting, learning, timings, torch, machine_rates) for size in sizes]
+
+
+def projected(env_steps: float, flop: float, steps_per_second: float, flop_per_second: float) -> float:
+    """Seconds of an iteration from the rates of its parts."""
+    return env_steps / steps_per_second + flop / flop_per_second
+
+
+def _row(
+    size: Size,
+    collecting: Parts,
+    learning: Parts,
+    timings: Mapping[str, Timing],
+    torch: Torch | None,
+    machine_rates: rates.Rates,
+) -> dict[str, Any]:
+    """One line of the table."""
+    phase, layout = measured_phase(size.setup.algo), size.setup.trainer.layout
+    env_steps = phase.steps * size.num_envs
+    collect = measure.rate(timings["collect"], collecting.env_steps)
+    learn = measure.rate(timings["learn"], learning.flop)
+    learn["of_matmul"] = learn["rate"] / layout.devices / machine_rates.matmul[jnp.dtype(layout.compute_dtype).name]
+    learn["of_convolution"] = learn["rate"] / layout.devices / max(machine_rates.convolution.values())
+    whole = timings.get(f"whole {size.num_envs}")
+    seconds = whole.median if whole else projected(env_steps, size.flop, collect["rate"], learn["rate"])
+    row = {
+        "num_envs": size.num_envs,
+        "projected": whole is None,
+        "iteration_seconds": seconds,
+        "whole": whole.plain() if whole else None,
+        "env_steps_per_second": env_steps / seconds,
+        "updates": phase.updates,
+        "updates_per_second": phase.updates / seconds,
+        "collect": collect | {"num_envs": collecting.setup.trainer.layout.num_envs},
+        "learn": learn | {"updates": learning.phase.updates, "flop": learning.flop},
+        "flop_per_iteration": size.flop,
+        "acting_flop_per_env_step": acting_flop(size.setup),
+        "compile_seconds": size.compile_seconds,
+        "bytes_per_device": size.bytes,
+        "bytes_per_env": size.bytes * layout.devices / size.num_envs,
+        "planned_bytes": size.setup.plan.total,
+        "devices": layout.devices,
+        "torch": None,
+    }
+    if torch is not None:
+        stepping = measure.rate(timings["torch collect"], torch.env_steps)
+        learning_rate = measure.rate(timings["torch learn"], torch.flop)
+        theirs = projected(env_steps, size.flop, stepping["rate"], learning_rate["rate"])
+        row["torch"] = {
+            "collect": stepping,
+            "learn": learning_rate,
+            "env_steps_per_second": env_steps / theirs,
+            "updates_per_second": phase.updates / theirs,
+            "times": theirs / seconds,
+        }
+    return row
+
+
+# Command line
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    measure.add_common(parser, SIZES)
+    parser.add_argument("--seconds", default="10", metavar="X", help="project iterations that would take longer "
+                        "than this by their FLOP (default: 10)")  # fmt: skip
+    parser.add_argument("--torch", action="store_true", help="the PyTorch learner with the NumPy environment too")
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
+    """The command line. Raises UsageError."""
+    assert __doc__ is not None
+    own = configuration.Parser(prog="python -m bench.train_throughput", add_help=False)
+    _flags(own)
+    parsed, others = own.parse_known_args(list(argv))
+    if any(word in ("-h", "--help") for word in others):
+        print(own.format_help(), __doc__.partition("\n\n")[2], sep="\n")
+    request = configuration.parse(others, "python -m bench.train_throughput", __doc__)
+    if request.config is None or request.resume is not None:
+        raise measure.UsageError("the benchmark starts no run and resumes none: give --algo or --config")
+    seconds = measure.positive(parsed.seconds, "--seconds")
+    sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
+    return parsed, Request(
+        config=request.config,
+        num_envs=measure.several(sizes, "--num_envs", 1, measure.MOST),
+        seconds=seconds,
+        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        torch=parsed.torch,
+    )
+
+
+def network_width(config: Config) -> int:
+    """The width whose convolution is the yardstick."""
+    return int(config.algo_settings.get("width", 256))
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    parsed, request = parse(argv)
+    path = measure.output(parsed.out, KIND)
+    with measure.fresh_compiles():
+        result = measure.header(KIND, argv, parsed.quick)
+        for note in result["notes"]:
+            measure.say(note)
+        measure.say("measuring the machine")
+        machine_rates = rates.measure(network_width(request.config), quick=parsed.quick, rounds=request.rounds)
+        found = run(request, machine_rates, measure.say)
+    result |= {"rates": machine_rates.plain(), **found, "notes": [*result["notes"], *found["notes"]]}
+    measure.write(result, path)
+    plots.show(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

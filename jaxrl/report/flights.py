@@ -1,0 +1,194 @@
+"""How fast environments go, in three stages that each contain the one before. Used by `doctor` and the benchmarks.
+
+    rules        state, rewards, ends and metrics; the actions come from a tape, and nobody reads what agents see, so
+                 that the compiler drops whatever only observations need (but not what the state itself keeps for them)
+    observation  all that a step returns, and the centralised view of a critic where the environment has one
+    policy       a scripted policy looks at it and acts
+
+Whole episodes are flown on one device, since steps early and late in an episode may differ in cost. Resets are timed
+apart. The tape is recorded with the same policy from the same start, so all stages play the same episodes.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, TimeStep
+from envs_jax.batch import BatchedEnvironment
+from jaxrl import plan
+from jaxrl.algos.base import start
+from jaxrl.evaluation import scripted
+from jaxrl.parallel import largest_divisor
+from jaxrl.report.timing import Sampler
+from jaxrl.trainer import key_of_env
+
+STAGES = ("rules", "observation", "policy")
+COPIES = 3  # of the state: before, after, and what the compiler keeps in between
+
+
+@dataclasses.dataclass(frozen=True)
+class Bytes:
+    """Sizes of ONE environment in bytes.
+
+    Attributes:
+        state: what a step reads and writes.
+        timestep: what it returns.
+        view: the critic's view of all agents, 0 if there is none.
+    """
+
+    state: int
+    timestep: int
+    view: int
+
+    def needed(self, stage: str) -> int:
+        """Bytes that a step must move if it reads and writes the whole state once."""
+        return 2 * self.state + (0 if stage == "rules" else self.timestep + self.view)
+
+
+def sizes(env: BatchedEnvironment) -> Bytes:
+    """Sizes of one environment, from shapes."""
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    state, timestep = jax.eval_shape(lambda keys: env.reset(keys, env.context(start())), keys)
+    critic_input = env.spec.critic_input_spec
+    view = jax.ShapeDtypeStruct((env.spec.num_agents, *critic_input.shape), critic_input.dtype) if critic_input else ()
+    return Bytes(plan.size(state), plan.size(timestep), plan.size(view))
+
+
+def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
+    """How many of `num_envs` environments are stepped at a time: as many as training would, within `limit` bytes.
+
+    Args:
+        of_one: sizes of one environment.
+        num_envs: how many there are.
+        limit: bytes that may be used.
+        cut: whether they may be flown part after part, which takes episodes of one length.
+
+    Returns:
+        a divisor of num_envs, or 0 where not even that fits.
+    """
+    each = COPIES * (of_one.state + of_one.timestep)
+    if not cut:
+        return num_envs if num_envs * each <= limit else 0
+    comfortable = int(plan.SHARE * limit) // each
+    if jax.default_backend() == "cpu":
+        comfortable = min(comfortable, plan.CPU_FLIGHT)
+    return largest_divisor(num_envs, comfortable) if each <= limit else 0
+
+
+class Flight:
+    """Compiled programs for one number of environments.
+
+    Args:
+        env: the batched environment.
+        num_envs: stepped at a time.
+        policy: name of a scripted policy.
+        stages: which of STAGES.
+        seed: of the episodes.
+
+    Attributes:
+        compile_seconds: {program: seconds}, "reset" and the stages.
+        temporary: {stage: bytes per environment} that the program needs beside its arguments and results.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnvironment,
+        num_envs: int,
+        policy: str = "random",
+        stages: Sequence[str] = STAGES,
+        seed: int = 0,
+    ) -> None:
+        self.env, self.num_envs, self.stages = env, num_envs, tuple(stages)
+        self.steps = env.spec.horizon
+        self.compile_seconds: dict[str, float] = {}
+        self.temporary: dict[str, float] = {}
+        self._context = env.context(start())
+        self._act = scripted(env, policy)
+        indices = jnp.arange(num_envs, dtype=jnp.int32)
+        self._keys = jax.vmap(key_of_env, in_axes=(None, 0))(jax.random.key(seed), indices)
+        reset = jax.jit(lambda keys: env.reset(keys, self._context))
+        state, timestep = jax.eval_shape(reset, self._keys)
+        self._reset = self._compile("reset", reset, self._keys)
+        record = jax.jit(self._record).lower(state, timestep, self._keys).compile()
+        self._tape = record(*self._reset(self._keys), self._keys)
+        self._programs: dict[str, Any] = {}
+        for stage in self.stages:
+            program = jax.jit(self._stage(stage), donate_argnums=0)
+            self._programs[stage] = self._compile(stage, program, state, timestep, self._tape, self._keys)
+            memory = self._programs[stage].memory_analysis()
+            self.temporary[stage] = memory.temp_size_in_bytes / num_envs if memory else 0.0
+
+    def samplers(self, prefix: str = "", least: float = 0.1) -> list[Sampler]:
+        """One for each stage: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""
+        return [self._sampler(prefix, stage, least) for stage in self.stages]
+
+    def _sampler(self, prefix: str, stage: str, least: float) -> Sampler:
+        def sample() -> dict[str, float]:
+            flown, episodes, resetting = 0.0, 0, 0.0
+            while flown < least:
+                resetting -= time.perf_counter()
+                state, timestep = jax.block_until_ready(self._reset(self._keys))
+                now = time.perf_counter()
+                resetting += now
+                jax.block_until_ready(self._programs[stage](state, timestep, self._tape, self._keys))
+                flown += time.perf_counter() - now
+                episodes += 1
+            seconds = {f"{prefix}{stage}": flown / (episodes * self.steps)}
+            return seconds | ({f"{prefix}reset": resetting / episodes} if stage == self.stages[0] else {})
+
+        return sample
+
+    def _compile(self, name: str, function: Any, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        compiled = function.lower(*arguments).compile()
+        self.compile_seconds[name] = time.perf_counter() - began
+        return compiled
+
+    def _step(self, state: Any, timestep: TimeStep, action: Array) -> Any:
+        if self.env.spec.fixed_horizon:  # the episode does not end before the flight
+            return self.env.play(state, action, self._context)
+        return self.env.step(state, timestep, action, self._context)
+
+    def _choose(self, state: Any, timestep: TimeStep, keys: Array, t: Array) -> Array:
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+        return self._act((), (), state, timestep, step_keys)[0].astype(self.env.spec.action.dtype)
+
+    def _record(self, state: Any, timestep: TimeStep, keys: Array) -> Array:
+        """Actions [T, B, A, ...] of the policy."""
+
+        def one_step(carry: Any, t: Array) -> tuple[Any, Array]:
+            state, timestep = carry
+            action = self._choose(state, timestep, keys, t)
+            return self._step(state, timestep, action), action
+
+        return jax.lax.scan(one_step, (state, timestep), jnp.arange(self.steps, dtype=jnp.uint32))[1]
+
+    def _stage(self, stage: str) -> Callable[..., Any]:
+        spec = self.env.spec
+
+        def view(timestep: TimeStep, action: Array) -> Any:
+            return () if spec.critic_input is None else jax.vmap(spec.critic_input)(timestep, action)
+
+        def fly(state: Any, timestep: TimeStep, tape: Array, keys: Array) -> Any:
+            def one_step(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
+                state, timestep, _ = carry
+                action = self._choose(state, timestep, keys, row[0]) if stage == "policy" else row[1]
+                seen = view(timestep, action) if stage != "rules" else ()
+                state, timestep = self._step(state, timestep, action)
+                return (state, _unseen(timestep) if stage == "rules" else timestep, seen), None
+
+            first = view(timestep, tape[0]) if stage != "rules" else ()
+            carry = (state, _unseen(timestep) if stage == "rules" else timestep, first)
+            times = jnp.arange(self.steps, dtype=jnp.uint32)
+            return jax.lax.scan(one_step, carry, (times, tape))[0]
+
+        return fly
+
+
+def _unseen(timestep: TimeStep) -> TimeStep:
+    """Without what agents and critics see."""
+    return dataclasses.replace(timestep, observation=(), action_mask=None, mask_state=(), global_state=())

@@ -1,0 +1,177 @@
+"""What a machine can do at best: memory copies, matrix products, convolutions; `doctor` and the benchmarks use it.
+
+Everything runs inside a compiled loop, as training does: a loop keeps its memory, while every call from outside asks
+the system for fresh pages, and some back ends treat an operation in a loop differently from the same one outside.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl import nets
+from jaxrl.report.timing import Sampler, stopwatch, take_turns
+
+Method = Literal["conv", "rows", "dense"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """A valid convolution with stride 1, as `nets.ConvStack` has them.
+
+    Attributes:
+        side: of the square input, in pixels.
+        kernel: side of the kernel, in pixels.
+        channels: of the input.
+        features: of the output.
+        first: whether it is the first layer, whose input needs no gradient.
+    """
+
+    side: int
+    kernel: int
+    channels: int
+    features: int
+    first: bool = False
+
+    def flop(self, samples: int) -> int:
+        """Floating-point operations of forward and backward pass: 2 per multiply-add, one product per gradient."""
+        outputs = (self.side - self.kernel + 1) ** 2
+        product = 2 * samples * outputs * self.kernel**2 * self.channels * self.features
+        return product * (2 if self.first else 3)
+
+
+def layers(width: int, channels: int, side: int = 11) -> dict[str, Convolution]:
+    """The three convolutions of `nets.ConvStack` on images of side x side x channels."""
+    found, inputs = {}, channels
+    for number, size in enumerate((5, 4, 0), start=1):
+        kernel = size or side
+        found[f"conv{number}"] = Convolution(side, kernel, inputs, width, first=number == 1)
+        side, inputs = side - kernel + 1, width
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What was measured.
+
+    Attributes:
+        copy: bytes read plus bytes written per second, updating an array in place that fits into no cache.
+        fresh: the same where the result goes into memory just asked for; far below `copy` where pages are dear.
+        matmul: {dtype: FLOP per second} of large square products.
+        convolution: {method: FLOP per second} of the second convolution of the network, forward and backward.
+        width: of that convolution, in channels.
+        dtype: of that convolution.
+    """
+
+    copy: float
+    fresh: float
+    matmul: dict[str, float]
+    convolution: dict[str, float]
+    width: int
+    dtype: str
+
+    def plain(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return dataclasses.asdict(self)
+
+
+def measure(
+    width: int = 256,
+    dtype: Any = None,
+    methods: Sequence[Method] | None = None,
+    least: float = 0.1,
+    rounds: int = 5,
+    quick: bool = False,
+) -> Rates:
+    """Measure the first local device; a few seconds.
+
+    Args:
+        width: channels of the convolution.
+        dtype: of the convolution; by default what networks compute in here.
+        methods: of `nets.convolve`; by default the one that this back end would use.
+        least: seconds per sample at least.
+        rounds: samples of everything.
+        quick: on small arrays; the figures mean nothing.
+    """
+    platform = jax.default_backend()
+    dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
+    methods = methods or [nets.convolution_method(width, platform)]
+    cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
+    # CPUs emulate bfloat16 slowly: smaller
+    sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
+    if quick:
+        sides = dict.fromkeys(sides, 64)
+    samples = 8 if quick else 512 if platform == "cpu" else 8192
+    layer = layers(width, 12)["conv2"]
+    samplers: list[Sampler] = [*copies(cells, least), *(matmul(name, side, least) for name, side in sides.items())]
+    samplers += [convolution(name, layer, samples, name, dtype, least) for name in methods]
+    seconds = {name: timing.median for name, timing in take_turns(samplers, rounds).items()}
+    moved = 2 * 4 * cells
+    return Rates(
+        copy=moved / seconds["copy"],
+        fresh=moved / seconds["fresh"],
+        matmul={name: 2 * side**3 / seconds[name] for name, side in sides.items()},
+        convolution={name: layer.flop(samples) / seconds[name] for name in methods},
+        width=width,
+        dtype=dtype.name,
+    )
+
+
+def copies(cells: int, least: float) -> list[Sampler]:
+    """Samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
+    negate = lambda x: -x  # noqa: E731
+    in_place, new = jax.jit(negate, donate_argnums=0), jax.jit(negate)
+    held = [jnp.ones(cells, jnp.float32)]
+
+    def step() -> Any:
+        held[0] = in_place(held[0])
+        return held[0]
+
+    return [stopwatch("copy", step, least), stopwatch("fresh", lambda: new(held[0]), least)]
+
+
+def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
+    """A sampler of `body` (carry -> carry) run over and over inside one compiled loop; seconds per run."""
+    loop = jax.jit(lambda carry, times: jax.lax.fori_loop(0, times, lambda _, c: body(c), carry))
+    times: list[int] = []
+    watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), least=0.0)
+
+    def sample() -> dict[str, float]:
+        if not times:
+            watch()  # compiles
+            once = watch()[name] / 2
+            times.append(max(2, round(least / once)) if once > 0 else 2)
+        return {name: watch()[name] / times[0]}
+
+    return sample
+
+
+def matmul(dtype: str, side: int, least: float) -> Sampler:
+    """A sampler named after `dtype` of one product of square matrices."""
+    ones = jnp.ones((side, side), dtype)
+    return repeated(dtype, lambda pair: (pair[0] @ pair[1], pair[1]), (ones, ones / side), least)
+
+
+def convolution(name: str, layer: Convolution, samples: int, method: Method, dtype: Any, least: float) -> Sampler:
+    """A sampler of the forward and backward pass of one layer, with ReLU and a step along the gradient."""
+    key_x, key_kernel = jax.random.split(jax.random.key(0))
+    shape = (layer.kernel, layer.kernel, layer.channels, layer.features)
+    x = jax.random.uniform(key_x, (samples, layer.side, layer.side, layer.channels)).astype(dtype)
+    fan_in = layer.kernel**2 * layer.channels
+    kernel = (jax.random.normal(key_kernel, shape) * (2.0 / fan_in) ** 0.5).astype(dtype)
+
+    def loss(x: Any, kernel: Any) -> Any:
+        return jnp.sum(jnp.square(jax.nn.relu(nets.convolve(x, kernel, method))).astype(jnp.float32))
+
+    def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        x, kernel = pair
+        rate = jnp.asarray(1e-9, dtype)
+        if layer.first:
+            return x, kernel - rate * jax.grad(loss, argnums=1)(x, kernel)
+        along_x, along_kernel = jax.grad(loss, argnums=(0, 1))(x, kernel)
+        return x - rate * along_x, kernel - rate * along_kernel
+
+    return repeated(name, body, (x, kernel), least)

@@ -1,0 +1,75 @@
+"""The stopwatch of `doctor` and the benchmarks: warm-up, several samples, medians, turns.
+
+Things that are compared take turns in one process, so that whatever else the machine does hits all of them alike.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+
+Sampler = Callable[[], Mapping[str, float]]  # one sample of one or more things: {name: seconds}
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Samples of the time that one thing takes.
+
+    Attributes:
+        seconds: one entry per sample.
+    """
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Seconds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """(slowest - fastest) / median: well below 1 on a quiet machine."""
+        return (max(self.seconds) - min(self.seconds)) / self.median if self.median > 0 else 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """For a JSON file, in seconds."""
+        return {"median": self.median, "spread": self.spread, "samples": list(self.seconds)}
+
+
+def seconds_of(function: Callable[[], Any], calls: int = 1) -> float:
+    """Seconds per call of `function`, whose last result is waited for."""
+    result: Any = None
+    began = time.perf_counter()
+    for _ in range(calls):
+        result = function()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - began) / calls
+
+
+def stopwatch(name: str, function: Callable[[], Any], least: float = 0.05) -> Sampler:
+    """A sampler of `function`, which is called as often per sample as makes the sample `least` seconds long."""
+    calls: list[int] = []
+
+    def sample() -> dict[str, float]:
+        if not calls:
+            once = seconds_of(function)
+            calls.append(max(1, round(least / once)) if 0 < once < least else 1)
+        return {name: seconds_of(function, calls[0])}
+
+    return sample
+
+
+def take_turns(samplers: Iterable[Sampler], rounds: int = 5) -> dict[str, Timing]:
+    """`rounds` samples of everything, in turns, after one warm-up round that is thrown away."""
+    samplers = list(samplers)
+    for sampler in samplers:
+        sampler()
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for sampler in samplers:
+            for name, seconds in sampler().items():
+                found.setdefault(name, []).append(seconds)
+    return {name: Timing(tuple(seconds)) for name, seconds in found.items()}

@@ -1,0 +1,490 @@
+import dataclasses
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import Corridor
+
+from bench import compare, convolution, env_throughput, flops, measure, plots, systems, train_throughput
+from bench.coverage import system as coverage
+from envs_jax.base import make
+from envs_jax.batch import batched
+from jaxrl import config as configuration
+from jaxrl import nets, plan
+from jaxrl.errors import UsageError, UserError
+from jaxrl.report import flights, rates
+from jaxrl.report.timing import Timing
+
+ENV, ALGO = "tiny:Corridor", "tiny:TinyQ"
+RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
+
+
+def silent(sentence):
+    pass
+
+
+# Counting
+
+
+def test_flop_of_the_network_by_hand():
+    width, samples, actions = 8, 3, 6
+    net = nets.ConvStack(actions, width)
+    images = jnp.zeros((samples, 11, 11, 7))
+    params = net.init(jax.random.key(0), images)
+    first = 7 * 7 * 5 * 5 * 7 * width
+    rest = (4 * 4) * (4 * 4) * width * width + 4 * 4 * width * width + width * width + width * actions
+    assert flops.count(net.apply, params, images) == 2 * samples * (first + rest)
+    gradient = jax.grad(lambda p, x: net.apply(p, x).sum())
+    # two products forward and for the kernel, a third for the input of all layers but the first
+    assert flops.count(gradient, params, images) == 2 * samples * (2 * first + 3 * rest)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda a, b: a @ b, 2 * 2 * 3 * 5),
+        (lambda a, b: jax.vmap(lambda row: row @ b)(a), 2 * 2 * 3 * 5),
+        (lambda a, b: jax.lax.scan(lambda c, _: (c + (a @ b).sum(), None), 0.0, None, length=7)[0], 7 * 60),
+        (lambda a, b: jax.lax.fori_loop(0, 4, lambda _, c: c + (a @ b).sum(), 0.0), 4 * 60),
+        (lambda a, b: jax.lax.cond(a[0, 0] > 0, lambda: (a @ b).sum() + (a @ b).max(), lambda: (a @ b).sum()), 120),
+        (lambda a, b: jax.jit(lambda: a @ b)() + jnp.sin(a).sum(), 60),
+    ],
+)
+def test_flop_of_loops_and_branches(function, expected):
+    assert flops.count(function, jnp.zeros((2, 3)), jnp.zeros((3, 5))) == expected
+
+
+def test_a_loop_without_known_length_is_not_counted():
+    loop = lambda a: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c @ c, a)  # noqa: E731
+    with pytest.raises(ValueError, match="until data say so"):
+        flops.count(loop, jnp.zeros((2, 2)))
+
+
+def test_products_with_padding_and_holes_do_not_count():
+    image, kernel = jnp.zeros((1, 5, 1)), jnp.zeros((3, 1, 1))
+
+    def padded(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1,), [(2, 2)], dimension_numbers=("NWC", "WIO", "NWC"))
+
+    def spread(x, k):
+        return jax.lax.conv_general_dilated(
+            x, k, (1,), [(0, 0)], lhs_dilation=(2,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    assert flops.count(padded, image, kernel) == 2 * 5 * 3  # every input meets every tap once
+    assert flops.count(spread, image, kernel) == 2 * (2 * 4 + 1 * 3)  # inputs lie in places 0, 2, .., 8
+
+
+def test_flop_of_learning_and_acting():
+    setup = train_throughput.prepare(tiny_config())
+    batch, features, actions, agents = 32, 5, 2, 1
+    product = 2 * batch * agents * features * actions
+    updates = setup.algo.phases[1].updates
+    assert updates == 4
+    # values, gradient by the weights, values of the successors
+    assert train_throughput.learning_flop(setup) == updates * 3 * product
+    assert train_throughput.acting_flop(setup) == 2 * agents * features * actions
+
+
+# Arithmetic of results
+
+
+def test_rates_and_roofline():
+    entry = measure.rate(Timing((0.5, 1.0, 4.0)), 64)
+    assert entry["rate"] == 64.0 and entry["median"] == 1.0 and entry["samples"] == [0.5, 1.0, 4.0]
+    assert measure.fraction(entry["rate"], 5e6, 3.2e9) == pytest.approx(0.1)
+    assert train_throughput.projected(960, 4e12, 480.0, 1e11) == 2.0 + 40.0
+
+
+def test_bytes_of_a_step():
+    of_one = flights.Bytes(state=100, timestep=10, view=5)
+    assert [of_one.needed(stage) for stage in flights.STAGES] == [200, 215, 215]
+    found = flights.sizes(batched(Corridor(num_agents=2)))
+    assert found.view == 2 * (5 + 10 + 2) * 4  # float32 views of both agents
+    assert found.state == 2 * 4 + 4 + 8 + 8 + 4  # positions, time, key; key and number of the episode
+
+
+def test_how_many_are_stepped_together():
+    of_one = flights.Bytes(state=900, timestep=100, view=0)
+    each = flights.COPIES * 1000
+    assert flights.together(of_one, 4096, each * 10**6, cut=True) == plan.CPU_FLIGHT
+    assert flights.together(of_one, 90, each * 10**6, cut=True) == 45
+    assert flights.together(of_one, 4096, int(each * 10 / plan.SHARE) + each, cut=True) == 8
+    assert flights.together(of_one, 4096, each - 1, cut=True) == 0
+    assert flights.together(of_one, 4096, each * 4096, cut=False) == 4096
+    assert flights.together(of_one, 4096, each * 4095, cut=False) == 0
+
+
+class Clock:
+    """Each part of an episode of two steps takes its own time."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.left = 0
+
+    def perf_counter(self):
+        return self.now
+
+    def reset(self):
+        self.now, self.left = self.now + 100.0, 2
+
+    def act(self):
+        self.now += 1.0
+        return np.zeros(1)
+
+    def look(self, action):
+        self.now += 2.0
+
+    def step(self, action):
+        self.now, self.left = self.now + 4.0, self.left - 1
+        return self.left == 0
+
+    def measure(self):
+        self.now += 8.0
+        return {}
+
+
+def test_stages_of_the_baseline(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(env_throughput, "time", clock)
+    assert env_throughput.baseline_sampler(clock, least=31.0)() == {
+        "baseline without metrics": 4.0,
+        "baseline rules": 12.0,
+        "baseline observation": 14.0,
+        "baseline policy": 15.0,
+        "baseline reset": 100.0,
+    }
+    assert clock.now == 2 * (100 + 2 * 15)  # one episode takes 30 seconds: not enough
+
+
+# Environments
+
+
+class Steps:
+    """A baseline of the corridor that does nothing."""
+
+    def __init__(self, settings, policy, seed):
+        if policy != "random":
+            raise ValueError(f"no policy {policy}")
+        self.left = 0
+
+    def reset(self):
+        self.left = 3
+
+    def act(self):
+        return np.zeros(1)
+
+    def look(self, action):
+        pass
+
+    def step(self, action):
+        self.left -= 1
+        return self.left == 0
+
+    def measure(self):
+        return {}
+
+
+class Idle:
+    """A learner that does nothing."""
+
+    threads = 1
+
+    def __init__(self, settings, algo, seed):
+        assert algo["updates_per_step"] == 0.5
+
+    def collect(self, episodes):
+        return episodes * 10
+
+    def learn(self):
+        pass
+
+
+@pytest.fixture
+def entry(monkeypatch):
+    """The corridor among the systems."""
+    system = systems.System(
+        algo=ALGO,
+        policy="random",
+        cases={"short": {"length": 3}, "long": {"length": 6}},
+        baseline=Steps,
+        learner=Idle,
+        shorten=lambda spec, algo, samples: (8, {"updates_per_step": 0.5}),
+    )
+    monkeypatch.setitem(systems.SYSTEMS, ENV, "test_bench_entry")
+    module = types.ModuleType("test_bench_entry")
+    monkeypatch.setattr(module, "SYSTEM", system, raising=False)
+    monkeypatch.setitem(sys.modules, "test_bench_entry", module)
+    return system
+
+
+def test_environment_throughput(entry):
+    settings = {"num_agents": 1, "length": 4, "horizon": 10}
+    request = env_throughput.Request(
+        ENV, env_throughput.variants(settings, "length=4,5"), "random", (2, 4, 10**9), rounds=2, least=1e-6, limit=2**20
+    )
+    found = env_throughput.run(request, RATES, silent)
+    assert [(row["variant"], row["num_envs"]) for row in found["rows"]] == [
+        ("length 4", 2), ("length 4", 4), ("length 5", 2), ("length 5", 4)
+    ]  # fmt: skip
+    assert [note.split(":")[0] for note in found["notes"]] == [
+        "skipped 1,000,000,000 environments (length 4)", "skipped 1,000,000,000 environments (length 5)"
+    ]  # fmt: skip
+    row = found["rows"][1]
+    assert row["together"] == 4 and row["steps"] == 10 and set(row["stages"]) == set(flights.STAGES)
+    for stage in row["stages"].values():
+        assert len(stage["samples"]) == 2 and stage["rate"] == 4 / stage["median"]
+        assert stage["roofline"] == pytest.approx(stage["rate"] * stage["needed_bytes_per_step"] / 1e9)
+        assert stage["times_baseline"] > 0 and stage["compile_seconds"] > 0
+    assert set(found["baseline"]) == {"without metrics", "rules", "observation", "policy", "reset"}
+    assert found["baseline"]["rules"]["rate"] <= found["baseline"]["without metrics"]["rate"]
+
+
+def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
+    env = make("coverage", q=2, budget=1, num_agents=1)
+    made = []
+
+    class Fake(flights.Flight):
+        def __init__(self, env, num_envs, policy):
+            made.append(num_envs)
+            self.env, self.num_envs, self.stages, self.steps = env, num_envs, flights.STAGES, 2
+            self.compile_seconds = dict.fromkeys((*flights.STAGES, "reset"), 1.0)
+            self.temporary = dict.fromkeys(flights.STAGES, 0.0)
+
+        def samplers(self, prefix="", least=0.1):
+            return [lambda: {f"{prefix}{name}": 2.0 for name in (*flights.STAGES, "reset")}]
+
+    monkeypatch.setattr(flights, "Flight", Fake)
+    settings = dataclasses.asdict(env)
+    request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
+    found = env_throughput.run(request, RATES, silent)
+    assert made == [1, 64]
+    assert [row["together"] for row in found["rows"]] == [1, 64, 64, 64]
+    assert [row["stages"]["policy"]["rate"] for row in found["rows"]] == [0.5, 32.0, 32.0, 32.0]
+    assert found["baseline"] is None and found["notes"][0].startswith("1,024 environments: flown 64 at a time")
+    request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
+    assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
+
+
+def test_the_stages_play_the_same_episodes():
+    env = batched(Corridor(num_agents=2, length=3))
+    flight = flights.Flight(env, 5, seed=3)
+    ends = {}
+    for stage in flights.STAGES:
+        program = flight._programs[stage]
+        state, timestep, _ = program(*flight._reset(flight._keys), flight._tape, flight._keys)
+        ends[stage] = state.env.position
+        assert isinstance(timestep.observation, tuple) == (stage == "rules")
+    assert jnp.array_equal(ends["rules"], ends["observation"]) and jnp.array_equal(ends["rules"], ends["policy"])
+    assert flight._tape.shape == (10, 5, 2)
+
+
+# Training
+
+
+def tiny_config(**changes):
+    flags = ["--algo", ALGO, "--env", ENV, "--total_env_steps", "1000", "--num_envs", "8"]
+    return configuration.parse(flags).config.with_run(**changes)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    request = train_throughput.Request(tiny_config(), (8,), seconds=100.0, rounds=1)
+    return train_throughput.run(request, RATES, silent)
+
+
+def test_training_throughput(whole):
+    (row,) = whole["rows"]
+    assert not row["projected"] and row["torch"] is None and row["devices"] == 8
+    assert row["updates"] == 4 and row["env_steps_per_second"] == 32 / row["iteration_seconds"]
+    assert row["updates_per_second"] == 4 / row["iteration_seconds"]
+    assert row["iteration_seconds"] == row["whole"]["median"]
+    assert row["flop_per_iteration"] == row["learn"]["flop"] == 4 * 3 * 640
+    assert row["learn"]["of_matmul"] == pytest.approx(row["learn"]["rate"] / 8 / 2e9)
+    assert row["learn"]["of_convolution"] == pytest.approx(row["learn"]["rate"] / 8 / 1e9)
+    assert row["bytes_per_env"] == row["bytes_per_device"]  # one environment per device
+
+
+def test_long_iterations_are_projected(entry):
+    request = train_throughput.Request(tiny_config(devices=1), (8, 16), seconds=1e-12, rounds=1, torch=True)
+    found = train_throughput.run(request, RATES, silent)
+    assert [row["num_envs"] for row in found["rows"]] == [8, 16] and found["torch_threads"] == 1
+    for row in found["rows"]:
+        assert row["projected"] and row["whole"] is None
+        assert row["learn"]["updates"] == 2 and row["learn"]["flop"] == row["flop_per_iteration"] / 2
+        collect, learn = row["collect"]["rate"], row["learn"]["rate"]
+        env_steps = 4 * row["num_envs"]
+        assert row["iteration_seconds"] == pytest.approx(env_steps / collect + row["flop_per_iteration"] / learn)
+        theirs = row["torch"]
+        seconds = env_steps / theirs["collect"]["rate"] + row["flop_per_iteration"] / theirs["learn"]["rate"]
+        assert theirs["env_steps_per_second"] == pytest.approx(env_steps / seconds)
+        assert theirs["times"] == pytest.approx(seconds / row["iteration_seconds"])
+    assert "projected from parts" in found["notes"][0]
+
+
+def test_sizes_that_do_not_fit_are_skipped():
+    request = train_throughput.Request(tiny_config(memory_gb=1e-6), (8, 16), seconds=1.0, rounds=1)
+    with pytest.raises(UserError, match="may be used"):
+        train_throughput.run(request, RATES, silent)
+
+
+def test_the_stand_in_of_coma():
+    config = configuration.parse(["--algo", "coma"]).config
+    spec = config.make_env().spec
+    number, changes = coverage.SYSTEM.shorten(spec, config.algo_settings, 512)
+    assert number == 512 // (4 * 15) and changes["minibatches"] == changes["data_passes"] == 1
+
+
+# Coverage's entry
+
+
+def test_the_baseline_of_coverage_flies():
+    baseline = coverage.SYSTEM.baseline(dataclasses.asdict(make("coverage", q=3, budget=2)), "random", 0)
+    baseline.reset()
+    ends = []
+    for _ in range(3):
+        action = baseline.act()
+        baseline.look(action)
+        ends.append(baseline.step(action))
+    assert ends == [False, False, True] and 0 < baseline.measure()["coverage"] < 1
+    with pytest.raises(ValueError, match="unknown policy"):
+        coverage.SYSTEM.baseline({}, "clever", 0)
+
+
+def test_the_torch_learner_of_coverage_learns():
+    pytest.importorskip("torch")
+    config = configuration.parse(["--algo", "coma", "--q", "2", "--budget", "2", "--width", "4"]).config
+    settings = config.algo_settings | {"data_passes": 1, "minibatches": 1}
+    learner = coverage.SYSTEM.learner(config.env_settings, settings, 0)
+    assert learner.collect(2) == 6 and learner.threads > 0
+    learner.learn()
+    with pytest.raises(ValueError, match="depth 1"):
+        coverage.SYSTEM.learner(config.env_settings, settings | {"depth": 2}, 0)
+
+
+# Results
+
+
+@pytest.fixture
+def quick_machine(monkeypatch):
+    monkeypatch.setattr(rates, "measure", lambda *_, **__: RATES)
+
+
+def test_verbs_write_json_table_and_picture(whole, entry, quick_machine, tmp_path, capsys):
+    path = tmp_path / "new" / "e.json"
+    flags = ["--env", ENV, "--num_envs", "2", "--quick", "--out", str(path)]
+    assert env_throughput.main(flags) == 0
+    out = capsys.readouterr()
+    assert "env steps/s by stage (times NumPy)" in out.out and "the figures mean nothing" in out.err
+    result = json.loads(path.read_text())
+    assert result["kind"] == "env_throughput" and result["quick"] and result["machine"]["jax"] == jax.__version__
+    assert result["command"].startswith("python -m bench.env_throughput --env tiny:Corridor")
+    assert result["rates"]["copy"] == 1e9 and result["rows"][0]["num_envs"] == 2
+    assert path.with_suffix(".png").stat().st_size > 1000
+    page = path.with_suffix(".md").read_text()
+    assert "| num_envs | at once | rules |" in page and "| NumPy | 1 |" in page
+    path.with_suffix(".md").unlink()
+    assert plots.main([str(path)]) == 0
+    assert path.with_suffix(".md").read_text() == page
+    trained = result | whole | {"kind": "train_throughput", "notes": []}
+    assert "| 8 |" in plots.markdown(trained) and "torch" not in plots.markdown(trained)
+
+
+def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
+    preset = tmp_path / "tiny.yaml"
+    preset.write_text(f"algo: {ALGO}\nenv: {ENV}\ntotal_env_steps: 1000\ndevices: 1\n")
+    path = tmp_path / "c.json"
+    flags = ["--env", ENV, "--config", str(preset), "--num_envs", "8", "--quick", "--out", str(path)]
+    assert compare.main(flags) == 0
+    result = json.loads(path.read_text())
+    assert list(result["cases"]) == ["long"]  # a rehearsal takes the last case
+    case = result["cases"]["long"]
+    assert case["environment"]["variants"][""]["length"] == case["training"]["settings"]["length"] == 6
+    assert any("PyTorch is not installed" in note for note in result["notes"])
+    assert "**long, " in path.with_suffix(".md").read_text() and path.with_suffix(".png").exists()
+    assert "long, tiny:TinyQ on tiny:Corridor: training" in capsys.readouterr().out
+
+
+def test_convolution(tmp_path):
+    path = tmp_path / "conv.json"
+    assert convolution.main(["--widths", "4", "--quick", "--out", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert [row["layer"] for row in result["rows"]] == ["conv1", "conv2", "conv3", "all"]
+    assert result["rows"][3]["flop"] == sum(row["flop"] for row in result["rows"][:3])
+    seconds = [sum(row["seconds"][method]["median"] for row in result["rows"][:3]) for method in result["methods"]]
+    assert [entry["median"] for entry in result["rows"][3]["seconds"].values()] == pytest.approx(seconds)
+    assert "| 4 | conv2 |" in path.with_suffix(".md").read_text()
+
+
+def test_a_busy_machine_is_named():
+    assert measure.busy({"load": 0.5, "cores": 2}) is None
+    assert "load 3.0 on 2 cores" in measure.busy({"load": 3.0, "cores": 2})
+    assert measure.processor()
+
+
+def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results")
+    path = measure.output(None, "compare")
+    assert path.parent == tmp_path / "results" and path.name.startswith("compare_cpu_")
+
+
+@pytest.mark.parametrize(
+    ("verb", "argv", "words"),
+    [
+        (env_throughput, ["--env", "coverge"], "did you mean 'coverage'?"),
+        (env_throughput, ["--num_envs", "1,x"], "--num_envs must be a whole number"),
+        (env_throughput, ["--num_envs", "0"], "--num_envs must lie between 1"),
+        (env_throughput, ["--num_envs", ","], "names no number"),
+        (env_throughput, ["--q", "1"], "choose a q"),
+        (env_throughput, ["--policy", "randm"], "did you mean 'random'?"),
+        (env_throughput, ["--vary", "map_engin=dense"], "did you mean 'map_engine'?"),
+        (env_throughput, ["--vary", "q=a,b"], "must be of type int"),
+        (env_throughput, ["--vary", "q"], "must be NAME=A,B"),
+        (env_throughput, ["--at_once", "3", "--num_envs", "64"], "does not divide"),
+        (env_throughput, ["--memory_gb", "-1"], "--memory_gb"),
+        (env_throughput, ["--rounds", "0"], "--rounds must lie between"),
+        (env_throughput, ["--out", "result.txt"], "must end in .json"),
+        (env_throughput, ["--nun_envs", "1"], "did you mean '--num_envs'?"),
+        (train_throughput, [], "--algo NAME"),
+        (train_throughput, ["--algo", "comma"], "did you mean 'coma'?"),
+        (train_throughput, ["--algo", "coma", "--seconds", "0"], "--seconds must be a number above 0"),
+        (train_throughput, ["--algo", "coma", "--widht", "3"], "did you mean '--width'?"),
+        (train_throughput, ["--algo", "coma", "--width", "-3", "--num_envs", "1"], "width must be above 0"),
+        (compare, ["--env", "snake"], "nothing to compare"),
+        (convolution, ["--methods", "row"], "did you mean 'rows'?"),
+        (convolution, ["--dtype", "float8"], "unknown dtype"),
+        (convolution, ["--widths", "0"], "--widths must lie between"),
+        (plots, [], "name the JSON file"),
+    ],
+)
+def test_bad_input(verb, argv, words, quick_machine, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path)
+    assert verb.main(argv) == 2
+    error = capsys.readouterr().err
+    last = error.splitlines()[-1]
+    assert last.startswith("error: ") and words in last
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_results(tmp_path, capsys):
+    path = tmp_path / "r.json"
+    for text in ("{", "[]", '{"format": 99, "kind": "compare"}'):
+        path.write_text(text)
+        assert plots.main([str(path)]) == 1
+    assert plots.main([str(tmp_path / "none.json")]) == 1
+    with pytest.raises(UserError, match="no table"):
+        plots.tables({"kind": "other"})
+
+
+def test_variants_keep_the_type_of_the_setting():
+    assert env_throughput.variants({"q": 7, "name": "a"}, "q=7,57") == {
+        "q 7": {"q": 7, "name": "a"},
+        "q 57": {"q": 57, "name": "a"},
+    }
+    with pytest.raises(UsageError, match="one number or word"):
+        env_throughput.variants({"weights": (0.0, 1.0)}, "weights=1,2")
