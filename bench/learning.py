@@ -1,0 +1,110 @@
+"""python -m bench.learning RUN RUN RUN --name coma_cpu: several seeds of one configuration as one figure.
+
+Reads what each run wrote: the curve of its selection episodes (metrics.jsonl) and its held-out evaluation
+(evaluation.json, made by `jaxrl.evaluate`), and writes bench/results/learning_NAME.json and .png.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib.figure import Figure
+
+from bench import measure
+from jaxrl.config import Parser, exit_on_error
+from jaxrl.errors import UserError
+from jaxrl.evaluate import FILE
+from jaxrl.files import write_atomically
+from jaxrl.report.writer import read_metrics
+from jaxrl.run_directory import open_run
+
+
+def read(run: str) -> dict[str, Any]:
+    """One run: its seed, curve and held-out scores. Raises UserError where it was not evaluated."""
+    directory = open_run(run)
+    path = directory / FILE
+    if not path.is_file():
+        raise UserError(f"{run} has no {FILE}: evaluate it first with python -m jaxrl.evaluate {run}")
+    evaluation = json.loads(path.read_text())
+    lines = read_metrics(directory)
+    score = f"eval/{evaluation['score']}"
+    began = next(line["time/unix"] for line in lines if "time/unix" in line)
+    clock = {line["iteration"]: line["time/unix"] - began for line in lines if "time/unix" in line}
+    steps = {line["iteration"]: line["env_steps"] for line in lines if "env_steps" in line}
+    curve = [
+        {"env_steps": steps[line["iteration"]], "seconds": round(clock[line["iteration"]], 1), "score": line[score]}
+        for line in lines
+        if score in line
+    ]
+    return {"seed": evaluation["settings"]["seed"], "curve": curve, "evaluation": evaluation}
+
+
+def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """What is kept of several runs; the final scores of every policy are those of the held-out episodes."""
+    first = runs[0]["evaluation"]
+    metric = first["score"]
+    final = lambda policy, run: run["evaluation"]["policies"][policy][metric]  # noqa: E731
+    scores = {policy: [_last(final(policy, run)) for run in runs] for policy in first["policies"]}
+    return {
+        "kind": "learning",
+        "name": name,
+        "metric": metric,
+        "episodes": first["episodes"],
+        "settings": first["settings"],
+        "versions": first["versions"],
+        "seeds": [run["seed"] for run in runs],
+        "held_out": scores,
+        "curves": [run["curve"] for run in runs],
+    }
+
+
+def _last(entry: dict[str, Any]) -> dict[str, float]:
+    """Mean, deviation and interval at the end of the episode."""
+    return {part: values[-1] for part, values in entry.items() if isinstance(values, list)}
+
+
+def plot(result: dict[str, Any]) -> Figure:
+    """Curves against environment steps and against wall time, baselines as lines."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    baselines = {p: s[0]["mean"] for p, s in result["held_out"].items() if p not in ("learned", "sampled")}
+    for axis, unit, label, scale in (
+        (axes[0], "env_steps", "environment steps (thousands)", 1e-3),
+        (axes[1], "seconds", "minutes of training", 1 / 60),
+    ):
+        for seed, curve in zip(result["seeds"], result["curves"], strict=True):
+            axis.plot([scale * point[unit] for point in curve], [p["score"] for p in curve], label=f"seed {seed}")
+        for policy, mean in baselines.items():
+            axis.axhline(mean, color="grey", linestyle="--", linewidth=0.8)
+            axis.annotate(policy, (1.0, mean), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
+        axis.set_xlabel(label)
+    axes[0].set_ylabel(f"{result['metric']} at the end of an episode")
+    axes[0].legend()
+    return figure
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    flags: argparse.ArgumentParser = Parser(prog="python -m bench.learning", description=__doc__)
+    flags.add_argument("runs", nargs="+", metavar="RUN", help="run directories of one configuration, other seeds")
+    flags.add_argument("--name", required=True, help="what the figure is called")
+    flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
+    asked = flags.parse_args(list(argv))
+    result = summary([read(run) for run in asked.runs], asked.name) | {"note": asked.note}
+    stem: Path = measure.RESULTS / f"learning_{asked.name}"
+    measure.RESULTS.mkdir(exist_ok=True)
+    write_atomically(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+    plot(result).savefig(stem.with_suffix(".png"), dpi=110)
+    print(f"wrote {stem}.json and .png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
