@@ -471,7 +471,8 @@ def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
 def _add_flag(group: Any, field: _Field, default: Any) -> None:
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
     text = f"{field.help} (default: {shown if shown != '' else 'empty'})".replace("%", "%%")
-    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text)
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **alone)
 
 
 def _metavar(kind: Any) -> str:

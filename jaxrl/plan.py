@@ -111,17 +111,21 @@ def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
         plan: one that does not fit.
         replan: the plan for another number of environments, None where there is none.
     """
-    above, guess = plan, plan.largest()
+    above, below, guess = plan, None, plan.largest() or rounded(plan.num_envs // 8)
     for _ in range(8):
         found = replan(guess) if guess > 0 else None
         if found is None:
-            return 0
-        if found.fits:
-            return guess
-        slope = (above.total - found.total) / max(above.num_envs - guess, 1)
-        lower = guess - (found.total - plan.limit) / slope if slope > 0 else guess / 2
-        above, guess = found, rounded(int(min(lower, 0.97 * guess)))
-    return 0
+            break
+        slope = (above.total - found.total) / max(above.num_envs - guess, 1) or plan.scaling / plan.num_envs
+        above, below = (above, found) if found.fits else (found, below)
+        meets = guess + (plan.limit - found.total) / slope  # where the straight line reaches the limit
+        if found.fits and meets < 1.05 * guess:
+            break
+        lowest = below.num_envs if below is not None else guess // 8
+        guess = rounded(int(min(max(meets, lowest), 0.97 * above.num_envs)))
+        if below is not None and guess == below.num_envs:
+            break
+    return below.num_envs if below is not None else 0
 
 
 def free_memory(device: jax.Device, devices: int = 1) -> int:

@@ -1,6 +1,6 @@
 """Does a run that is killed again and again end in the same bits as one that is left alone?
 
-    python scripts/kill_and_resume.py [--kills 10] [--seed 0] [--out DIR] [-- FLAGS OF jaxrl.train]
+    python -m scripts.kill_and_resume [--kills 10] [--seed 0] [--out DIR] [-- FLAGS OF jaxrl.train]
 
 Trains once without disturbance. Then trains the same again, sends SIGKILL at random moments (a few of them while
 the process is still starting) and resumes, until the kills are used up, and lets the run end. Finally flips one
@@ -147,7 +147,11 @@ def damage_newest(run: Path, folder: Path) -> Path:
 
 def main() -> int:
     """Run the experiment; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.kill_and_resume",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--out", type=Path, help="where the runs are kept; otherwise they are deleted")

@@ -90,6 +90,9 @@ def test_types_of_flags() -> None:
     assert (values["mode"], values["order"], values["flag"], values["label"]) == ("fast", 2, True, "a b")
     assert values["total_env_steps"] == 2000
     assert isinstance(values["total_env_steps"], int)
+    assert flat(*FANCY, "--flag")["flag"] is True
+    assert flat(*FANCY, "--flag", "--seed", "3")["flag"] is True
+    assert flat(*FANCY, "--flag=no")["flag"] is False
     assert values["lr"] == -1e-3
 
 

@@ -1,0 +1,253 @@
+"""The memory plan: parts by hand, chunks that divide, refusals that name what fits, the devices that are used."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny import Corridor, TinyQ
+
+from envs_jax.batch import batched
+from jaxrl import plan
+from jaxrl.config import parse
+from jaxrl.errors import UsageError
+from jaxrl.parallel import Layout
+from jaxrl.plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
+from jaxrl.prepare import Setup, assemble, compile_programs
+from jaxrl.report.peak import Peak
+
+TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --total_env_steps 320"
+
+
+def setup_of(argv: str) -> Setup:
+    return assemble(parse(argv.split()).config)
+
+
+def test_parts_by_hand() -> None:
+    made = setup_of(f"{TINY} --devices 1").plan
+    replay = 8 * 64 * (5 * 2 + 4 + 4 + 1 + 1) + 8 * 4  # observation, action, reward, terminated, done; head
+    replicated = 3 * 5 * 2 * 4 + 4 + (5 * 8 + 4)  # weights and Adam's moments and counter; progress
+    state = (4 + 4 + 8) + 8 + 4  # position, t, key; key and number of the episode
+    timestep = 5 * 4 + 2 + 4 + 3 + 4  # observation, mask, reward, flags, metric
+    kept = 8 * (state + timestep + 3 * 4)  # statistics: return, length, metric
+    row = 5 * 2 + 2 + 4 + 3 + 4 + 4  # as above, the observation in float16; action
+    assert made.parts == {
+        "parameters": 2 * replicated,
+        "replay": replay,
+        "environments": 2 * kept,
+        "trajectory": 4 * 8 * row,
+        "checkpoint": replicated + replay + kept,
+    }
+    assert made.total == sum(made.parts.values())
+    assert made.scaling == 2 * replay + 3 * kept + 4 * 8 * row
+    assert made.num_envs == 8
+
+
+def test_devices_share_what_is_split() -> None:
+    one, four = (setup_of(f"{TINY} --devices {devices}").plan for devices in (1, 4))
+    assert four.parts["replay"] == one.parts["replay"] // 4
+    assert four.parts["trajectory"] == one.parts["trajectory"] // 4
+    assert four.parts["parameters"] == one.parts["parameters"]
+    assert four.limit == pytest.approx(one.limit / 4, rel=0.2)  # of a CPU's memory, of which the rest varies
+
+
+def test_evaluation_counts_where_training_flies_fewer() -> None:
+    quiet, loud = (
+        setup_of(f"{TINY} --devices 1 --capacity 1 --num_envs 2000 --eval_every {every} --eval_episodes 2000").plan
+        for every in (0, 1)
+    )
+    assert "evaluation" not in quiet.parts
+    flying = 3 * plan.flying_bytes(batched(Corridor())) * 2000
+    assert loud.parts["evaluation"] == max(0, flying - loud.parts["trajectory"]) > 0
+
+
+@pytest.mark.parametrize("argv", [f"{TINY} --devices 1 --num_envs 256 --capacity 4096 --length 40"])
+def test_the_compiler_needs_about_what_was_planned(argv: str) -> None:
+    setup, said = setup_of(argv), []
+    programs = compile_programs(setup, None, False, said.append)
+    assert setup.plan.total > 50 * 2**20
+    assert 0.5 < programs.peak / setup.plan.total < 1.5
+    assert len(said) == 2  # phases
+    assert all("it needs" in sentence for sentence in said)
+
+
+def test_the_compiler_has_the_last_word() -> None:
+    setup = setup_of(f"{TINY} --devices 1")
+    tight = dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, limit=100))
+    with pytest.raises(TooLargeError, match=r"^the run needs \d+ KiB per device, but 0 KiB may be used"):
+        compile_programs(tight, None, False, lambda sentence: None)
+
+
+# Refusals
+
+
+def affine(fixed: int, per_env: float, num_envs: int, limit: int) -> Plan:
+    return Plan({"fixed": fixed, "envs": int(per_env * num_envs)}, limit, num_envs, int(per_env * num_envs))
+
+
+@pytest.mark.parametrize(("fixed", "per_env"), [(0, 1000), (5000, 7), (90_000, 123.4)])
+def test_the_largest_that_fits(fixed: int, per_env: float) -> None:
+    limit = 100_000
+    made = affine(fixed, per_env, 1 << 20, limit)
+    found = plan.search_largest(made, lambda n: affine(fixed, per_env, n, limit))
+    assert affine(fixed, per_env, found, limit).fits
+    best = (limit - fixed) / per_env
+    assert best - 8 - 0.05 * best <= found <= best
+    assert found % 8 == 0
+
+
+def test_the_search_survives_a_plan_that_bends() -> None:
+    """Chunks are chosen anew for each number, so that bytes are not exactly affine."""
+
+    def replan(num_envs: int) -> Plan:
+        return affine(20_000 + 300 * int(math.sqrt(num_envs)), 40, num_envs, 100_000)
+
+    found = plan.search_largest(replan(100_000), replan)
+    assert replan(found).fits
+    assert not replan(int(1.25 * found)).fits
+
+
+def test_nothing_fits() -> None:
+    made = affine(200_000, 10, 64, 100_000)
+    assert plan.search_largest(made, lambda n: affine(200_000, 10, n, 100_000)) == 0
+    assert plan.search_largest(affine(0, 5000, 64, 100_000), lambda n: None) == 0
+    with pytest.raises(TooLargeError, match="choose a smaller network or map"):
+        made.check(made.total)
+
+
+def test_refusal_after_compiling() -> None:
+    made = affine(0, GIB, 64, 40 * GIB)
+    made.check(40 * GIB)
+    with pytest.raises(TooLargeError) as caught:
+        made.check(80 * GIB)  # a quarter more than from shapes
+    assert str(caught.value) == (
+        "the run needs 80.0 GiB per device, but 40.0 GiB may be used (--memory_gb): "
+        "the largest --num_envs that fits is 32"
+    )
+
+
+# Chunks
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunky(TinyQ):
+    """Learns from `samples` of `bytes` each."""
+
+    samples: int = 1
+    bytes: int = 1
+
+    @property
+    def phases(self) -> tuple[Any, ...]:
+        return tuple(dataclasses.replace(phase, restart=True) for phase in super().phases)
+
+    def largest_chunk(self) -> int:
+        return self.samples
+
+    def sample_bytes(self) -> int:
+        return self.bytes
+
+
+def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> Chunks:
+    env = batched(Corridor())
+    sizes = {"num_envs": 96, "shards": 4, "devices": 1} | layout
+    return choose_chunks(env, Chunky(env.spec, Layout(**sizes), samples=3000, bytes=1000), rollout, learn, limit, adapt)
+
+
+@pytest.mark.parametrize("limit", [10_000, 100_000, 1_000_000, 10_000_000, GIB])
+@pytest.mark.parametrize("layout", [{}, {"devices": 4}, {"exact": True}, {"num_envs": 4 * 61}])
+def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str, Any]) -> None:
+    made = chunks(0, 0, limit, **layout)
+    envs = {"num_envs": 96, "devices": 1} | layout
+    flown = envs["num_envs"] // (4 if layout.get("exact") else envs["devices"])
+    assert flown % made.rollout == 0
+    assert 3000 % made.learn == 0
+    per_env = 3 * plan.flying_bytes(batched(Corridor()))
+    assert made.rollout == 1 or made.rollout * per_env <= plan.SHARE * limit
+    assert made.learn == 1 or made.learn * 1000 <= plan.SHARE * limit
+
+
+def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
+    assert chunks(0, 0, 100 * GIB) == Chunks(rollout=48, learn=500)
+
+
+def test_chunks_of_awkward_numbers() -> None:
+    assert chunks(0, 0, GIB, num_envs=4 * 127, devices=4).rollout == 127  # a prime: all at once, not one by one
+    assert chunks(0, 0, 100_000, num_envs=4 * 127, devices=4).rollout == 1  # unless there is no room
+
+
+def test_given_chunks_are_kept_and_checked() -> None:
+    assert chunks(32, 100, 1) == Chunks(32, 100)
+    assert chunks(1000, 0, GIB).rollout == 96
+    with pytest.raises(UsageError, match="rollout_chunk 36 does not divide 96: use 32"):
+        chunks(36, 0, GIB)
+    with pytest.raises(UsageError, match="learn_chunk 70 does not divide 3000: use 60"):
+        chunks(0, 70, GIB)
+    assert chunks(32, 100, GIB, adapt=True, devices=4) == Chunks(24, 100)
+
+
+def test_an_algorithm_that_does_not_say_what_can_be_cut() -> None:
+    assert setup_of(TINY).config.run.learn_chunk == 0
+    assert setup_of(TINY).config.run.rollout_chunk == 1  # 8 environments, which live on, on 8 devices
+
+
+# Devices
+
+
+@pytest.mark.parametrize(
+    ("requested", "num_envs", "shards", "used", "warning"),
+    [
+        (0, 64, 8, 8, None),
+        (2, 64, 8, 2, None),
+        (0, 6, 2, 2, "6 environments are cut into 2 logical shards, which 8 devices cannot share evenly: only 2 of "
+         "them are used; --num_envs 8 would let 8 be used"),
+        (0, 64, 4, 4, "only 4 of them are used; a minibatch that 8 divides and no --logical_shards would let 8 be"),
+    ],
+)  # fmt: skip
+def test_devices(requested: int, num_envs: int, shards: int, used: int, warning: str | None) -> None:
+    found, sentence = choose_devices(requested, num_envs, shards)
+    assert found == used
+    assert (sentence is None) == (warning is None)
+    assert warning is None or warning in str(sentence)
+
+
+def test_devices_that_cannot_be_had() -> None:
+    with pytest.raises(UsageError, match="--devices 9, but there are only 8: choose 8 or fewer"):
+        choose_devices(9, 64, 8)
+    with pytest.raises(UsageError, match="use --devices 2, or --num_envs 8 with 1, 2, 4 or 8 devices"):
+        choose_devices(3, 6, 2)
+
+
+def test_the_warning_reaches_the_user() -> None:
+    assert any("devices cannot share evenly" in note for note in setup_of(f"{TINY} --num_envs 6").notes)
+
+
+# What the machine has
+
+
+def test_free_memory_of_a_container(tmp_path: Path) -> None:
+    names = plan.CGROUPS[0]
+    assert plan._left_in_cgroup(*names, root=tmp_path) == math.inf
+    for name, text in zip(names[:3], ("1000\n", "700\n", "anon 400\ninactive_file 250\n"), strict=True):
+        (tmp_path / name).write_text(text)
+    assert plan._left_in_cgroup(*names, root=tmp_path) == 550
+    (tmp_path / names[0]).write_text("max\n")
+    assert plan._left_in_cgroup(*names, root=tmp_path) == math.inf
+
+
+def test_devices_of_a_cpu_share_its_memory() -> None:
+    device = jax.local_devices()[0]
+    assert 0 < plan.free_memory(device, 8) < plan.free_memory(device)
+
+
+def test_the_peak_of_a_run() -> None:
+    before = np.ones(2**25, np.uint8)  # 32 MiB that are held already
+    peak = Peak()
+    first = peak.read()
+    ballast = np.ones(2**26, np.uint8)
+    del ballast
+    assert peak.read() - first > 0.9 * 2**26
+    assert first < 2**25
+    assert before.any()

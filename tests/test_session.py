@@ -1,0 +1,407 @@
+"""A run that is stopped, killed or damaged and resumed ends in the same bits and the same metrics as one left alone."""
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from tiny import TinyQ
+
+from envs_jax.base import Array, setting
+from jaxrl import session, train
+from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.config import parse
+from jaxrl.prepare import compile_programs, prepare
+from jaxrl.report.lines import Lines, Pace
+from jaxrl.report.writer import Writer, read_metrics
+from jaxrl.session import Position
+
+ROOT = Path(__file__).parents[1]
+PER_ITERATION = 8 * 4  # environment steps
+TINY = "--env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 --checkpoint_every 8 --log_every 3"
+
+
+@dataclasses.dataclass(frozen=True)
+class Study(TinyQ):
+    """TinyQ with a phase that only learns at the end, weights to begin with, and a loss that breaks on demand."""
+
+    breaks_at: int = setting(0, "call of learn whose second loss is not a number; 0 = never")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (*super().phases, Phase("settle", 0, 1, iterations=5))
+
+    def init(self, key: Array, inputs: Any) -> AlgoState:
+        state = super().init(key, inputs)
+        return state if inputs is None else AlgoState(state.replicated | {"weights": inputs}, state.split)
+
+    def learn(
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: Any,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+    ) -> tuple[AlgoState, dict[str, Array]]:
+        if trajectory is None:
+            weights = state.replicated["weights"] * 0.5
+            return AlgoState(state.replicated | {"weights": weights}, state.split), {"size": jnp.abs(weights).max()}
+        state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
+        if self.breaks_at and phase.updates:
+            broken = total(progress.learn_calls) == self.breaks_at - 1
+            metrics["loss"] = metrics["loss"].at[1].set(jnp.where(broken, jnp.nan, metrics["loss"][1]))
+        return state, metrics
+
+
+STUDY = f"--algo test_session:Study {TINY} --eval_every 10 --eval_episodes 8"
+
+
+def run(argv: str, runs: Path) -> Path:
+    """A new run by the real command's main; its directory."""
+    assert train.main([*argv.split(), "--runs", str(runs)]) == 0
+    return Path((runs / "latest").read_text().strip())
+
+
+def resume(directory: Path, argv: str = "") -> None:
+    assert train.main(["--resume", str(directory), *argv.split()]) == 0
+
+
+def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Digest of the newest state, and the metrics that do not depend on time."""
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        digest = checkpoints.digest()
+    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
+
+
+def steps(directory: Path) -> list[int]:
+    return Checkpoints(directory / "checkpoints").steps()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of STUDY that is left alone."""
+    return run(STUDY, tmp_path_factory.mktemp("alone"))
+
+
+def at_iteration(monkeypatch: pytest.MonkeyPatch, iteration: int, act: Callable[[], None]) -> None:
+    """Do something when the line of this iteration is written."""
+    write = Writer.write
+
+    def hooked(self: Writer, at: int, scalars: Any) -> None:
+        write(self, at, scalars)
+        if at == iteration:
+            act()
+
+    monkeypatch.setattr(Writer, "write", hooked)
+
+
+# The plan of phases
+
+
+STEP, OPEN, LEARN = Phase("step", 4, 1, iterations=10), Phase("open", 4, 1), Phase("learn", 0, 1, iterations=7)
+
+
+@pytest.mark.parametrize(
+    ("phases", "position", "total_env_steps", "left"),
+    [
+        ((OPEN,), Position(), 320, [10]),
+        ((OPEN,), Position(), 321, [11]),  # whole iterations
+        ((OPEN,), Position(0, 10, 10, 320), 320, [0]),
+        ((OPEN,), Position(0, 10, 10, 320), 640, [10]),  # lengthened
+        ((STEP, OPEN), Position(), 640, [10, 10]),
+        ((STEP, OPEN), Position(), 320, [10, 0]),
+        ((STEP, OPEN), Position(), 96, [3, 0]),  # the total is reached inside the first phase
+        ((STEP, OPEN), Position(1, 4, 14, 448), 640, [0, 6]),
+        ((OPEN, LEARN), Position(), 64, [2, 7]),  # learning alone needs no steps
+        ((OPEN, LEARN), Position(1, 3, 5, 64), 64, [0, 4]),
+        ((STEP, LEARN, STEP), Position(), 10_000, [10, 7, 10]),  # ends before the total
+        ((STEP, LEARN, STEP), Position(), 480, [10, 7, 5]),
+        ((dataclasses.replace(STEP, iterations=0), OPEN), Position(), 64, [0, 2]),
+    ],
+)
+def test_remaining_iterations(
+    phases: tuple[Phase, ...], position: Position, total_env_steps: int, left: list[int]
+) -> None:
+    assert position.remaining(phases, 8, total_env_steps) == left
+
+
+def test_a_run_of_three_phases(alone: Path) -> None:
+    rows = [row for row in read_metrics(alone) if "phase" in row]
+    # Iteration 3 is the first of the phase that learns, and the line of 3 stands for all of 1 to 3.
+    assert [row["iteration"] for row in rows] == [*range(3, 46, 3)]
+    assert rows[0]["updates"] == 4
+    assert rows[-1]["env_steps"] == 1280
+    assert rows[-1]["phase"] == 2
+    assert "train/loss" in rows[0]
+    assert "train/size" in rows[-1]
+    assert steps(alone) == [32, 40, 45]
+    with Checkpoints(alone / "checkpoints") as checkpoints:
+        meta = checkpoints.read_meta(45)
+    assert {name: meta[name] for name in ("phase", "iteration", "iterations", "env_steps", "updates")} == {
+        "phase": 2, "iteration": 5, "iterations": 45, "env_steps": 1280, "updates": 38 * 4 + 5
+    }  # fmt: skip
+
+
+# Stops and resumes
+
+
+def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run(f"{STUDY} --max_seconds 0.001", tmp_path)
+    assert 0 < steps(directory)[-1] < 45
+    assert "stopped by max_seconds" in capsys.readouterr().out
+    resume(directory, "--max_seconds 0.001 --block_iterations 5")
+    assert "go on with --resume" in capsys.readouterr().out
+    assert 0 < steps(directory)[-1] < 45
+    resume(directory, "--max_seconds 0")
+    assert "finished at iteration 45" in capsys.readouterr().out
+    assert outcome(directory) == outcome(alone)
+
+
+@pytest.mark.parametrize(("number", "iteration"), [(signal.SIGTERM, 9), (signal.SIGINT, 42)])
+def test_stopped_by_a_signal(
+    number: signal.Signals,
+    iteration: int,
+    alone: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        at_iteration(patch, iteration, lambda: signal.raise_signal(number))
+        directory = run(f"{STUDY} --block_iterations 2", tmp_path)
+    assert f"stopped by {number.name} at iteration" in capsys.readouterr().out
+    assert iteration <= steps(directory)[-1] < 45
+    assert signal.getsignal(number) != signal.SIG_IGN
+    resume(directory)
+    assert outcome(directory) == outcome(alone)
+
+
+def test_killed_and_damaged(tmp_path: Path) -> None:
+    """Three kills at random moments and a flipped byte, each in processes of their own."""
+    flags = f"{STUDY} --total_env_steps 19200 --checkpoint_every 40 --eval_every 100 --block_seconds 0.02".split()
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.kill_and_resume", "--kills", "3", "--", *flags],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all equal" in done.stdout
+    assert "kill  3" in done.stdout
+    assert "named" in done.stdout
+
+
+def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    """A block of many minutes; nothing but the process itself knows that it should end."""
+    argv = f"{STUDY} --updates_per_step 3000000 --runs {tmp_path}".split()
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxrl.train", *argv], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("run directory: "):
+            break
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    assert "SIGINT: this block is finished and saved" in next(line for line in process.stdout if "SIGINT" in line)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == -signal.SIGINT
+    assert errors == "stopped at once, without a checkpoint\n"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+def test_killed_between_the_best_checkpoint_and_its_copy(alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    best = int(next((checkpoints / "best").iterdir()).name)
+    for folder in checkpoints.glob("0*"):
+        shutil.rmtree(folder)
+    (checkpoints / "best" / f"{best:010d}").rename(checkpoints / f"{best:010d}")
+    resume(tmp_path / "run")
+    assert Checkpoints(checkpoints).best_step() == best
+    assert outcome(tmp_path / "run") == outcome(alone)
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    resume(tmp_path / "run")
+    assert "finished at iteration 45" in capsys.readouterr().out
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    ignored = [path for path in before | after if path.name == ".lock" or "events" in path.parts]
+    assert [before.pop(path, None) or after.pop(path, None) for path in ignored]
+    assert {path: text for path, text in after.items() if path not in ignored} == before
+
+
+def test_a_lengthened_run_goes_on_and_its_schedules_do_not_move(tmp_path: Path) -> None:
+    base = f"--algo tiny:TinyQ {TINY} --log_every 4"
+    directory = run(base, tmp_path / "short")
+    resume(directory, "--total_env_steps 1920")
+    settings = yaml.safe_load((directory / "config.yaml").read_text())
+    assert (settings["total_env_steps"], settings["schedule_env_steps"]) == (1920, 1280)
+    whole = run(f"{base} --total_env_steps 1920 --schedule_env_steps 1280", tmp_path / "long")
+    assert outcome(directory) == outcome(whole)
+    resume(directory, "--total_env_steps 640")  # less than was done
+    assert outcome(directory) == outcome(whole)
+
+
+def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()}
+    again = run(f"--config {alone / 'config.yaml'}", tmp_path)
+    third = run(f"--config {alone / 'config.yaml'} --max_seconds 0.001", tmp_path)
+    assert (again.name, third.name) == ("0001", "0002")
+    assert outcome(again) == outcome(alone)
+    assert {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()} == before
+
+
+def test_another_number_of_devices(tmp_path: Path) -> None:
+    """Exact runs do not notice it."""
+    base = f"--algo tiny:TinyQ {TINY} --exact_sharding"
+    directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
+    resume(directory, "--devices 2 --max_seconds 0.001")
+    resume(directory, "--devices 1 --max_seconds 0")
+    assert outcome(directory) == outcome(run(base, tmp_path))
+
+
+def test_a_rollout_chunk_follows_the_devices() -> None:
+    config = prepare(parse([*f"--algo tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
+    assert config.run.rollout_chunk == 12
+    resumed = prepare(config.with_run(devices=8), resuming=True).config
+    assert resumed.run.rollout_chunk == 3
+
+
+# What goes wrong
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = f"{STUDY} --breaks_at 20 --log_every 1 --eval_every 0 --runs {tmp_path}"
+    assert train.main(argv.split()) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    # Iterations 1 and 2 have no updates; 3 to 19 have four each; the second of iteration 20 is broken.
+    assert "loss is not finite at update 70 (iteration 20); the last good checkpoint (16) is kept" in error
+    directory = tmp_path / "test_session-Study_tiny-Corridor" / "0001"
+    assert steps(directory) == [8, 16]
+    assert [row["iteration"] for row in read_metrics(directory)] == list(range(1, 20))
+    assert train.main(["--resume", str(directory)]) == 1  # it is the same run, so it breaks again
+    assert steps(directory) == [8, 16]
+
+
+# Weights and policies of other runs
+
+
+def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = f"{STUDY} --seed 5 --init_from {alone}".split()
+    setup = prepare(parse(argv).config)
+    weights = session.load_weights(str(alone), setup)
+    best = session.load_policy(alone)
+    assert best.step == Checkpoints(alone / "checkpoints").best_step()
+    assert np.array_equal(weights, best.params)
+    programs = compile_programs(setup, weights, True, lambda sentence: None)
+    assert programs.start is not None
+    state = programs.start(jax.random.key(5), weights)
+    assert np.array_equal(state.algo.replicated["weights"], weights)
+    directory = run(" ".join(argv), tmp_path)
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    assert config["init_from"] == str(alone)
+    assert outcome(run(f"--config {directory / 'config.yaml'}", tmp_path)) == outcome(directory)
+
+
+def test_load_policy_falls_back_on_the_newest_checkpoint(alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    assert session.load_policy(alone, best=False).step == 45
+    next((tmp_path / "run" / "checkpoints" / "best").glob("*/manifest.json")).write_text("{}")
+    assert session.load_policy(tmp_path / "run").step == 45
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None:
+    scores = {row["iteration"]: row["eval/return"] for row in read_metrics(alone) if "eval/return" in row}
+    assert list(scores) == [10, 20, 30, 40, 45]  # and once more at the end
+    first_best = max(scores, key=lambda iteration: scores[iteration])
+    with Checkpoints(alone / "checkpoints") as checkpoints:
+        assert checkpoints.best_step() == first_best
+        assert checkpoints.read_meta(45)["best"] == scores[first_best]
+
+
+# Lines and rates
+
+
+def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:
+    pace = Pace(0, 0)
+    with Writer(tmp_path) as writer:
+        lines = Lines(writer, 2)
+        lines.add({"iteration": 1, "phase": 0}, {}, {"episodes": 2.0, "return": 3.0}, pace)
+        lines = Lines(writer, 2, lines.group)  # another process
+        lines.add({"iteration": 2, "phase": 1}, {"loss": np.array([1.0, 3.0])}, {"episodes": 1.0, "return": 6.0}, pace)
+        lines.add({"iteration": 3, "phase": 1}, {"loss": np.array([4.0, 4.0])}, {}, pace)
+        lines.flush({"iteration": 3, "phase": 1}, pace)
+        lines.flush({"iteration": 3, "phase": 1}, pace)
+    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(tmp_path)]
+    assert rows == [
+        {"iteration": 2, "phase": 1, "episodes": 3.0, "episode/return": 3.0, "train/loss": 2.0},
+        {"iteration": 3, "phase": 1, "episodes": 0.0, "train/loss": 4.0},
+    ]
+    assert lines.losses == {"loss": 4.0}
+
+
+def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pace = Pace(1000, 10)
+    now[0] += 2.0
+    assert pace.mark(1200, 30) == 2.0
+    with pace.pause():
+        now[0] += 50.0
+    now[0] += 2.0
+    assert pace.mark(1400, 50) == 2.0
+    assert pace.rates() == {"env_steps_per_second": 100.0, "updates_per_second": 10.0}
+
+
+# The real thing
+
+
+@pytest.mark.slow
+def test_coma_on_coverage(tmp_path: Path) -> None:
+    argv = (
+        "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 4 --devices 1 --data_passes 1 "
+        "--minibatches 2 --total_episodes 48 --eval_every 4 --eval_episodes 8 --log_every 5"
+    )
+    whole = run(argv, tmp_path)
+    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
+    assert steps(directory)[-1] < 12
+    resume(directory, "--max_seconds 0")
+    assert outcome(directory) == outcome(whole)
+    assert len(outcome(whole)[1]) == 6  # lines of 5, 10 and 12; evaluations of 4, 8 and 12
