@@ -56,7 +56,7 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
         "name": name,
         "metric": metric,
         "episodes": first["episodes"],
-        "settings": first["settings"],
+        "settings": {key: value for key, value in first["settings"].items() if key not in ("runs", "seed")},
         "versions": first["versions"],
         "seeds": [run["seed"] for run in runs],
         "held_out": scores,
