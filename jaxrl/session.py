@@ -491,10 +491,11 @@ def _train(
         monitor = stack.enter_context(Monitor())
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor)
         sentence = session.train(first_state(session))
-    held = peak.read()
-    memory = f"peak memory {gibibytes(held)}, planned {gibibytes(programs.peak)}"
-    if programs.peak > COMPARABLE:
-        memory += f" ({held / programs.peak - 1:+.0%})"
+    # The devices of a CPU share its memory, and only their sum can be measured.
+    held, planned = peak.read(), programs.peak * (setup.mesh.size if jax.default_backend() == "cpu" else 1)
+    memory = f"peak memory {gibibytes(held)}, planned {gibibytes(planned)}"
+    if planned > COMPARABLE:
+        memory += f" ({held / planned - 1:+.0%})"
     return Ended(directory, sentence, memory)
 
 

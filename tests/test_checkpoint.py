@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl.checkpoint import CheckpointError, Checkpoints
+from jaxrl.checkpoint import CheckpointError, Checkpoints, digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -321,7 +321,7 @@ import itertools, json, resource, signal, sys
 import jax, jax.numpy as jnp
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
-from jaxrl.checkpoint import CheckpointError, Checkpoints
+from jaxrl.checkpoint import CheckpointError, Checkpoints, digest
 """
 
 FULL_DISK = """
@@ -418,3 +418,18 @@ def test_what_is_on_disk_can_be_read_without_jaxrl(tmp_path: Path) -> None:
     )
     assert set(restored) == set(names)
     np.testing.assert_array_equal(restored["params.dense/kernel"], make_state(1).params["dense/kernel"])
+
+
+def test_digest(tmp_path: Path) -> None:
+    """The same from a state, from another layout of it, and from disk; every bit counts."""
+    state = make_state(3)
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(CheckpointError):
+            checkpoints.digest()
+        checkpoints.save(7, place(state, 4), {})
+        assert checkpoints.digest() == digest(state) == digest(place(state, 2))
+        checkpoints.save(8, make_state(4), {})
+        assert checkpoints.digest() == digest(make_state(4)) != digest(state) == checkpoints.digest(7)
+    assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.full((1,), -0.0)})
+    assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.zeros(1, jnp.int32)}) != digest({"y": jnp.zeros(1)})
+    assert digest({"x": jax.random.key(0)}) != digest({"x": jax.random.key(1)})

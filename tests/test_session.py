@@ -257,9 +257,13 @@ def test_resuming_a_finished_run_changes_nothing(
     alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(alone, tmp_path / "run")
+    versions = tmp_path / "run" / "versions.json"
+    versions.write_text(versions.read_text().replace(jax.__version__, "0.0.1"))
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     resume(tmp_path / "run")
-    assert "finished at iteration 45" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"warning: the run began with jax 0.0.1, this is {jax.__version__}" in out
+    assert "finished at iteration 45" in out
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     ignored = [path for path in before | after if path.name == ".lock" or "events" in path.parts]
     assert [before.pop(path, None) or after.pop(path, None) for path in ignored]
