@@ -20,6 +20,7 @@ from envs_jax.testing import ContractError, check_env
 # Settings that are small and quick, several for each registered environment; one without an entry is checked as it is.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
+        {"q": 5, "num_agents": 2, "budget": 4},
         {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
