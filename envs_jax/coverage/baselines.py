@@ -10,6 +10,7 @@ lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 
 """
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
@@ -178,7 +179,7 @@ def lawnmower(env: "Coverage", state: "State", timestep: TimeStep, key: Array, l
     return jnp.argmax(jnp.all(step[:, None] == moves[None], axis=-1), axis=-1).astype(jnp.int32)
 
 
-BASELINES = {
+BASELINES: dict[str, Callable[..., Array]] = {
     "random": random,
     "ig": ig,
     "ig_sequential": ig_sequential,

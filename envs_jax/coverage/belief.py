@@ -9,6 +9,7 @@ it until the next update.
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -110,27 +111,27 @@ class Storage:
         """Storage units per unit of log-odds."""
         return FIXED_POINT if self.name == "int16" else 1.0
 
-    def encode(self, log_odds: float) -> np.generic:
+    def encode(self, log_odds: float) -> Any:
         """A constant in storage units."""
         value = log_odds * self.unit
         return self.dtype.type(round(value) if self.name == "int16" else value)
 
     @property
-    def unseen(self) -> np.generic:
+    def unseen(self) -> Any:
         return self.dtype.type(-32768 if self.name == "int16" else -64.0)
 
     @property
-    def limit(self) -> np.generic:
+    def limit(self) -> Any:
         """Bound of the clip."""
         return self.encode(CLIP)
 
     @property
-    def unbounded(self) -> np.generic:
+    def unbounded(self) -> Any:
         """A bound that clips nothing."""
         return self.dtype.type(32767 if self.name == "int16" else math.inf)
 
     @property
-    def start(self) -> np.generic:
+    def start(self) -> Any:
         """Value that stands for the prior."""
         return self.encode(logit(self.prior))
 
@@ -155,7 +156,7 @@ class Storage:
         """Stored values with the prior's in place of `unseen`."""
         return jnp.where(stored == self.unseen, self.start, stored)
 
-    def clip(self, value: Array, bound: Array | None = None) -> Array:
+    def clip(self, value: Array, bound: Any = None) -> Array:
         """The clip that precedes an update; none where `bound` is `unbounded`."""
         bound = self.limit if bound is None else bound
         return jnp.maximum(jnp.minimum(value, bound), -bound)

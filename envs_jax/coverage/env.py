@@ -163,7 +163,7 @@ class Coverage(Environment):
 
     @property
     def weights(self) -> Weights:
-        return Weights(tuple(self.class_weights), self.unknown_weight)
+        return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
 
     @property
     def mapper(self) -> Mapper:
@@ -327,20 +327,25 @@ def _next_mask(mask_state: Array, action_mask: Array, chosen: Array, agent: Arra
 class CoverageBatch(BatchedEnvironment):
     """[B] missions: everything small is vmapped, the maps are left to the engine."""
 
+    @property
+    def _coverage(self) -> Coverage:
+        assert isinstance(self.env, Coverage)
+        return self.env
+
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env: Coverage = self.env
+        env = self._coverage
         states = jax.vmap(lambda key, e: env._draw_mission(jax.random.fold_in(key, e)))(keys, episode)
         states, timestep = self._advance(states, states.positions)
         return BatchState(env=states, key=keys, episode=episode), timestep
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env: Coverage = self.env
+        env = self._coverage
         positions = jax.vmap(functools.partial(actions.move, num_actions=env.num_actions))(state.env.positions, action)
         states, timestep = self._advance(state.env, positions)
         return dataclasses.replace(state, env=states), timestep
 
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
-        env: Coverage = self.env
+        env = self._coverage
         received, source = jax.vmap(env._draw)(states, positions)
         survey = Survey(states.terrain, positions, received, source)
         updated, report = env._engine(batched=True).update_batch(env.mapper, states.maps, survey)

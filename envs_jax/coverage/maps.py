@@ -16,6 +16,7 @@ Engines obey the same rules and differ in speed only. An engine is a module with
 """
 
 import dataclasses
+import functools
 import types
 
 import jax.numpy as jnp
@@ -167,7 +168,7 @@ def uniform_total(value: Array, count: Array) -> Array:
 
 def pack_flags(*flags: Array) -> Array:
     """int32[k]: up to four flags bool[k] of each cell as numbers 0 or 1 in one byte each, for `count_flags`."""
-    return sum(flag.astype(jnp.int32) << (8 * i) for i, flag in enumerate(flags))
+    return functools.reduce(jnp.add, (flag.astype(jnp.int32) << (8 * i) for i, flag in enumerate(flags)))
 
 
 def count_flags(packed: Array) -> Array:

@@ -7,6 +7,8 @@ the others do. Channel 2 is centred on the agent; resized maps are not, and cell
 4.545 (d + 1)) m while lattice index d is the point 5 d m (kept from the original).
 """
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -100,7 +102,7 @@ def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]
 
     @stage
     def shrink(values: Array, share: Array) -> Array:  # [M, S, K] with [S, 11] to [M, K, 11]
-        return sum(values[:, s, :, None] * share[None, s, None, :] for s in range(share.shape[0]))
+        return functools.reduce(jnp.add, (values[:, s, :, None] * share[None, s, None] for s in range(share.shape[0])))
 
     # rounding may lead out of the interval
     resized = jnp.clip(shrink(shrink(paint(row_holds, column_holds, heard), row_share), column_share), 0.0, 1.0)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -24,10 +24,10 @@ def stage(function: _F) -> _F:
     """
 
     @functools.wraps(function)
-    def apart(*args):
+    def apart(*args: Any) -> Any:
         if not on_cpu():
             return function(*args)
         # the mark is put on the call that returns the values
         return set_xla_metadata(jax.jit(lambda *args: function(*args))(*args), inlineable="false")
 
-    return apart
+    return cast(_F, apart)

@@ -7,6 +7,7 @@ q cells along each axis from 5 m, so that a cell measures 10 tan(30 deg) / q met
 
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +118,7 @@ def interval_share(low: Array, high: Array, n: int) -> Array:
     return (filled(high) - filled(low)).astype(jnp.float32) * jnp.float32(1.0 / n)
 
 
-def resize(values: Array, transform=None) -> Array:
+def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> Array:
     """Area-resize maps [..., n, n] to float32[..., 11, 11] along their last two axes.
 
     `transform` (elementwise, to float32) is applied to the values first. On large maps it is evaluated block of rows by
