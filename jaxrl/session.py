@@ -443,7 +443,8 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     directory = run_directory.open_run(run)
     setup = prepare(configuration.resumed(config, changes), resuming=True)
     with run_directory.lock(directory), Console(_title(setup)) as console:
-        fresh = not Checkpoints(directory / "checkpoints").steps()
+        with Checkpoints(directory / "checkpoints") as checkpoints:
+            fresh = not checkpoints.steps()
         source = setup.config.run.init_from
         inputs = load_weights(source, setup) if source and fresh else None
         for line in run_directory.other_versions(directory):

@@ -16,6 +16,7 @@ import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.coverage.sensor import EVIDENCE
+from envs_jax.coverage.stages import on_cpu
 
 P_MIN = 1e-4  # probabilities are clipped to [P_MIN, 1 - P_MIN]
 KNOWN = 0.501  # above it a cell counts as class 1; below 1 - KNOWN as class 0; otherwise as unknown
@@ -88,6 +89,13 @@ def entropy_of_log_odds(log_odds: Array) -> Array:
     size = jnp.minimum(jnp.abs(log_odds), jnp.float32(CLIP))
     odds = jnp.exp(-size)  # of the less likely class
     return (jnp.log(1.0 + odds) + size * odds / (1.0 + odds)) * jnp.float32(1.0 / math.log(2.0))
+
+
+@functools.cache
+def _entropy_table(limit: int) -> np.ndarray:
+    """float32[limit + 1]: entropy of cells that store 0, 1, ..., limit (or minus that) as int16."""
+    p = 1.0 / (1.0 + np.exp(np.minimum(np.arange(limit + 1) / FIXED_POINT, CLIP)))
+    return (-p * np.log2(p) - (1.0 - p) * np.log2(1.0 - p)).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +173,16 @@ class Storage:
         """float32 log-odds of stored cells, seen or not."""
         value = self.value(stored).astype(jnp.float32)
         return value if self.unit == 1.0 else value * jnp.float32(1.0 / self.unit)
+
+    def entropy(self, stored: Array) -> Array:
+        """float32: `entropy_of_log_odds` of stored cells.
+
+        On CPUs it is looked up where that is possible, which takes a third of the time.
+        """
+        if self.name != "int16" or not on_cpu():
+            return entropy_of_log_odds(self.log_odds(stored))
+        size = jnp.minimum(jnp.abs(self.value(stored)), self.limit).astype(jnp.int32)
+        return jnp.asarray(_entropy_table(int(self.limit))).at[size].get(mode="promise_in_bounds")
 
     def above(self, stored: Array, p: float) -> Array:
         """bool: cells whose probability exceeds p."""

@@ -33,6 +33,7 @@ from envs_jax.coverage import (
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps import Mapper, Maps, Report, Survey
 from envs_jax.coverage.sensor import Noise
+from envs_jax.coverage.stages import on_cpu
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
@@ -252,8 +253,9 @@ class Coverage(Environment):
 
     def _engine(self, batched: bool) -> types.ModuleType:
         name = self.map_engine
-        if name == "auto":
-            name = "dense"
+        if name == "auto":  # single copies may be vmapped, where windows lose their branches
+            windows = batched and on_cpu() and self.q >= maps.WINDOWS_FROM
+            name = "windows" if windows else "dense"
         return maps.engine(name)
 
     def _draw_mission(self, key: Array) -> State:

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import world
-from envs_jax.coverage.belief import PREDICTED, Storage, Weights, entropy_of_log_odds
+from envs_jax.coverage.belief import PREDICTED, Storage, Weights
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 
+WINDOWS_FROM = 14  # resolution q from which windows are faster than whole maps on CPUs
 ENGINES = ("auto", "dense", "windows", "pallas")
 
 
@@ -92,6 +93,19 @@ class Sums:
 
 
 @pytree
+class Excess:
+    """Cells whose log-odds lie beyond the clip. Kept up to date by the engine "windows" only.
+
+    Attributes:
+        cells: bool[A + 1], whether a map has any.
+        probability: float32[A + 1, 11, 11], what they add to the resized probabilities beyond the clip.
+    """
+
+    cells: Array
+    probability: Array
+
+
+@pytree
 class Maps:
     """All maps of one copy and what is known of them.
 
@@ -100,13 +114,13 @@ class Maps:
             team's last. ([A + 1, *Mapper.shape]: what lies beyond n is never seen.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
-        excess: bool[A + 1], whether a map may hold log-odds beyond the clip.
+        excess: what an engine wants to remember beside.
     """
 
     beliefs: Array
     probability: Array
     sums: Sums
-    excess: Array
+    excess: Excess
 
 
 @pytree
@@ -149,8 +163,9 @@ def total(values: Array) -> Array:
 
 
 def carry(pair: Array) -> Array:
-    """int32[2]: the same sum with 0 <= low < 4096; pairs may be added and subtracted part by part before."""
-    return jnp.stack([pair[0] + (pair[1] >> _LOW_BITS), pair[1] & (2**_LOW_BITS - 1)])
+    """int32[..., 2]: the same sum with 0 <= low < 4096; pairs may be added and subtracted part by part before."""
+    high, low = pair[..., 0], pair[..., 1]
+    return jnp.stack([high + (low >> _LOW_BITS), low & (2**_LOW_BITS - 1)], axis=-1)
 
 
 def real(pair: Array) -> Array:
@@ -167,13 +182,13 @@ def uniform_total(value: Array, count: Array) -> Array:
 
 
 def pack_flags(*flags: Array) -> Array:
-    """int32[k]: up to four flags bool[k] of each cell as numbers 0 or 1 in one byte each, for `count_flags`."""
+    """int32[k]: up to four numbers from 0 to 2 (or bool) [k] of each cell in one byte each, for `count_flags`."""
     return functools.reduce(jnp.add, (flag.astype(jnp.int32) << (8 * i) for i, flag in enumerate(flags)))
 
 
 def count_flags(packed: Array) -> Array:
-    """int32[4]: in how many cells each of the packed flags is set."""
-    rows = jnp.sum(packed.reshape(-1, largest_divisor(packed.shape[0], 255)), axis=-1)
+    """int32[4]: sums over all cells of the packed numbers."""
+    rows = jnp.sum(packed.reshape(-1, largest_divisor(packed.shape[0], 127)), axis=-1)
     return jnp.stack([jnp.sum((rows >> (8 * i)) & 255) for i in range(4)])
 
 
@@ -181,7 +196,7 @@ def empty(mapper: Mapper, terrain: Terrain) -> Maps:
     """Maps before the first measurement, at the start of a mission over `terrain`."""
     maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
     prior = jnp.full((), storage.unseen)
-    entropy = entropy_of_log_odds(storage.log_odds(prior))
+    entropy = storage.entropy(prior)
     predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
     sums = Sums(
         weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)),
@@ -192,19 +207,22 @@ def empty(mapper: Mapper, terrain: Terrain) -> Maps:
         beliefs=jnp.full((maps, *mapper.shape), storage.unseen),
         probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
         sums=sums,
-        excess=jnp.zeros((maps,), jnp.bool_),
+        excess=Excess(
+            cells=jnp.zeros((maps,), jnp.bool_),
+            probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
+        ),
     )
 
 
 def engine(name: str) -> types.ModuleType:
     """The engine of a name in ENGINES but "auto"."""
-    from envs_jax.coverage import maps_dense
+    from envs_jax.coverage import maps_dense, maps_windows
 
     if name == "pallas":
         from envs_jax.coverage import maps_pallas
 
         return maps_pallas
-    return {"dense": maps_dense}[name]
+    return {"dense": maps_dense, "windows": maps_windows}[name]
 
 
 def tile(name: str, n: int) -> tuple[int, int]:

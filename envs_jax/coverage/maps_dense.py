@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
-from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
+from envs_jax.coverage.belief import PREDICTED, probability
 from envs_jax.coverage.maps import (
     Mapper,
     Maps,
@@ -38,8 +38,7 @@ def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
     sums, before = _team_sums(mapper, cells[-1], beliefs[-1], survey)
     beliefs = beliefs.reshape(maps.beliefs.shape)
     resized = world.resize(beliefs, lambda stored: probability(storage.log_odds(stored)))
-    excess = jnp.ones_like(maps.excess)  # "may" is always true
-    return Maps(beliefs, resized, sums, excess), Report(measured=measured(mapper, survey), before=before)
+    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured(mapper, survey), before=before)
 
 
 def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
@@ -102,10 +101,6 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Survey) -> tuple[
     storage, n = mapper.storage, mapper.n
 
     @stage
-    def entropy(stored: Array) -> Array:
-        return entropy_of_log_odds(storage.log_odds(stored))
-
-    @stage
     def weighted(new: Array, entropy: Array) -> Array:
         return fixed(storage.weight(new, mapper.weights.relative) * entropy)
 
@@ -119,7 +114,7 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Survey) -> tuple[
         return pack_flags(predicted, predicted & interest, seen, seen & interest)
 
     interest = stage(lambda terrain: ground.whole(terrain, n))(survey.terrain).reshape(n * n)
-    entropy_old, entropy_new = entropy(old), entropy(new)
+    entropy_old, entropy_new = stage(storage.entropy)(old), stage(storage.entropy)(new)
     sums = Sums(
         weighted=total(weighted(new, entropy_new)),
         interest=total(within(interest, entropy_new)),

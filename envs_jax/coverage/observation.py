@@ -159,14 +159,14 @@ def observe(
         weights: importance of cells.
     """
     agents = positions.shape[0]
-    own, everyone = footprints(positions, received, q)
+    own, everyone = stage(functools.partial(footprints, q=q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
             budget(t, total, agents),
             identity(agents),
-            neighbours(positions, received),
+            stage(neighbours)(positions, received),
             uncertainty[:agents],
             measurement(measured, positions, weights),
             p[:agents],
@@ -174,7 +174,7 @@ def observe(
         ],
         axis=-1,
     )
-    team = jnp.stack([team_positions(positions), uncertainty[agents], p[agents], everyone], axis=-1)
+    team = jnp.stack([stage(team_positions)(positions), uncertainty[agents], p[agents], everyone], axis=-1)
     return observation, team
 
 

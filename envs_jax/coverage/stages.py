@@ -1,6 +1,5 @@
 """Keep the compiler from merging what is faster apart."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -23,7 +22,6 @@ def stage(function: _F) -> _F:
     does not stop it. On other back ends the function is left as it is.
     """
 
-    @functools.wraps(function)
     def apart(*args: Any) -> Any:
         if not on_cpu():
             return function(*args)
