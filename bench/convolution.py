@@ -1,7 +1,7 @@
 """python -m bench.convolution: the methods of jaxrl.nets.convolve, by layer and width, forward and backward.
 
 Each runs inside a compiled loop, as in training, on the first device. FLOP are those of a convolution without waste:
-what "dense" multiplies by zeros does not count. The fastest method by width belongs into `nets.convolution_method`.
+what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into `nets.convolution_methods`.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from bench import measure, plots
 from envs_jax.base import closest
+from jaxrl import nets
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError
 from jaxrl.report import rates
@@ -25,7 +26,7 @@ WIDTHS = "16,32,64,128,256"
 
 def run(
     widths: Sequence[int],
-    methods: Sequence[rates.Method],
+    methods: Sequence[nets.Convolution],
     samples: int,
     channels: int,
     dtype: Any,
@@ -52,6 +53,11 @@ def run(
     return {"rows": rows, "methods": list(methods), "samples": samples, "dtype": jnp.dtype(dtype).name}
 
 
+def default_methods(platform: str) -> tuple[nets.Convolution, ...]:
+    """What is worth measuring on a platform."""
+    return rates.METHODS if platform != "cpu" else ("dense", "patches")
+
+
 def _row(width: int, layer: str, flop: int, seconds: dict[str, dict[str, Any]]) -> dict[str, Any]:
     rates_ = {method: flop / entry["median"] for method, entry in seconds.items()}
     return {"width": width, "layer": layer, "flop": flop, "flop_per_second": rates_, "seconds": seconds}
@@ -59,8 +65,8 @@ def _row(width: int, layer: str, flop: int, seconds: dict[str, dict[str, Any]]) 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", default=WIDTHS, metavar="N,M,...", help=f"channels (default: {WIDTHS})")
-    parser.add_argument("--methods", metavar="A,B,...", help=f"of {', '.join(rates.METHODS)} (default: all; "
-                        "on a CPU without conv above width 32, where it takes minutes)")  # fmt: skip
+    parser.add_argument("--methods", metavar="A,B,...", help=f"of {', '.join(rates.METHODS)} (default: all; on a CPU "
+                        "without conv, which takes minutes there)")  # fmt: skip
     parser.add_argument("--samples", default="512", metavar="N", help="images per gradient (default: 512)")
     parser.add_argument("--channels", default="12", metavar="N", help="of the images (default: 12)")
     parser.add_argument("--dtype", metavar="NAME", help="float32 or bfloat16 (default: what networks compute in here)")
@@ -77,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     _flags(parser)
     parsed = parser.parse_args(list(argv))
     platform = jax.default_backend()
-    methods = rates.METHODS if parsed.methods is None else tuple(parsed.methods.replace(",", " ").split())
+    methods = default_methods(platform) if parsed.methods is None else tuple(parsed.methods.replace(",", " ").split())
     for method in methods or ("",):
         if method not in rates.METHODS:
             raise UsageError(f"--methods: unknown method '{method}': {closest(method, rates.METHODS)}")

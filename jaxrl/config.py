@@ -39,9 +39,7 @@ class RunSettings:
     seed: int = setting(0, "seed of everything random")
     total_env_steps: int = setting(0, "stop after so many environment steps (of all copies), in whole iterations")
     total_episodes: int = setting(0, "stop after so many episodes, for environments of fixed episode length")
-    max_seconds: float = setting(
-        0.0, "stop after so many seconds of training, counted anew on resume; moves no schedule"
-    )
+    max_seconds: float = setting(0.0, "stop after so many seconds of training (of each process); moves no schedule")
     schedule_env_steps: int = setting(0, "what schedules count as the whole run; 0 = the total of the first start")
     init_from: str = setting("", "start with the weights of this run (of its best checkpoint); empty = fresh ones")
     devices: int = setting(0, "local devices to use; 0 = all")

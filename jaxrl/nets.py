@@ -31,28 +31,32 @@ def he_normal(fan_in: int) -> Initialiser:
     return init
 
 
-def convolve(x: Array, kernel: Array, method: Literal["conv", "rows", "dense"]) -> Array:
+Convolution = Literal["conv", "dense", "patches"]
+
+
+def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     """Valid convolution with stride 1, channels last.
 
     Args:
         x: [N, H, W, C].
         kernel: [h, w, C, F], in the dtype of `x`.
-        method: "conv" calls the convolution of the back end (right on GPUs). On CPUs matrix products are many
-            times faster: "rows" gathers the w neighbours of a row into one matrix product per kernel row;
-            "dense" multiplies each band of h rows by the kernel written as one banded matrix (best for few
-            channels, where the wasted zeros cost less than the small products).
+        method: "conv" calls the convolution of the back end (right on GPUs). On CPUs, where that is slow inside
+            compiled loops, matrix products are many times faster: "dense" multiplies each band of h rows by the
+            kernel written as one banded matrix (best for few channels, where the wasted zeros cost less than small
+            products); "patches" gathers the pixels under the kernel and wastes nothing.
 
     Returns:
         [N, H - h + 1, W - w + 1, F].
     """
     height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
-    h, w, channels, features = kernel.shape
+    h, _, channels, features = kernel.shape
     if method == "conv":
         return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    if method == "rows":
-        patches = jnp.concatenate([x[:, :, k : k + width] for k in range(w)], axis=-1)  # [N, H, width, w C]
-        rows = [patches[:, k : k + height] @ kernel[k].reshape(w * channels, features) for k in range(h)]
-        return sum(rows[1:], rows[0])
+    if height == width == 1:
+        product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
+        return product.reshape(x.shape[0], 1, 1, features)
+    if method == "patches":
+        return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
     shifted = jnp.stack(  # [W, width, h, C, F]: the kernel slid along the row
         [jnp.pad(kernel, ((0, 0), (k, width - 1 - k), (0, 0), (0, 0))) for k in range(width)], axis=0
     )  # [width, h, W, C, F]
@@ -61,11 +65,49 @@ def convolve(x: Array, kernel: Array, method: Literal["conv", "rows", "dense"]) 
     return (bands @ matrix).reshape(x.shape[0], height, width, features)
 
 
-def convolution_method(width: int, platform: str) -> Literal["conv", "rows", "dense"]:
-    """What is fastest on a platform at a network width (measured by `python -m bench.convolution`)."""
+@jax.custom_vjp
+def _convolve_patches(x: Array, kernel: Array) -> Array:
+    """`convolve` of x [H, W, N, C] into [H - h + 1, W - w + 1, N, F].
+
+    With the pixels first, what lies under one kernel entry is a few whole blocks of memory. The gradient of x is added
+    up entry by entry in place; left to automatic differentiation it would pass through a gradient of all patches.
+    """
+    h, w, channels, features = kernel.shape
+    return _patches(x, h, w) @ kernel.reshape(h * w * channels, features)
+
+
+def _patches(x: Array, h: int, w: int) -> Array:
+    """[H, W, N, C] -> [H - h + 1, W - w + 1, N, h w C]."""
+    height, width = x.shape[0] - h + 1, x.shape[1] - w + 1
+    return jnp.concatenate([x[i : i + height, j : j + width] for i in range(h) for j in range(w)], axis=-1)
+
+
+def _patches_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve_patches(x, kernel), (x, kernel)
+
+
+def _patches_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, kernel = kept
+    h, w, channels, features = kernel.shape
+    height, width, samples, _ = gradient.shape
+    rows = gradient.reshape(-1, features)
+    along_kernel = _patches(x, h, w).reshape(-1, h * w * channels).T @ rows
+    along_x = jnp.zeros_like(x)
+    for i in range(h):
+        for j in range(w):
+            block = (rows @ kernel[i, j].T).reshape(height, width, samples, channels)
+            along_x = along_x.at[i : i + height, j : j + width].add(block)
+    return along_x, along_kernel.reshape(kernel.shape)
+
+
+_convolve_patches.defvjp(_patches_forward, _patches_backward)
+
+
+def convolution_methods(width: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
+    """What is fastest for each layer of `ConvStack` on a platform (measured by `python -m bench.convolution`)."""
     if platform != "cpu":
-        return "conv"
-    return "dense" if width <= 64 else "rows"
+        return ("conv", "conv", "conv")
+    return ("patches", "dense" if width <= 64 else "patches", "patches")
 
 
 class ConvStack(nn.Module):
@@ -79,18 +121,17 @@ class ConvStack(nn.Module):
     width: int
     depth: int = 1
     initialiser: Literal["torch", "he"] = "torch"
-    method: Literal["conv", "rows", "dense"] = "conv"
+    methods: tuple[Convolution, Convolution, Convolution] = ("conv", "conv", "conv")
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """[N, H, W, C] -> float32[N, outputs]."""
         x = x.astype(self.dtype)
-        for layer, size in enumerate((5, 4, 0)):
+        for layer, (size, method) in enumerate(zip((5, 4, 0), self.methods, strict=True)):
             h, w = (size, size) if size else x.shape[1:3]
             shape = (h, w, x.shape[3], self.width)
             kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
-            method = "rows" if (h, w) == x.shape[1:3] and self.method != "conv" else self.method
             x = nn.relu(convolve(x, kernel, method) + bias[None, None, None])
         return _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")(
             x.reshape(x.shape[0], -1)
@@ -126,9 +167,9 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
     values = 0
     if isinstance(net, ConvStack):
         height, side, channels = shape
-        for size in (5, 4):
+        for size, method in zip((5, 4), net.methods, strict=False):
             height, side = height - size + 1, side - size + 1
-            widened = {"conv": size, "rows": side * size, "dense": (side + size - 1) * size}[net.method]
+            widened = {"conv": size, "patches": side * size**2, "dense": (side + size - 1) * size}[method]
             values += height * widened * channels + height * side * width
             channels = width
         values += height * side * channels

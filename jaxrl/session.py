@@ -226,7 +226,7 @@ class Session:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
                 evaluate, save = self._evaluation_due(), self._checkpoint_due()
-                if evaluate or save:
+                if (evaluate or save) and any(self._remaining()):
                     self._report()
                     with self.pace.pause():
                         best = evaluate and self._evaluate(state)
@@ -280,7 +280,7 @@ class Session:
     def _end(self, state: TrainState) -> None:
         """The last line, evaluation and checkpoint of this process, as far as they are missing."""
         best = False
-        if not any(self._remaining()):  # a line or an evaluation out of turn would not be there without a stop
+        if not any(self._remaining()):  # what is out of turn must not stand where a run was only interrupted
             self.lines.flush(self._counters(self.position), self.pace)
             if self.programs.evaluate is not None and self.evaluated != self.position.iterations:
                 best = self._evaluate(state)

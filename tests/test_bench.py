@@ -456,7 +456,7 @@ def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
         (train_throughput, ["--algo", "coma", "--widht", "3"], "did you mean '--width'?"),
         (train_throughput, ["--algo", "coma", "--width", "-3", "--num_envs", "1"], "width must be above 0"),
         (compare, ["--env", "snake"], "nothing to compare"),
-        (convolution, ["--methods", "row"], "did you mean 'rows'?"),
+        (convolution, ["--methods", "patch"], "did you mean 'patches'?"),
         (convolution, ["--dtype", "float8"], "unknown dtype"),
         (convolution, ["--widths", "0"], "--widths must lie between"),
         (plots, [], "name the JSON file"),

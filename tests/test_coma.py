@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import golden
 import jax
@@ -312,7 +312,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 @pytest.mark.parametrize("shape", [(11, 11, 3), (9, 12, 2)])
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int]) -> None:
     x = jax.random.uniform(jax.random.key(0), (3, *shape))
-    stacks = {method: nets.ConvStack(5, 8, method=method) for method in ("conv", "rows", "dense")}
+    stacks = {method: nets.ConvStack(5, 8, methods=(method,) * 3) for method in get_args(nets.Convolution)}
     params = stacks["conv"].init(jax.random.key(1), x)
     results = {
         method: jax.jit(jax.value_and_grad(lambda p, x, net=net: jnp.sum(jnp.sin(net.apply(p, x))), argnums=(0, 1)))(
@@ -321,7 +321,7 @@ def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int
         for method, net in stacks.items()
     }
     outputs = {method: net.apply(params, x) for method, net in stacks.items()}
-    for method in ("rows", "dense"):
+    for method in ("dense", "patches"):
         close(outputs[method], outputs["conv"], 1e-6)
         jax.tree.map(lambda a, b: close(a, b, 2e-6, 1e-5), results[method], results["conv"])
     assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(results["conv"][1]))

@@ -163,13 +163,13 @@ def test_a_terminal_gets_colours(monkeypatch, capsys):
 
 def test_rates_are_work_over_time(monkeypatch):
     monkeypatch.undo()
-    seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0, "dense": 8.0, "rows": 16.0}
+    seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0, "dense": 8.0, "patches": 16.0}
     monkeypatch.setattr(rates, "take_turns", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
-    found = rates.measure(16, methods=("dense", "rows"), quick=True)
+    found = rates.measure(16, methods=("dense", "patches"), quick=True)
     assert found.copy == 2 * 4 * 2**18 / 0.5 and found.fresh == found.copy / 2
     assert found.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
     product = 2 * 8 * 16 * 16 * 16 * 16  # samples, 4 x 4 outputs, 4 x 4 taps, channels, features
-    assert found.convolution == {"dense": 3 * product / 8, "rows": 3 * product / 16}
+    assert found.convolution == {"dense": 3 * product / 8, "patches": 3 * product / 16}
 
 
 def test_layers_are_those_of_the_network():

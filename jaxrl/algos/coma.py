@@ -110,7 +110,7 @@ class Coma(Algorithm):
     width: int = setting(256, "channels of the convolutions and units of the dense layers")
     depth: int = setting(1, "hidden dense layers behind the convolutions (or of the whole net for vectors)")
     initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
-    convolution: Literal["auto", "conv", "rows", "dense"] = setting(
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
         "auto", "how convolutions are computed: the back end's own, or as matrix products (CPU)"
     )
 
@@ -217,10 +217,11 @@ class Coma(Algorithm):
         dtype = self.layout.compute_dtype
         if len(shape) == 1:
             return nets.MLP(outputs, self.width, self.depth, self.initialiser, dtype)
-        method = self.convolution
-        if method == "auto":
-            method = nets.convolution_method(self.width, jax.default_backend())
-        return nets.ConvStack(outputs, self.width, self.depth, self.initialiser, method, dtype)
+        if self.convolution == "auto":
+            methods = nets.convolution_methods(self.width, jax.default_backend())
+        else:
+            methods = (self.convolution,) * 3
+        return nets.ConvStack(outputs, self.width, self.depth, self.initialiser, methods, dtype)
 
     @property
     def actor_net(self) -> Any:

@@ -6,7 +6,7 @@ the system for fresh pages, and some back ends treat an operation in a loop diff
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxrl import nets
 from jaxrl.report.timing import Sampler, stopwatch, take_turns
 
-Method = Literal["conv", "rows", "dense"]
-METHODS: tuple[Method, ...] = get_args(Method)
+METHODS: tuple[nets.Convolution, ...] = get_args(nets.Convolution)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Rates:
 def measure(
     width: int = 256,
     dtype: Any = None,
-    methods: Sequence[Method] | None = None,
+    methods: Sequence[nets.Convolution] | None = None,
     least: float = 0.1,
     rounds: int = 5,
     quick: bool = False,
@@ -98,7 +97,7 @@ def measure(
     """
     platform = jax.default_backend()
     dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
-    methods = methods or [nets.convolution_method(width, platform)]
+    methods = methods or [nets.convolution_methods(width, platform)[1]]
     cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
     # CPUs emulate bfloat16 slowly: smaller
     sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
@@ -155,7 +154,9 @@ def matmul(dtype: str, side: int, least: float) -> Sampler:
     return repeated(dtype, lambda pair: (pair[0] @ pair[1], pair[1]), (ones, ones / side), least)
 
 
-def convolution(name: str, layer: Convolution, samples: int, method: Method, dtype: Any, least: float) -> Sampler:
+def convolution(
+    name: str, layer: Convolution, samples: int, method: nets.Convolution, dtype: Any, least: float
+) -> Sampler:
     """A sampler of the forward and backward pass of one layer, with ReLU and a step along the gradient."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
     shape = (layer.kernel, layer.kernel, layer.channels, layer.features)

@@ -1,0 +1,282 @@
+"""Coverage as an environment: its contract, its settings, and what must hold in every mission."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax.batch import batched
+from envs_jax.coverage import communication, maps, reward, terrain, world
+from envs_jax.testing import check_env
+
+
+def make(**settings):
+    return envs_jax.make("coverage", **{"q": 3, "budget": 4, **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_agents": 1, "num_actions": 27, "belief_dtype": "float32", "terrain": "field", "prior": 0.3},
+        {"num_agents": 6, "num_actions": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+        {"start": "original", "reward_timing": "original", "map_engine": "windows"},
+    ],
+)
+def test_contract(settings):
+    check_env(make(budget=3, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_agents": 0}, "num_agents"),
+        ({"num_agents": 9}, "1 to 8"),
+        ({"budget": 0}, "budget"),
+        ({"q": 1}, "camera"),
+        ({"q": 1000}, "too large"),
+        ({"num_actions": 9}, "4, 6 or 27"),
+        ({"communication_range": -1.0}, "0 or more"),
+        ({"communication_range": float("nan")}, "0 or more"),
+        ({"failure_rate": 1.5}, "probability"),
+        ({"prior": 1.0}, "prior"),
+        ({"prior": 1e-6}, "0.0001"),
+        ({"class_weights": (-1.0, 1.0)}, "negative"),
+        ({"terrain": "splitt"}, "did you mean 'split'"),
+        ({"start": "corner"}, "did you mean 'corners'"),
+        ({"reward_timing": "late"}, "aligned"),
+        ({"belief_dtype": "int8"}, "did you mean 'int16'"),
+        ({"map_engine": "window"}, "did you mean 'windows'"),
+        ({"start": "corners", "num_agents": 5}, "uniform"),
+        ({"budgett": 3}, "did you mean 'budget'"),
+    ],
+)
+def test_impossible_settings(settings, words):
+    with pytest.raises(ValueError, match=words):
+        make(**settings)
+
+
+def fly(env, key, policy=None, steps=None):
+    """Time steps and states of a mission with random open actions."""
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    policy = policy or jax.jit(functools.partial(env.baselines["random"], env))
+    state, timestep = reset(key, ())
+    seen = [(state, timestep)]
+    for t in range(env.steps if steps is None else steps):
+        state, timestep = step(state, policy(state, timestep, jax.random.fold_in(key, 99 + t)), ())
+        seen.append((state, timestep))
+    return seen
+
+
+def test_a_mission_from_start_to_end():
+    env = make(budget=5)
+    seen = fly(env, jax.random.key(4))
+    for t, (state, timestep) in enumerate(seen):
+        assert int(state.t) == t
+        assert bool(timestep.first) == (t == 0)
+        assert bool(timestep.terminated) == (t == 6) and not bool(timestep.truncated)
+        np.testing.assert_allclose(timestep.observation[..., 0], max(0.0, (5 - t) / 5), atol=1e-6)
+        assert np.all(np.asarray(timestep.reward) == np.asarray(timestep.reward)[0])
+        observation = np.asarray(timestep.observation)
+        assert observation.min() >= 0.0 and observation.max() <= 1.0
+        assert np.asarray(timestep.global_state["maps"]).max() <= 1.0
+    assert np.all(np.asarray(seen[0][1].reward) == 0.0)
+    coverage = [float(timestep.metrics["coverage"]) for _, timestep in seen]
+    assert all(a <= b for a, b in itertools.pairwise(coverage))
+    assert 0.0 < coverage[0] < coverage[-1] < 1.0
+
+
+def test_reward_timing_shifts_by_one():
+    key = jax.random.key(8)
+    aligned = [float(ts.reward[0]) for _, ts in fly(make(), key)]
+    original = [float(ts.reward[0]) for _, ts in fly(make(reward_timing="original"), key)]
+    assert original[2:] == aligned[1:-1]
+    assert original[0] == 0.0 and original[1] != 0.0
+
+
+def test_a_fusion_that_changes_nothing_earns_the_offset():
+    env = make(num_agents=2, num_actions=4)
+    start = jnp.full((2, 3), 5, jnp.int32).at[:, 2].set(0)
+    ground = terrain.split(jnp.int32(0), jnp.int32(45), env.n)
+    state = env.begin(jax.random.key(0), ground, start, jnp.float32(25))
+    advance = jax.jit(env.observe_and_fuse)
+    rewards = []
+    for _ in range(6):  # certain cells cannot become more certain
+        readings = jnp.ones((2, env.n, env.n), jnp.bool_)
+        state, timestep = advance(state, start, jnp.ones((2, 2), jnp.bool_), readings)
+        rewards.append(float(timestep.reward[0]))
+    assert rewards[1] > -0.5
+    assert rewards[-1] == -0.5
+    zero = jnp.zeros((2,), jnp.int32)
+    assert float(reward.relative(zero, zero, 22.0, -0.5)) == -0.5
+
+
+def test_cells_never_seen_keep_the_prior():
+    env = make(prior=0.3, num_agents=2, belief_dtype="float32")
+    seen = fly(env, jax.random.key(1))
+    touched = np.zeros((env.n, env.n), bool)
+    for state, timestep in seen:
+        box = world.clip_footprint(world.footprint(state.positions, env.q), env.n)
+        for i in range(2):
+            touched[int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
+        unseen = np.asarray(state.maps.beliefs[-1]) == env.storage.unseen
+        np.testing.assert_array_equal(unseen, ~touched)
+        assert float(timestep.metrics["coverage"]) == pytest.approx(touched.mean())
+        assert np.all(np.asarray(env.storage.log_odds(state.maps.beliefs[-1]))[unseen] == np.float32(np.log(0.3 / 0.7)))
+
+
+def surveys(env, seed, steps, transpose=False):
+    """Random poses and readings [k] of a mission, axes of everything exchanged if `transpose`."""
+    rng = np.random.default_rng(seed)
+    poses = rng.integers(0, (11, 11, 3), (steps, env.num_agents, 3)).astype(np.int32)
+    readings = rng.random((steps, env.num_agents, env.n, env.n)) < 0.5
+    if transpose:
+        poses, readings = poses[..., [1, 0, 2]], readings.swapaxes(-1, -2)
+    return jnp.asarray(poses), jnp.asarray(readings)
+
+
+def replay(env, poses, readings, side=0, reach=25.0):
+    ground = terrain.split(jnp.int32(side), jnp.int32(40), env.n)
+    state = env.begin(jax.random.key(0), ground, poses[0], jnp.float32(reach))
+    advance = jax.jit(env.observe_and_fuse)
+    seen = []
+    for k in range(len(poses)):
+        state, timestep = advance(state, poses[k], communication.received(poses[k], jnp.float32(reach)), readings[k])
+        seen.append(jax.tree.map(np.asarray, (state.maps.beliefs, timestep)))
+    return seen
+
+
+def test_exchanging_the_axes_exchanges_them_in_the_results():
+    env = make(q=4)
+    plain = replay(env, *surveys(env, 0, 5), side=0)
+    turned = replay(env, *surveys(env, 0, 5, transpose=True), side=2)
+    for (belief, a), (belief_turned, b) in zip(plain, turned, strict=True):
+        np.testing.assert_array_equal(belief.swapaxes(-1, -2), belief_turned)
+        np.testing.assert_allclose(a.observation.swapaxes(1, 2), b.observation, atol=1e-6)
+        np.testing.assert_allclose(a.global_state["maps"].swapaxes(0, 1), b.global_state["maps"], atol=1e-6)
+        np.testing.assert_allclose(a.reward, b.reward, atol=1e-6)
+        for name in a.metrics:
+            np.testing.assert_allclose(a.metrics[name], b.metrics[name], atol=1e-6)
+
+
+def test_unlimited_range_gives_everyone_the_belief_of_the_team():
+    env = make()
+    poses, readings = surveys(env, 1, 8)
+    for k, (beliefs, _) in enumerate(replay(env, poses, readings, reach=100.0)):
+        local, team = beliefs[:-1], beliefs[-1:]
+        if k < 2:  # nothing is clipped yet
+            np.testing.assert_array_equal(local, np.broadcast_to(team, local.shape))
+        certain = np.abs(team.astype(np.int32)) > 9000
+        np.testing.assert_array_equal(
+            np.where(certain, 0, local), np.where(certain, 0, np.broadcast_to(team, local.shape))
+        )
+
+
+def test_range_zero_leaves_own_measurements():
+    env, alone = make(num_agents=3), make(num_agents=1)
+    poses, readings = surveys(env, 2, 4)
+    poses = poses.at[:, :, 0].set(jnp.array([[1, 4, 7]]))  # never in one place
+    together = replay(env, poses, readings, reach=0.0)
+    for i in range(3):
+        single = replay(alone, poses[:, i : i + 1], readings[:, i : i + 1], reach=0.0)
+        for (beliefs, a), (own, b) in zip(together, single, strict=True):
+            np.testing.assert_array_equal(beliefs[i], own[0])
+            np.testing.assert_allclose(a.observation[i, ..., 3:6], b.observation[0, ..., 3:6], atol=1e-6)
+
+
+def test_messages_fail_independently():
+    draws = np.stack([communication.delivered(jax.random.key(i), 4, 0.3) for i in range(300)])
+    off = ~np.eye(4, dtype=bool)
+    assert draws[:, off].mean() == pytest.approx(0.7, abs=0.03)
+    assert not np.array_equal(draws, draws.swapaxes(1, 2))  # one-way failures
+    apart = jnp.array([[0, 0, 2], [0, 0, 2], [1, 0, 2], [10, 10, 0]], jnp.int32)
+    none = communication.received(apart, jnp.float32(25.0), jnp.zeros((4, 4), jnp.bool_))
+    np.testing.assert_array_equal(none, [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    all_ = communication.received(apart, jnp.float32(5.0), True)
+    np.testing.assert_array_equal(all_, [[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]])
+
+
+def test_critic_input():
+    env = make(num_agents=3)
+    _, timestep = fly(env, jax.random.key(3), steps=1)[-1]
+    action = jnp.array([5, 0, 2], jnp.int32)
+    critic = np.asarray(env.spec.critic_input(timestep, action))
+    assert critic.shape == (3, 11, 11, 12)
+    positions = np.asarray(timestep.mask_state)
+    for i in range(3):
+        plane, heights = np.zeros((11, 11)), np.zeros((11, 11))
+        for j in range(3):
+            heights[positions[j, 0], positions[j, 1]] = (positions[j, 2] + 1) / 3
+            if j != i:
+                plane[positions[j, 0], positions[j, 1]] = (action[j] + 1) / 6
+        np.testing.assert_allclose(critic[i, ..., 11], plane, atol=1e-6)
+        np.testing.assert_allclose(critic[i, ..., 7], heights, atol=1e-6)
+        np.testing.assert_array_equal(critic[i, ..., :7], timestep.observation[i])
+    half = env.spec.critic_input(
+        jax.tree.map(lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, timestep), action
+    )
+    assert half.dtype == jnp.float16
+
+
+@pytest.mark.parametrize(("engine", "copies"), [("dense", 1000), ("windows", 12)])
+def test_a_copy_alone_equals_the_copy_in_a_batch(engine, copies):
+    env = make(map_engine=engine, failure_rate=0.2)
+    batch = batched(env)
+    keys = jax.random.split(jax.random.key(11), copies)
+    states, timesteps = jax.jit(batch.reset)(keys, ())
+    play = jax.jit(batch.play)
+    history = [(states.env, timesteps)]
+    actions_ = np.asarray(jax.random.randint(jax.random.key(1), (3, copies, 4), 0, 6, jnp.int32))
+    for action in actions_:
+        states, timesteps = play(states, action, ())
+        history.append((states.env, timesteps))
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    for i in (0, copies // 2, copies - 1):
+        state, timestep = reset(jax.random.fold_in(keys[i], 0), ())
+        for t, (many_states, many_timesteps) in enumerate(history):
+            if t:
+                state, timestep = step(state, actions_[t - 1, i], ())
+            alone = jax.tree.leaves((state, timestep))
+            together = [leaf[i] for leaf in jax.tree.leaves((many_states, many_timesteps))]
+            for a, b in zip(alone, together, strict=True):
+                if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+                    a, b = jax.random.key_data(a), jax.random.key_data(b)
+                if jnp.issubdtype(a.dtype, jnp.floating):
+                    np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+                else:
+                    np.testing.assert_array_equal(a, b)
+
+
+def test_episodes_of_a_batch_follow_each_other():
+    env = make(budget=2)
+    batch = batched(env)
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, timestep = jax.jit(batch.reset)(keys, ())
+    step = jax.jit(batch.step)
+    firsts, starts = [], []
+    for _ in range(9):
+        state, timestep = step(state, timestep, jnp.zeros((3, 4), jnp.int32), ())
+        firsts.append(bool(timestep.first[0]))
+        starts.append(np.asarray(state.env.maps.sums.counts))
+    assert firsts == [False, False, False, True] * 2 + [False]
+    again, _ = jax.jit(env.reset)(jax.random.fold_in(keys[1], 1), ())
+    np.testing.assert_array_equal(again.maps.sums.counts, starts[3][1])
+
+
+def test_field_uses_packed_bits():
+    env = make(q=5, terrain="field")
+    state, _ = jax.jit(env.reset)(jax.random.key(0), ())
+    assert state.terrain.bits.dtype == jnp.uint8 and state.terrain.bits.shape == (-(-env.n // 8), env.n)
+    assert make(terrain="mixed").spec.num_agents == 4
+
+
+def test_bytes_of_the_state():
+    env = envs_jax.make("coverage", q=57)
+    shapes = jax.eval_shape(env.reset, jax.random.key(0), ())[0]
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes) if leaf.dtype.name != "key<fry>")
+    assert size < 5 * 493 * 493 * 2 + 8192
+    assert maps.engine("dense") is not maps.engine("windows")

@@ -1,0 +1,320 @@
+"""Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the engines."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_coverage_env import communication, fly, make
+
+import envs_jax
+from envs_jax.batch import batched
+from envs_jax.coverage import belief, maps, maps_windows, observation, sensor, terrain, world
+
+
+def number(pair):
+    """Value of a sum in fixed point, as a Python integer array."""
+    return np.asarray(pair[..., 0]).astype(np.int64) * 4096 + np.asarray(pair[..., 1])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"q": 5},
+        {"q": 4, "num_agents": 2, "belief_dtype": "float32", "prior": 0.4, "communication_range": 100.0},
+        {"q": 5, "num_agents": 3, "terrain": "field", "class_weights": (0.25, 2.0), "communication_range": 0.0},
+    ],
+)
+def test_engines_agree(settings):
+    settings = {"budget": 9, "num_actions": 27, **settings}
+    envs = [make(map_engine=name, **settings) for name in ("dense", "windows")]
+    batches = [batched(env) for env in envs]
+    keys = jax.random.split(jax.random.key(2), 4)
+    runs = [jax.jit(batch.reset)(keys, ()) for batch in batches]
+    plays = [jax.jit(batch.play) for batch in batches]
+    some_excess = False
+    for t in range(10):
+        (a, ts_a), (b, ts_b) = runs
+        np.testing.assert_array_equal(a.env.maps.beliefs, b.env.maps.beliefs)
+        np.testing.assert_array_equal(a.env.maps.sums.counts, b.env.maps.sums.counts)
+        for field in ("weighted", "interest"):  # the last bit of an entropy may differ between programs
+            difference = number(getattr(a.env.maps.sums, field)) - number(getattr(b.env.maps.sums, field))
+            assert np.abs(difference).max() <= envs[0].n
+        np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=2e-6)
+        np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=5e-6)
+        np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=5e-6)
+        limit = float(envs[0].storage.limit)
+        beyond = np.abs(np.asarray(envs[0].storage.value(b.env.maps.beliefs)).astype(float)) > limit
+        np.testing.assert_array_equal(b.env.maps.excess.cells, beyond.any((2, 3)))
+        some_excess |= bool(beyond.any())
+        # up and down in place, so that cells become certain
+        action = jnp.broadcast_to(
+            jnp.array([4, 22, 4, 22])[jnp.array((t + np.arange(4)) % 2)][:, None], ts_a.reward.shape
+        )
+        runs = [play(run[0], action.astype(jnp.int32), ()) for play, run in zip(plays, runs, strict=True)]
+    assert some_excess
+    adopted = jax.vmap(lambda m: maps_windows.adopt(envs[1].mapper, m))(runs[0][0].env.maps)
+    np.testing.assert_array_equal(adopted.excess.cells, runs[1][0].env.maps.excess.cells)
+    np.testing.assert_allclose(adopted.excess.probability, runs[1][0].env.maps.excess.probability, atol=1e-6)
+
+
+def test_windows_change_maps_in_place():
+    env = make(q=20, map_engine="windows", num_agents=2)
+    batch = batched(env)
+    keys = jax.random.split(jax.random.key(0), 8)
+    state, _ = jax.jit(batch.reset)(keys, ())
+    play = jax.jit(lambda state, action: batch.play(state, action, ()), donate_argnums=0)
+    compiled = play.lower(state, jnp.zeros((8, 2), jnp.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < state.env.maps.beliefs.nbytes / 2
+
+
+def test_int16_is_close_to_float32():
+    """Bounds of a fixed-point step of 1/2048; the step that is used does ten times better."""
+    seen = [
+        fly(make(q=7, budget=14, belief_dtype=name, map_engine="dense"), jax.random.key(5))
+        for name in ("int16", "float32")
+    ]
+    stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
+    for (a, ts_a), (b, ts_b) in zip(*seen, strict=True):
+        np.testing.assert_array_equal(a.positions, b.positions)
+        p, exact = (belief.probability(s.log_odds(x.maps.beliefs)) for s, x in zip(stores, (a, b), strict=True))
+        np.testing.assert_allclose(p, exact, atol=5e-5)
+        np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=1e-5)
+        np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=3e-5)
+        np.testing.assert_allclose(ts_a.metrics["entropy"], ts_b.metrics["entropy"], atol=1e-5)
+        assert float(ts_a.metrics["f1"]) == float(ts_b.metrics["f1"])
+
+
+def test_steps_of_int16_keep_cells_on_their_side():
+    """Sums of evidence, and such sums after a clip, count as in exact arithmetic."""
+    storage = belief.Storage("int16", 0.5)
+    steps = np.abs(storage.gains[1].astype(int))
+    counts = np.array(list(itertools.product(range(-3, 4), range(-10, 11), range(-15, 16))))
+    for start, coded in ((0.0, 0), (belief.CLIP, int(storage.limit)), (-belief.CLIP, -int(storage.limit))):
+        exact = start + counts @ np.array(sensor.EVIDENCE)
+        stored = coded + counts @ steps
+        near = np.abs(exact) < 0.05
+        values = jnp.asarray(stored[near].astype(np.int16))
+        for threshold in (belief.KNOWN, belief.PREDICTED, 1.0 - belief.KNOWN):
+            bound = belief.logit(threshold)
+            certain = np.abs(exact[near] - bound) > 2e-4
+            np.testing.assert_array_equal((storage.above(values, threshold))[certain], (exact[near] > bound)[certain])
+
+
+@pytest.mark.parametrize("name", ["int16", "float32"])
+@pytest.mark.parametrize("prior", [1e-4, 0.375, 0.5, 0.9])
+def test_storage(name, prior):
+    storage = belief.Storage(name, prior)
+    assert storage.fits()
+    assert np.all(storage.gains != 0)
+    exact = np.array([[-e - belief.logit(prior), e - belief.logit(prior)] for e in sensor.EVIDENCE]).T
+    np.testing.assert_allclose(storage.gains / storage.unit, exact, atol=1e-3 if name == "int16" else 1e-6)
+    cells = jnp.array([storage.unseen, storage.start, storage.limit], storage.dtype)
+    p = belief.probability(storage.log_odds(cells))
+    np.testing.assert_allclose(p, [prior, prior, 1.0 - belief.P_MIN], atol=1e-4 if name == "int16" else 1e-6)
+    entropy = belief.entropy(p)
+    np.testing.assert_allclose(storage.entropy(cells), entropy, atol=1e-3 if name == "int16" else 1e-5)
+
+
+def test_entropy_of_log_odds():
+    log_odds = np.linspace(-14, 14, 2001).astype(np.float32)
+    p = np.clip(1.0 / (1.0 + np.exp(-log_odds.astype(np.float64))), 1e-4, 1.0 - 1e-4)
+    exact = -p * np.log2(p) - (1 - p) * np.log2(1 - p)
+    np.testing.assert_allclose(jax.jit(belief.entropy_of_log_odds)(log_odds), exact, atol=5e-7)
+
+
+def test_sums_in_fixed_point():
+    rng = np.random.default_rng(0)
+    values = rng.integers(-(2**21), 2**21, 4321 * 12).astype(np.int32)
+    pair = jax.jit(maps.total)(values)
+    assert int(number(pair)) == int(values.astype(np.int64).sum())
+    assert 0 <= int(pair[1]) < 4096
+    assert float(maps.real(pair)) == pytest.approx(values.astype(np.int64).sum() / 2**21, rel=1e-6)
+    for value, count in ((2**21, 1732**2), (2**21 - 1, 493**2), (1, 0), (12345, 1)):
+        pair = maps.uniform_total(jnp.int32(value), jnp.int32(count))
+        assert int(number(pair)) == value * count
+    flags = rng.random((4, 1800)) < np.array([[0.1], [0.5], [0.9], [1.0]])
+    packed = maps.pack_flags(*(jnp.asarray(flag) for flag in flags))
+    np.testing.assert_array_equal(maps.count_flags(packed), flags.sum(1))
+
+
+@pytest.mark.parametrize("n", [4, 10, 12, 43, 60, 95])
+def test_resize(n):
+    values = np.random.default_rng(n).random((2, n, n)).astype(np.float32)
+    matrix = world.area_matrix(n)
+    np.testing.assert_allclose(matrix.sum(1), 1.0, atol=1e-12)
+    expected = np.einsum("dr,brc,ec->bde", matrix, values.astype(np.float64) ** 2, matrix)
+    np.testing.assert_allclose(jax.jit(lambda v: world.resize(v, jnp.square))(values), expected, atol=1e-6)
+    if n >= 11:
+        low, high = jnp.array([0, 3, n // 2], jnp.int32), jnp.array([n, 3, n - 1], jnp.int32)
+        shares = [matrix[:, a:b].sum(1) for a, b in zip(low, high, strict=True)]
+        np.testing.assert_allclose(world.interval_share(low, high, n), shares, atol=1e-6)
+
+
+def test_footprints_equal_painted_maps():
+    q, agents = 6, 5
+    n, rng = world.map_side(q), np.random.default_rng(3)
+    both = jax.jit(lambda positions, received: observation.footprints(positions, received, q))
+    for _ in range(20):
+        positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)
+        positions[1] = positions[0]
+        received = rng.random((agents, agents)) < 0.5
+        own, team = both(positions, received)
+        box = world.clip_footprint(world.footprint(jnp.asarray(positions), q), n)
+        inside = np.zeros((agents, n, n), bool)
+        for i in range(agents):
+            inside[i, int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
+        matrix = world.area_matrix(n)
+        for i in range(agents):
+            heard = [j for j in range(agents) if j != i and received[i, j]]
+            plane = np.where(inside[i], 1.0, np.where(inside[heard].any(0), 0.0, 0.5))
+            np.testing.assert_allclose(own[i], matrix @ plane @ matrix.T, atol=2e-6)
+        np.testing.assert_allclose(team, matrix @ np.where(inside.any(0), 1.0, 0.5) @ matrix.T, atol=2e-6)
+
+
+# Terrain
+
+
+def painted(family, side, first, second, n):
+    cells = np.zeros((n, n), bool)
+    head = lambda c: slice(0, n * c // 100)  # noqa: E731
+    tail = lambda c: slice(n - n * (c - 1) // 100, n)  # noqa: E731
+    every = slice(0, n)
+    if family == "corner":
+        rows = tail(first) if side in (1, 2) else head(first)
+        columns = tail(second) if side in (2, 3) else head(second)
+        cells[rows, columns] = True
+    elif family == "band":
+        strip = slice(n * first // 100, n * second // 100)
+        cells[(strip, every) if side < 2 else (every, strip)] = True
+        cells ^= side % 2 == 1
+    elif family == "diagonal":
+        pairs = [(head, head), (tail, tail)] if side % 2 == 0 else [(head, tail), (tail, head)]
+        for a, b in pairs:
+            cells[a(first), b(first)] = True
+    else:
+        for a, b in itertools.product((head, tail), repeat=2):
+            cells[a(first), b(first)] = True
+        cells ^= side % 2 == 1
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"), [("corner", 60, 71), ("band", 22, 70), ("diagonal", 47, 0), ("four", 33, 0)]
+)
+def test_families_of_terrain(family, first, second):
+    n = 43
+    for side in range(4):
+        rows, columns, invert = terrain._describe(family, jnp.int32(side), jnp.int32(first), jnp.int32(second), n)
+        ground = terrain._finish(rows, columns, invert, (), n)
+        expected = painted(family, side, first, second, n)
+        np.testing.assert_array_equal(terrain.whole(ground, n), expected)
+        assert int(ground.count) == expected.sum()
+
+
+ROWS = np.arange(5, 15, dtype=np.int32)[:, None]
+COLUMNS = np.arange(20, 43, dtype=np.int32)[None, :]
+
+
+def test_drawn_terrain():
+    n = 43
+    every = set()  # (side, percentage), as the public repository splits its maps
+    for percent in range(30, 61):
+        for length, last in ((n * percent // 100, False), (n * (percent - 1) // 100, True)):
+            cells = np.zeros((n, n), bool)
+            cells[n - length if last else 0 : n if last else length] = True
+            every |= {cells.tobytes(), cells.T.tobytes()}
+    keys = jax.random.split(jax.random.key(0), 400)
+    for families in (("split",), terrain.FAMILIES):
+        draw = jax.jit(jax.vmap(lambda key, families=families: terrain.draw(key, families, n)))
+        grounds = draw(keys)
+        cells = np.asarray(jax.jit(jax.vmap(lambda ground: terrain.whole(ground, n)))(grounds))
+        np.testing.assert_array_equal(cells.sum((1, 2)), grounds.count)
+        share = cells.mean((1, 2))
+        assert share.min() > 0.0 and share.max() < 1.0
+        if families == ("split",):
+            assert share.min() >= 0.27 and share.max() <= 0.6
+            found = {cell.tobytes() for cell in cells}
+            assert found <= every and len(found) > 0.8 * len(every)
+        part = jax.jit(jax.vmap(lambda ground: terrain.truth(ground, ROWS, COLUMNS)))(grounds)
+        np.testing.assert_array_equal(part, cells[:, 5:15, 20:43])
+
+
+def test_random_fields_are_smooth():
+    n = 43
+    cells = np.asarray(terrain._random_field(jax.random.key(3), n))
+    changes = np.mean(cells[1:] != cells[:-1])
+    assert 0.1 < cells.mean() < 0.9 and changes < 0.15
+    np.testing.assert_array_equal(terrain.unpack(terrain.pack(jnp.asarray(cells)), n), cells)
+
+
+# Noise
+
+
+def misread(key, index, agents, level, cells):
+    noise = sensor.noise(key, jnp.int32(index), agents)
+    read = jax.jit(jax.vmap(lambda agent: sensor.wrong(noise, agent, jnp.int32(level), cells)))
+    return np.asarray(read(jnp.arange(agents, dtype=jnp.int32)))
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_readings_are_wrong_as_often_as_they_should(level):
+    cells = jnp.arange(200_000, dtype=jnp.int32)
+    wrong = misread(jax.random.key(1), 3, 4, level, cells)
+    error = sensor.ERROR[level]
+    spread = np.sqrt(error * (1 - error) / wrong.shape[1])
+    assert np.all(np.abs(wrong.mean(1) - error) < 4.5 * spread)
+
+
+def test_noise_is_independent():
+    cells = jnp.arange(60 * 60, dtype=jnp.int32)
+    level, error = 2, sensor.ERROR[2]
+    runs = np.stack(
+        [np.stack([misread(jax.random.key(m), k, 4, level, cells) for k in range(4)]) for m in range(8)]
+    ).astype(float)  # [mission, k, agent, cell]
+    standard = (runs - error) / np.sqrt(error * (1 - error))
+
+    def correlation(a, b):
+        return float(np.mean(a * b)) * np.sqrt(a.size)  # standard normal if independent
+
+    pairs = {
+        "agents": (standard[:, :, 0], standard[:, :, 1]),
+        "agents of other hashes": (standard[:, :, 0], standard[:, :, 2]),
+        "times": (standard[:, 0], standard[:, 1]),
+        "missions": (standard[0], standard[1]),
+        "next column": (standard[..., :-1], standard[..., 1:]),
+        "next row": (standard[..., :-60], standard[..., 60:]),
+        "next cell of another agent": (standard[:, :, 0, :-1], standard[:, :, 1, 1:]),
+    }
+    for name, pair in pairs.items():
+        assert abs(correlation(*pair)) < 4.5, name
+
+
+def test_bits_of_the_noise_are_uniform():
+    """Chi-squared over 64 bins of each half of the hash, for consecutive cells and for consecutive missions."""
+    noise = sensor.noise(jax.random.key(7), jnp.int32(0), 2)
+    consecutive = sensor.draw(noise.seeds[0, 0], noise.seeds[0, 1], jnp.arange(2**17, dtype=jnp.int32))
+    keys = jax.random.split(jax.random.key(0), 2**13)
+    seeds = jax.jit(jax.vmap(lambda key: sensor.noise(key, jnp.int32(2), 2).seeds[0]))(keys)
+    over_missions = jax.vmap(lambda s: sensor.draw(s[0], s[1], jnp.int32(17)))(seeds)
+    for bits in (np.asarray(consecutive), np.asarray(over_missions)):
+        for half in (bits & 0xFFFF, bits >> 16):
+            counts = np.bincount(half >> 10, minlength=64)
+            statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()
+            assert 25 < statistic < 120  # 63 degrees of freedom
+
+
+def test_readings_follow_the_truth():
+    env = envs_jax.make("coverage", q=7, num_agents=2)
+    state, _ = jax.jit(env.reset)(jax.random.key(2), ())
+    noise = sensor.noise(state.key, jnp.int32(1), 2)
+    rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
+    columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
+    truth = np.asarray(terrain.whole(state.terrain, env.n))
+    read = np.asarray(sensor.occupied(noise, state.terrain, 1, jnp.int32(0), rows, columns, env.n))
+    assert np.mean(read == truth) > 0.98
+    recorded = jnp.asarray(np.random.default_rng(0).random((2, env.n, env.n)) < 0.5)
+    again = sensor.occupied(recorded, state.terrain, 1, jnp.int32(0), rows, columns, env.n)
+    np.testing.assert_array_equal(again, recorded[1])
+    assert communication.RANGES == (0.0, 15.0, 25.0, 100.0)
