@@ -1,0 +1,123 @@
+"""Coverage against the NumPy oracle of bench/coverage: any setting, any terrain, any moves, one mission at a time."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import envs_jax
+from bench.coverage import oracle
+from envs_jax.coverage import actions, communication, terrain
+
+SPACING = 5
+
+rules = st.fixed_dictionaries(
+    {
+        "q": st.integers(2, 8),
+        "num_agents": st.integers(1, 8),
+        "num_actions": st.sampled_from([4, 6, 27]),
+        "budget": st.integers(1, 6),
+        "prior": st.sampled_from([0.5, 0.5, 0.2, 0.7]),
+        "class_weights": st.sampled_from([(0.0, 1.0), (0.0, 1.0), (0.5, 2.0), (1.0, 0.0)]),
+        "unknown_weight": st.sampled_from([0.5, 0.0, 1.0]),
+        "reward_scale": st.sampled_from([22.0, 3.0]),
+        "reward_offset": st.sampled_from([-0.5, 0.25]),
+        "communication_range": st.sampled_from([0.0, 5.0, 12.3, 25.0, 100.0]),
+        "failure_rate": st.sampled_from([0.0, 0.4]),
+        "terrain": st.sampled_from(oracle.TERRAINS),
+        "start": st.sampled_from(["uniform", "uniform", "corners"]),
+    }
+).filter(lambda rule: rule["start"] == "uniform" or rule["num_agents"] <= 4)
+
+
+def lattice(metres: np.ndarray) -> jax.Array:
+    return jnp.asarray(metres // SPACING - np.array([0, 0, 1]), jnp.int32)
+
+
+def any_terrain(truth: np.ndarray) -> terrain.Terrain:
+    nothing = jnp.zeros((2, 2), jnp.int32)
+    bits = terrain.pack(jnp.asarray(truth))
+    return terrain.Terrain(nothing, nothing, jnp.bool_(False), bits, jnp.int32(truth.sum()))
+
+
+def readings(mission: oracle.Mission) -> jax.Array:
+    """bool[A, n, n]: what every agent of the oracle read, in its place."""
+    maps = np.zeros((len(mission.measurements), mission.n, mission.n), bool)
+    for image, measurement in zip(maps, mission.measurements, strict=True):
+        top, bottom, left, right = measurement.box
+        image[top:bottom, left:right] = measurement.reading
+    return jnp.asarray(maps)
+
+
+def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
+    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
+    return 1.0 / (1.0 + np.exp(-stored))
+
+
+def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, next_action: np.ndarray) -> None:
+    """Beliefs, what agents and critic see, and metrics at one time."""
+    belief = probability(env, np.asarray(state.maps.beliefs))
+    np.testing.assert_allclose(belief[:-1], mission.local_beliefs, atol=5e-5)
+    np.testing.assert_allclose(belief[-1], mission.global_belief, atol=5e-5)
+    scale = max(1.0, *mission.settings.class_weights)
+    seen = np.maximum(mission.observe(), 0.0)  # the share of the budget left, where nobody acts any more
+    np.testing.assert_allclose(timestep.observation, seen, atol=1e-5 * scale)
+    critic = env.spec.critic_input(timestep, jnp.asarray(next_action, jnp.int32))
+    np.testing.assert_allclose(critic, mission.critic_state(next_action, seen), atol=1e-5 * scale)
+    expected = mission.metrics()
+    for name in ("entropy", "coverage", "roi_coverage"):
+        np.testing.assert_allclose(timestep.metrics[name], expected[name], atol=2e-6, err_msg=name)
+    np.testing.assert_allclose(timestep.metrics["f1"], expected["f1"], atol=1.0 / max(1, mission.truth.sum()))
+
+
+FEW = {"max_examples": 12, "phases": [Phase.generate]}  # a failing case compiles anew at every attempt to shrink it
+
+
+@pytest.mark.parametrize("engine", ["dense", "windows"])
+@settings(**FEW, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(rule=rules, seed=st.integers(0, 2**31))
+def test_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], seed: int) -> None:
+    mission = oracle.Mission(oracle.Settings(**rule), np.random.default_rng(seed))
+    # its map comes from the oracle, cell by cell
+    env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_engine=engine)
+    assert (env.n, env.steps) == (mission.n, mission.settings.steps)
+    advance = jax.jit(env.observe_and_fuse)
+    masks_of = jax.jit(functools.partial(sequential_masks, num_actions=rule["num_actions"]))
+    ground, reach = any_terrain(mission.truth), jnp.float32(rule["communication_range"])
+    state = env.begin(jax.random.key(0), ground, lattice(mission.positions), reach)
+    state, timestep = advance(state, state.positions, jnp.asarray(mission.received), readings(mission))
+    assert np.all(np.asarray(timestep.reward) == 0.0)
+    before = oracle.entropy(mission.global_belief)
+    while True:
+        heard = communication.received(lattice(mission.positions), reach)
+        assert np.all(heard | ~mission.received)
+        if rule["failure_rate"] == 0.0:
+            np.testing.assert_array_equal(heard, mission.received)
+        chosen, masks = mission.act(lambda _, mask: int(mission.rng.choice(np.flatnonzero(mask))))
+        check_moment(env, mission, state, timestep, chosen)
+        assert bool(timestep.terminated) == mission.done
+        if mission.done:
+            break
+        found, moved = masks_of(state.positions, jnp.asarray(chosen, jnp.int32))
+        np.testing.assert_array_equal(found, masks)
+        earned, _ = mission.step(chosen)
+        np.testing.assert_array_equal(moved, lattice(mission.positions))
+        state, timestep = advance(state, moved, jnp.asarray(mission.received), readings(mission))
+        tolerance = 1e-5 * max(1.0, rule["reward_scale"] / 22.0)
+        np.testing.assert_allclose(timestep.reward, earned, atol=tolerance)
+        after = oracle.entropy(mission.global_belief)
+        weight = oracle.class_weight(mission.global_belief, rule["class_weights"], rule["unknown_weight"])
+        gain = 10.0 * oracle.utilities(before, after, weight)[1] - 0.17
+        np.testing.assert_allclose(timestep.metrics["return_abs"], gain, atol=2e-5)
+        before = after
+
+
+def sequential_masks(positions: jax.Array, chosen: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
+    boundary = actions.boundary_mask(positions, num_actions)
+    masks = actions.sequential_masks(positions, boundary, chosen, num_actions)
+    return masks, actions.move(positions, chosen, num_actions)
