@@ -135,7 +135,8 @@ class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
     `__post_init__` should raise ValueError, in one sentence that says how to mend it, on impossible settings.
-    Everything random comes from the key given to `reset`; a step draws from `fold_in(state.key, state.t)`.
+    Everything random comes from the key given to `reset`; a step draws from that key, kept in the
+    state, and the time.
     """
 
     version = 1  # goes up when the rules change

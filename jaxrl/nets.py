@@ -57,9 +57,9 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
         return product.reshape(x.shape[0], 1, 1, features)
     if method == "patches":
         return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
-    shifted = jnp.stack(  # [W, width, h, C, F]: the kernel slid along the row
+    shifted = jnp.stack(  # [width, h, W, C, F]: the kernel slid along the row
         [jnp.pad(kernel, ((0, 0), (k, width - 1 - k), (0, 0), (0, 0))) for k in range(width)], axis=0
-    )  # [width, h, W, C, F]
+    )
     matrix = shifted.transpose(1, 2, 3, 0, 4).reshape(h * x.shape[2] * channels, width * features)
     bands = jnp.stack([x[:, k : k + h].reshape(x.shape[0], -1) for k in range(height)], axis=1)
     return (bands @ matrix).reshape(x.shape[0], height, width, features)

@@ -116,12 +116,17 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
     batch = cls.batch(spec, config.algo_settings, num_envs)
     shards = run.logical_shards or logical_shards(num_envs, batch)
-    for name, number in (("num_envs", num_envs), ("the minibatch", batch)):
-        if number % shards:
-            raise UsageError(
-                f"{name} {number} is not divisible by logical_shards {shards}: use {-(-number // shards) * shards}, "
-                f"or --logical_shards {largest_divisor(math.gcd(num_envs, batch, 8), shards)}"
-            )
+    fitting = largest_divisor(math.gcd(num_envs, batch, 8), shards)
+    if num_envs % shards:
+        raise UsageError(
+            f"num_envs {num_envs} is not divisible by logical_shards {shards}: use {-(-num_envs // shards) * shards}, "
+            f"or --logical_shards {fitting}"
+        )
+    if batch % shards:
+        raise UsageError(
+            f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
+            f"settings draws at once: use --logical_shards {fitting}"
+        )
     devices, warning = plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)

@@ -32,7 +32,7 @@ def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t:
 
 
 def ipp_marl_targets(
-    reward_t: Array, done_t: Array, value_tm1: Array, gamma: float, lambda_: float
+    reward_t: Array, done_t: Array, value_tm1: Array, gamma: float, lambda_: float, longest: int
 ) -> tuple[Array, Array]:
     """The targets that dmar-bonn/ipp-marl computes for one agent's row of missions (kept for comparison).
 
@@ -45,6 +45,7 @@ def ipp_marl_targets(
         value_tm1: float32[K], target network's value of the action taken in each state.
         gamma: discount.
         lambda_: mixing of n-step returns.
+        longest: steps of the longest mission.
 
     Returns:
         targets float32[K], discounted returns float32[K].
@@ -58,24 +59,16 @@ def ipp_marl_targets(
     def power(base: float, exponent: Array) -> Array:
         return jnp.float32(base) ** exponent.astype(jnp.float32)
 
-    def n_step(m: Array) -> tuple[Array, Array]:
-        """G_m and its bootstrap b_m for every t; meaningless where m > M."""
-        inside = t[:, None] + t[None]
-        counted = (t < m)[None] & (inside < steps)
-        discounted = power(gamma, t)[None] * reward_t[jnp.minimum(inside, steps - 1)]
-        partial = jnp.sum(jnp.where(counted, discounted, 0.0), axis=1)
+    def add(sums: tuple[Array, Array, Array], m: Array) -> tuple[tuple[Array, Array, Array], None]:
+        target, partial, full = sums  # partial: G_m of every t, meaningless where m > M
+        partial = partial + power(gamma, m - 1) * reward_t[jnp.minimum(t + m - 1, steps - 1)]
         later = jnp.minimum(t + m, steps - 1)
-        bootstrap = power(gamma, m) * value_tm1[later]
-        return partial, jnp.where((t + m < steps - 1) & ~done_t[later], bootstrap, 0.0)
-
-    def add(sums: tuple[Array, Array], m: Array) -> tuple[tuple[Array, Array], None]:
-        target, full = sums
-        partial, bootstrap = n_step(m)
+        bootstrap = jnp.where((t + m < steps - 1) & ~done_t[later], power(gamma, m) * value_tm1[later], 0.0)
         target = target + jnp.where(m <= length, power(lambda_, m - 1) * (partial + bootstrap), 0.0)
-        return (target, jnp.where(m == length, partial, full)), None
+        return (target, partial, jnp.where(m == length, partial, full)), None
 
     zeros = jnp.zeros(steps, jnp.float32)
-    (target, full), _ = jax.lax.scan(add, (zeros, zeros), jnp.arange(1, steps + 1))
+    (target, _, full), _ = jax.lax.scan(add, (zeros, zeros, zeros), jnp.arange(1, longest + 1))
     target = target + jnp.where(end < steps - 1, power(lambda_, length + 1) * full, 0.0)
     target = (1 - lambda_) * target
     return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)

@@ -35,7 +35,7 @@ class TrainState:
         env: BatchState, the environments, () where phases restart.
         timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
         statistics: EpisodeStatistics, running [B], () where phases restart.
-        key: key[], the run's; iteration i draws from fold_in(key, i).
+        key: key[], the run's, see `key_of_env` and `key_of_iteration`.
         progress: Progress, counters.
         phase: int32[], index of the phase.
         iteration: uint32[], iterations done in this phase.
@@ -73,7 +73,12 @@ class BlockMetrics:
 
 def key_of_env(key: Array, index: Array) -> Array:
     """The root of environment `index`'s randomness in a run."""
-    return jax.random.fold_in(jax.random.fold_in(key, 0xE), index)
+    return jax.random.fold_in(jax.random.fold_in(key, 0), index)
+
+
+def key_of_iteration(key: Array, iteration: Array) -> Array:
+    """What iteration `iteration` of a run draws from."""
+    return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +220,7 @@ class Trainer:
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn."""
-        key_act, key_learn = jax.random.split(jax.random.fold_in(state.key, state.iterations))
+        key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         progress, layout = state.progress, self.layout
         trajectory = last = None
         episodes: dict[str, Array] = {}

@@ -16,7 +16,10 @@ from jaxrl import distributions, nets, returns
 from jaxrl.algos import coma as coma_module
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma, ComaParameters
+from jaxrl.config import parse
+from jaxrl.errors import UsageError
 from jaxrl.parallel import Layout
+from jaxrl.prepare import prepare
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 DRIFT = 10  # factor for single tensors and after updates: Adam's first steps turn rounding errors into whole steps
@@ -220,7 +223,7 @@ def test_recorded_targets(recorded: Recorded) -> None:
     ]
     reward, done = jnp.float32(recorded.arrays["reward"]), jnp.asarray(recorded.arrays["done"], bool)
     for agent in range(AGENTS):
-        target, full = returns.ipp_marl_targets(reward, done, jnp.asarray(q[:, agent]), 0.99, 0.8)
+        target, full = returns.ipp_marl_targets(reward, done, jnp.asarray(q[:, agent]), 0.99, 0.8, STEPS)
         close(target, recorded.arrays["td_target"][:, agent], TD)
         close(full, recorded.arrays["discounted_return"][:, agent], TD, rtol=1e-6)
 
@@ -247,7 +250,9 @@ def test_recorded_target_tables(case: int) -> None:
     table = {name: arrays[f"td{case}_{name}"] for name in ("gamma_lambda", "reward", "done", "q", "target", "return")}
     gamma, lambda_ = (float(x) for x in table["gamma_lambda"])
     reward, done, q = jnp.float32(table["reward"]), jnp.asarray(table["done"], bool), jnp.asarray(table["q"])
-    target, full = jax.jit(returns.ipp_marl_targets, static_argnums=(3, 4))(reward, done, q, gamma, lambda_)
+    target, full = jax.jit(returns.ipp_marl_targets, static_argnums=(3, 4, 5))(
+        reward, done, q, gamma, lambda_, len(reward)
+    )
     close(target, table["target"], TD, rtol=1e-6)
     close(full, table["return"], TD, rtol=1e-6)
 
@@ -803,6 +808,8 @@ def test_without_a_mask_every_action_is_open() -> None:
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
         ({"actor_loss": "original", "clip_ratio": 0.1}, "clip_ratio has no meaning with actor_loss 'original'"),
+        ({"actor_loss": "original", "advantage": "return"}, "leave out advantage"),
+        ({"actor_loss": "original", "scale_advantage": True}, "leave out advantage"),
         ({"td_target": "original"}, "needs an environment whose episodes all have the same length"),
         ({"minibatches": 100}, "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs"),
         (
@@ -826,3 +833,18 @@ def test_whole_missions_cover_the_transitions() -> None:
     assert Coma.default_num_envs(Corridor(num_agents=4).spec, {}) == 75
     assert small(7).minibatch == 35 and small(8, layout={"shards": 2}).minibatch == 20
     assert small().phases == (Phase("train", 5, 4, restart=True),)
+
+
+@pytest.mark.parametrize(("preset", "missions", "minibatch"), [("coma_fork", 11, 128), ("coma_light", 3, 48)])
+def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minibatch: int) -> None:
+    """128 x 5 and 48 x 2 transitions, of 660 and 108 that are flown."""
+    setup = prepare(parse(["--config", preset]).config)
+    assert (setup.algo.layout.num_envs, setup.algo.layout.shards, setup.algo.minibatch) == (missions, 1, minibatch)
+    assert prepare(parse(["--config", preset, "--num_envs", str(8 * missions)]).config).algo.minibatch == minibatch
+
+
+def test_original_targets_see_all_missions() -> None:
+    config = parse(["--config", "coma", "--q", "7", "--width", "8", "--td_target", "original"]).config
+    assert prepare(config).algo.layout.shards == 1
+    with pytest.raises(UsageError, match="use --logical_shards 1"):
+        prepare(config.with_run(logical_shards=2))

@@ -10,6 +10,7 @@ import pytest
 from test_coverage_golden import environment, lattice, rectangle, whole_map
 
 import envs_jax
+from bench.coverage import oracle
 from envs_jax.coverage import actions, baselines, terrain
 
 
@@ -73,16 +74,35 @@ def test_random_is_uniform_over_open_actions():
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_lawnmower_flies_its_path(level):
-    env = envs_jax.make("coverage", q=3, num_agents=5)
-    name = {0: "lawnmower_5", 1: "lawnmower", 2: "lawnmower_15"}[level]
-    start = baselines.lawnmower_start(5, level)
-    state = env.begin(jax.random.key(0), terrain.split(jnp.int32(0), jnp.int32(40), env.n), start, jnp.float32(25))
-    state, timestep = jax.jit(env.observe_and_fuse)(state, start, *env._draw(state, start))
-    seen = play(env, env.baselines[name], 14, jax.random.key(1), state, timestep)
+    name, start = [("lawnmower_5", "paths_5"), ("lawnmower", "paths_10"), ("lawnmower_15", "paths_15")][level]
+    env = envs_jax.make("coverage", q=3, num_agents=5, start=start)
+    seen = play(env, env.baselines[name], 14, jax.random.key(1))
     flown = np.stack([state.positions for state, _ in seen])  # [15, A, 3]
     np.testing.assert_array_equal(flown[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
     np.testing.assert_array_equal(flown[:, 4], flown[:, 0])
     assert np.all(flown[..., 2] == level)
+
+
+def test_expected_gain_by_hand():
+    """The formula in probabilities, at 15 m."""
+    for prior, p in ((0.5, 0.5), (0.3, 0.3), (0.3, 0.6)):
+        env = envs_jax.make("coverage", q=3, prior=prior)
+        error = oracle.error_rate(15)
+
+        def entropy(x):
+            return -x * np.log2(x) - (1 - x) * np.log2(1 - x)
+
+        def weight(x):
+            return 1.0 if x > 0.501 else 0.0 if x < 0.499 else x
+
+        def after(likelihood, p=p, prior=prior):
+            odds = p / (1 - p) * likelihood / (1 - likelihood) * (1 - prior) / prior
+            return odds / (1 + odds)
+
+        one, zero = after(1 - error), after(error)
+        gain = p * (entropy(p) - entropy(one)) * weight(one) + (1 - p) * (entropy(p) - entropy(zero)) * weight(zero)
+        found = baselines.expected_gain(env, jnp.float32(np.log(p / (1 - p))), jnp.int32(2))
+        np.testing.assert_allclose(found, gain, atol=2e-6)
 
 
 def test_lawnmower_finds_its_path():

@@ -189,7 +189,7 @@ def test_range_zero_leaves_own_measurements():
 
 
 def test_messages_fail_independently():
-    draws = np.stack([communication.delivered(jax.random.key(i), 4, 0.3) for i in range(300)])
+    draws = np.stack([communication.delivered(jax.random.key(0), jnp.int32(i), 4, 0.3) for i in range(300)])
     off = ~np.eye(4, dtype=bool)
     assert draws[:, off].mean() == pytest.approx(0.7, abs=0.03)
     assert not np.array_equal(draws, draws.swapaxes(1, 2))  # one-way failures

@@ -131,6 +131,9 @@ def test_sums_in_fixed_point():
     assert int(number(pair)) == int(values.astype(np.int64).sum())
     assert 0 <= int(pair[1]) < 4096
     assert float(maps.real(pair)) == pytest.approx(values.astype(np.int64).sum() / 2**21, rel=1e-6)
+    side = 1697  # prime: no rows of equal length
+    pair = jax.jit(lambda: maps.total(jnp.full((side**2,), 2**21 - 1, jnp.int32)))()
+    assert int(number(pair)) == side**2 * (2**21 - 1)
     for value, count in ((2**21, 1732**2), (2**21 - 1, 493**2), (1, 0), (12345, 1)):
         pair = maps.uniform_total(jnp.int32(value), jnp.int32(count))
         assert int(number(pair)) == value * count

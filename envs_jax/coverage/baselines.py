@@ -6,7 +6,8 @@ ig              greedy expected information gain of the next measurement, all ag
 ig_sequential   the same gain, agents choosing one after the other: each respects the moves already chosen and counts
                 no cell that an earlier one is going to measure
 lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 15 m), agents dealt to four paths in
-                turn; an agent that is not on its path flies to the path's start first
+                turn; an agent that is not on its path flies to the path's start first (with `start` "paths_10",
+                "paths_5", "paths_15" the missions begin there)
 """
 
 import functools
@@ -39,7 +40,7 @@ def expected_gain(env: "Coverage", log_odds: Array, level: Array) -> Array:
     """Weighted entropy that one more reading of a cell is expected to take away, per cell.
 
     p (H(p) - H(p1)) w'(p1) + (1 - p) (H(p) - H(p0)) w'(p0), where p1 and p0 are p after a reading "class 1" and "class
-    0", and w' is the weight of the reward, except that unknown cells of probability p weigh 2 p times their weight.
+    0", and w' is the weight of the reward, except that unknown cells weigh as much as their probability.
 
     Args:
         env: gives the weights.
@@ -55,10 +56,11 @@ def expected_gain(env: "Coverage", log_odds: Array, level: Array) -> Array:
     def outcome(updated: Array) -> Array:
         after = belief.probability(updated)
         above, below = after > belief.KNOWN, after < 1.0 - belief.KNOWN
-        weight = jnp.where(above | below, weights.pick(above, below), 2.0 * weights.unknown * after)
+        weight = jnp.where(above | below, weights.pick(above, below), after)
         return weight * (uncertainty - belief.entropy_of_log_odds(updated))
 
-    return p * outcome(value + evidence) + (1.0 - p) * outcome(value - evidence)
+    start = belief.logit(env.prior)
+    return p * outcome(value + evidence - start) + (1.0 - p) * outcome(value - evidence - start)
 
 
 def _gains(env: "Coverage", stored: Array, targets: Array, taken: world.Box | None = None) -> Array:
@@ -127,7 +129,9 @@ def ig_scores(env: "Coverage", state: "State", timestep: TimeStep, communication
 def ig(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
     silent = env.fix_range and env.communication_range == 0.0
-    return jnp.argmax(ig_scores(env, state, timestep, not silent)[1], axis=-1).astype(jnp.int32)
+    scores = ig_scores(env, state, timestep, not silent)[1]
+    inside = jnp.where(timestep.action_mask, scores, -1.0)  # where nothing is left to gain, all scores are 0
+    return jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
 def ig_sequential(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array:

@@ -7,6 +7,7 @@ from envs_jax.base import Array
 from envs_jax.coverage.world import SPACING
 
 RANGES = (0.0, 15.0, 25.0, 100.0)  # metres; drawn from when the range is not fixed
+_LINKS = 3  # of the keys of a mission; 0 to 2 are those of its start
 
 
 def received(positions: Array, reach: Array, delivered: Array | bool = True) -> Array:
@@ -22,8 +23,9 @@ def received(positions: Array, reach: Array, delivered: Array | bool = True) -> 
     return (squared == 0.0) | ((squared <= reach * reach) & delivered)
 
 
-def delivered(key: Array, num_agents: int, failure_rate: float) -> Array | bool:
-    """bool[A, A]: links that work this time, independent per ordered pair."""
+def delivered(key: Array, index: Array, num_agents: int, failure_rate: float) -> Array | bool:
+    """bool[A, A]: links that work after measurement `index` of the mission of `key`, independent per ordered pair."""
     if failure_rate == 0.0:
         return True
+    key = jax.random.fold_in(jax.random.fold_in(key, _LINKS), index)
     return jax.random.uniform(key, (num_agents, num_agents)) >= failure_rate

@@ -37,7 +37,8 @@ from envs_jax.coverage.stages import on_cpu
 from envs_jax.coverage.terrain import Terrain
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
-STARTS = ("uniform", "corners", "original")
+PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
+STARTS = ("uniform", "corners", "original", *PATHS)
 TIMINGS = ("aligned", "original")
 DTYPES = ("int16", "float32")
 MAX_AGENTS = 8
@@ -270,6 +271,8 @@ class Coverage(Environment):
             positions = starts.uniform(key_start, self.num_agents)
         elif self.start == "corners":
             positions = starts.corners(self.num_agents)
+        elif self.start in PATHS:
+            positions = baselines.lawnmower_start(self.num_agents, PATHS[self.start])
         else:
             positions = starts.original(starts.mission_number(key), self.num_agents)
         reach = jnp.float32(self.communication_range)
@@ -280,8 +283,7 @@ class Coverage(Environment):
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
         """Messages received and noise of the readings of the measurement that follows `state`."""
         index = state.t + 1
-        key_links = jax.random.fold_in(state.key, index)
-        links = communication.delivered(key_links, self.num_agents, self.failure_rate)
+        links = communication.delivered(state.key, index, self.num_agents, self.failure_rate)
         received = communication.received(positions, state.reach, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 

@@ -158,7 +158,11 @@ def fixed(values: Array) -> Array:
 
 def total(values: Array) -> Array:
     """int32[2]: sum of fixed-point numbers int32[k], as (high, low): it is 4096 high + low, 0 <= low < 4096."""
-    rows = jnp.sum(values.reshape(-1, largest_divisor(values.shape[0], _LONGEST_ROW)), axis=-1)
+    length = largest_divisor(values.shape[0], _LONGEST_ROW)
+    if values.shape[0] >= length << (31 - _LOW_BITS):  # so many rows that their low parts might not fit into 31 bits
+        length = _LONGEST_ROW
+        values = jnp.pad(values, (0, -values.shape[0] % length))
+    rows = jnp.sum(values.reshape(-1, length), axis=-1)
     return carry(jnp.stack([jnp.sum(rows >> _LOW_BITS), jnp.sum(rows & (2**_LOW_BITS - 1))]))
 
 

@@ -1,6 +1,6 @@
 """Start poses, and the missions of the public repository as a table.
 
-Every mission starts at 15 m.
+Every mission starts at 15 m, but for those that begin on a lawn-mower's path (`baselines.lawnmower_start`).
 """
 
 import functools

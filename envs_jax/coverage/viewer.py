@@ -118,7 +118,7 @@ def scene(record: Record, side: int = SIDE) -> Scene:
 
 def _heard(env: "Coverage", states: Any, k: int) -> np.ndarray:
     """bool[A, A]: which messages of time k were received, drawn as the environment draws them."""
-    links = communication.delivered(jax.random.fold_in(states.key[k], k), env.num_agents, env.failure_rate)
+    links = communication.delivered(states.key[k], jnp.int32(k), env.num_agents, env.failure_rate)
     return np.asarray(communication.received(jnp.asarray(states.positions[k]), jnp.asarray(states.reach[k]), links))
 
 

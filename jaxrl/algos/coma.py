@@ -75,7 +75,11 @@ class ComaParameters:
 class Coma(Algorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
-    transitions: int = setting(3000, "agent transitions per training step; sets num_envs unless that is given")
+    transitions: int = setting(
+        3000,
+        "agent transitions per training step; sets num_envs, unless given: whole missions, of which a surplus "
+        "over the transitions is dropped from each pass",
+    )
     minibatches: int = setting(5, "minibatches per pass over the data")
     data_passes: int = setting(5, "passes over the data per training step")
     actor_passes: int = setting(0, "how many of the passes also train the actor (the last ones); 0 = all")
@@ -136,6 +140,14 @@ class Coma(Algorithm):
             raise ValueError(f"actor_passes {self.actor_passes} exceeds data_passes {self.data_passes}: lower it")
         if self.actor_loss == "original" and self.clip_ratio:
             raise ValueError("clip_ratio has no meaning with actor_loss 'original': leave one of them out")
+        if self.actor_loss == "original" and (self.advantage != "critic" or self.scale_advantage):
+            raise ValueError(
+                "actor_loss 'original' has the critic's advantage, unscaled: leave out advantage and scale_advantage"
+            )
+        if self.td_target == "original" and self.layout.shards > 1:
+            raise ValueError(
+                "td_target 'original' looks at all missions of a training step at once: use --logical_shards 1"
+            )
         if self.td_target == "original" and not self.spec.fixed_horizon:
             raise ValueError("td_target 'original' needs an environment whose episodes all have the same length")
         if self.minibatch < 1:
@@ -149,6 +161,11 @@ class Coma(Algorithm):
         """Whole missions: transitions / (agents x steps), rounded up."""
         transitions = settings.get("transitions", cls.transitions)
         return max(1, -(-transitions // (spec.num_agents * spec.horizon)))
+
+    @classmethod
+    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
+        """Any number of shards, but for the original's targets, which need all missions in one row."""
+        return 1 if settings.get("td_target") == "original" else num_envs
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -177,8 +194,16 @@ class Coma(Algorithm):
 
     @property
     def minibatch(self) -> int:
-        """Samples of a minibatch on one logical shard; a surplus is dropped after shuffling."""
-        return self._samples_per_shard // self.minibatches
+        """Samples of a minibatch on one logical shard; a surplus is dropped after shuffling.
+
+        Rounding `transitions` up to whole missions makes such a surplus too; it grows with num_envs.
+        """
+        flown = self._usual_missions * self.spec.horizon * self.spec.num_agents
+        return self._samples_per_shard * self.transitions // flown // self.minibatches
+
+    @property
+    def _usual_missions(self) -> int:
+        return self.default_num_envs(self.spec, {"transitions": self.transitions})
 
     def largest_chunk(self) -> int:
         return self.minibatch
@@ -196,7 +221,7 @@ class Coma(Algorithm):
 
     def summary(self) -> list[str]:
         spec, batch = self.spec, self.minibatch * self.layout.shards
-        missions, usual = self.layout.num_envs, self.default_num_envs(self.spec, {"transitions": self.transitions})
+        missions, usual = self.layout.num_envs, self._usual_missions
         lines = [
             f"A training step flies {missions} missions ({missions * spec.horizon * spec.num_agents:,} agent "
             f"transitions) and makes {self.data_passes} passes of {self.minibatches} minibatches of {batch:,} samples."
@@ -424,17 +449,18 @@ class Coma(Algorithm):
         return self.layout.over_envs(of_envs, (following, value, next_value), axis=1)
 
     def _original_targets(self, following: TimeStep, value: Array) -> Array:
-        """Each agent's missions of one logical shard in one row, mission after mission."""
-        steps, _, agents = value.shape
-        envs = self.layout.num_envs // self.layout.shards
+        """Each agent's missions in one row, mission after mission."""
+        steps, envs, agents = value.shape
 
-        def rows(x: Array) -> Array:  # [T, B, ...] -> [S, B / S x T, ...]
-            return jnp.swapaxes(x, 0, 1).reshape(-1, envs * steps, *x.shape[2:])
+        def row(x: Array) -> Array:  # [T, B, ...] -> [B x T, ...]
+            return jnp.swapaxes(x, 0, 1).reshape(envs * steps, *x.shape[2:])
 
-        function = lambda r, d, v: returns.ipp_marl_targets(r, d, v, self.gamma, self.td_lambda)[0]  # noqa: E731
-        over_agents = jax.vmap(function, in_axes=(1, None, 1), out_axes=1)
-        targets = jax.vmap(over_agents)(rows(following.reward), rows(following.done), rows(value))
-        return jnp.swapaxes(targets.reshape(-1, steps, agents), 0, 1)
+        def of_agent(reward: Array, value: Array) -> Array:
+            done = row(following.done)
+            return returns.ipp_marl_targets(reward, done, value, self.gamma, self.td_lambda, steps)[0]
+
+        targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
+        return jnp.swapaxes(targets.reshape(envs, steps, agents), 0, 1)
 
     def _pass(
         self, params: ComaParameters, data: dict[str, Array], key: Array, progress: Progress, train_actor: bool
@@ -496,11 +522,11 @@ class Coma(Algorithm):
         def loss(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             logits = self.actor_net.apply(actor, sample["observation"])
             mask, action, weight = sample["mask"], sample["action"], sample["weight"]
-            policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), mask)
             if self.actor_loss == "original":
                 value, advantage = original_actor_loss(logits, epsilon, mask, sample["values"], action, weight)
                 log_prob = jnp.log(distributions.choose(distributions.epsilon_mix(logits, epsilon), action))
             else:
+                policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), mask)
                 advantage = self._advantage(sample, jax.lax.stop_gradient(policy))
                 scaled = advantage / sample["scale"] if self.scale_advantage else advantage
                 log_prob = jnp.log(jnp.maximum(distributions.choose(policy, action), 1e-8))
