@@ -219,18 +219,19 @@ def choose_chunks(
         rollout: `--rollout_chunk`.
         learn: `--learn_chunk`.
         limit: bytes that may be used on a device.
-        adapt: lower a given rollout chunk that does not divide the environments of a device, whose number may
-            have changed since it was chosen.
+        adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
+            have changed since they were chosen.
 
     Raises:
         UsageError: a given chunk does not divide what it cuts.
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
     flown = layout.num_envs // layout.shards if layout.exact else layout.local_envs
-    learned = algo.largest_chunk()
+    learned = most_samples(algo)
     rollout = min(rollout, flown)
-    if rollout and adapt:
-        rollout = largest_divisor(flown, rollout)
+    if adapt:
+        rollout = rollout and largest_divisor(flown, rollout)
+        learn = learn and largest_divisor(learned, learn)
     for name, chunk, whole in (("rollout_chunk", rollout, flown), ("learn_chunk", learn, learned)):
         if chunk and whole > 1 and whole % chunk:
             raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
@@ -240,6 +241,11 @@ def choose_chunks(
     if not learn and learned > 1:  # else the algorithm does not say what can be cut
         learn = _chunk(learned, SHARE * limit / max(algo.sample_bytes(), 1), CPU_SAMPLES if cpu else learned)
     return Chunks(rollout or flown, learn)
+
+
+def most_samples(algo: Algorithm) -> int:
+    """Samples of one gradient evaluation of a device, if nothing is cut."""
+    return algo.largest_chunk() * (1 if algo.layout.exact else algo.layout.local_shards)
 
 
 def _chunk(whole: int, affordable: float, wanted: int) -> int:
@@ -277,7 +283,7 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "flying": 0 if kept else flying * (trainer.rollout_chunk or layout.local_envs),
         "trajectory": max((trajectory_bytes(trainer, phase) for phase in algo.phases if phase.steps), default=0),
         "learner": algo.data_bytes(),
-        "activations": algo.sample_bytes() * (layout.learn_chunk or algo.largest_chunk()),
+        "activations": algo.sample_bytes() * (layout.learn_chunk or most_samples(algo)),
     }
     parts = {
         "parameters": 2 * replicated,  # and gradients, optimiser step

@@ -137,7 +137,7 @@ class Algorithm:
         return []
 
     def largest_chunk(self) -> int:
-        """Samples of one gradient on one logical shard, of which `layout.learn_chunk` must be a divisor."""
+        """Samples of one gradient on one logical shard; 0 or 1: gradients cannot be cut by `layout.learn_chunk`."""
         return 1
 
     def sample_bytes(self) -> int:
