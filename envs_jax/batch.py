@@ -102,9 +102,8 @@ class EpisodeStatistics:
     metrics: Any
 
 
-def start_statistics(spec: EnvSpec, timestep: TimeStep) -> EpisodeStatistics:
+def start_statistics(timestep: TimeStep) -> EpisodeStatistics:
     """Statistics at a time step [B] that starts an episode."""
-    del spec
     return EpisodeStatistics(
         returns=jnp.zeros_like(timestep.reward), length=jnp.zeros_like(timestep.reward[:, 0]), metrics=timestep.metrics
     )
@@ -124,7 +123,7 @@ def update_statistics(spec: EnvSpec, statistics: EpisodeStatistics, timestep: Ti
         length=statistics.length + 1,
         metrics={name: reduce(name, statistics.metrics[name], new) for name, new in timestep.metrics.items()},
     )
-    return where(timestep.first, start_statistics(spec, timestep), continued)
+    return where(timestep.first, start_statistics(timestep), continued)
 
 
 def finished(statistics: EpisodeStatistics, timestep: TimeStep) -> dict[str, Array]:

@@ -118,7 +118,7 @@ class Evaluator:
         spec = self.env.spec
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)
-        statistics = start_statistics(spec, timestep)
+        statistics = start_statistics(timestep)
         memory = self.init_memory(params, timestep)
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Any]:

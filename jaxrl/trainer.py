@@ -173,7 +173,7 @@ class Trainer:
 
             def begin(indices: Array) -> Any:
                 env, timestep = self._start(key_run, indices, 0, progress)
-                return self.algo.init_actor(policy, timestep), env, timestep, start_statistics(self.env.spec, timestep)
+                return self.algo.init_actor(policy, timestep), env, timestep, start_statistics(timestep)
 
             actor, env, timestep, statistics = self.layout.over_envs(begin, self.layout.env_indices(), axis=0)
         return TrainState(
@@ -194,7 +194,7 @@ class Trainer:
         indices, actor, env, timestep, statistics = batch
         if phase.restart:
             env, timestep = self._start(run_key, indices, iteration, progress)
-            statistics = start_statistics(spec, timestep)
+            statistics = start_statistics(timestep)
             actor = self.algo.init_actor(policy, timestep)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 

@@ -289,7 +289,7 @@ def stream() -> tuple[EnvSpec, list[TimeStep]]:
 def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -> None:
     spec, timesteps = stream
     reductions = {"last": lambda x: x[-1], "sum": sum, "max": max, "any": lambda x: float(any(x))}
-    statistics = start_statistics(spec, timesteps[0])
+    statistics = start_statistics(timesteps[0])
     update = jax.jit(lambda statistics, timestep: update_statistics(spec, statistics, timestep))
     episodes: list[list[TimeStep]] = [[row(timesteps[0], copy)] for copy in range(3)]
     seen = 0
@@ -315,7 +315,7 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
 
 def test_statistics_of_agents_are_kept_apart(stream: tuple[EnvSpec, list[TimeStep]]) -> None:
     spec, timesteps = stream
-    statistics = start_statistics(spec, timesteps[0])
+    statistics = start_statistics(timesteps[0])
     assert statistics.returns.shape == (3, 2)
     statistics = update_statistics(spec, statistics, dataclasses.replace(timesteps[1], first=jnp.zeros(3, bool)))
     assert_equal(statistics.returns, timesteps[1].reward)

@@ -18,8 +18,10 @@ def settings(env: dict[str, Any]) -> Settings:
     """The oracle's settings from those of the environment; how maps are stored and updated is its own matter.
 
     Raises:
-        ValueError: a setting that it does not know.
+        ValueError: a setting that it does not know, or a value.
     """
+    if (timing := env.get("reward_timing", "aligned")) != "aligned":
+        raise ValueError(f"the NumPy baseline knows no reward_timing '{timing}': use 'aligned'")
     names = {field.name for field in dataclasses.fields(Settings)}
     return Settings(**{name: value for name, value in env.items() if name in names})
 
@@ -60,13 +62,17 @@ class TorchMissions:
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
         if algo["depth"] != 1:
             raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
-        same = ("width", "actor_lr", "critic_lr", "gamma", "minibatches", "data_passes", "copy_rate")
+        same = [
+            *("width", "actor_lr", "critic_lr", "gamma", "minibatches", "data_passes", "copy_rate"),
+            *("actor_loss", "td_target"),
+        ]
         self._settings = settings(env)
         self._learner = torch_learner.TorchComa(
             self._settings.num_agents,
             self._settings.num_actions,
             lam=algo["td_lambda"],
             seed=seed,
+            tau=algo["tau"] or None,
             **{name: algo[name] for name in same},
         )
         self._rng = np.random.default_rng(seed)

@@ -12,7 +12,8 @@ Engines obey the same rules and differ in speed only. An engine is a module with
     update(mapper, maps, survey) -> (Maps, Report)          for one copy of the environment
     update_batch(mapper, maps, survey) -> (Maps, Report)    for [B] copies
 
-`maps_dense` sweeps whole maps with plain array code and is the reference. `maps_windows` touches footprints only.
+`maps_dense` sweeps whole maps with plain array code and is the reference. `maps_windows` touches footprints only: for
+CPUs. `maps_pallas` sweeps whole maps in three kernels: for GPUs. Maps that one engine made are not for another.
 """
 
 import dataclasses

@@ -102,13 +102,6 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Repo
     return maps, Report(measured=work.measured, before=carry(work.before))
 
 
-def adopt(mapper: Mapper, maps: Maps) -> Maps:
-    """Maps of one copy that another engine made, with what this engine wants to know of cells beyond the clip."""
-    beyond = _beyond(mapper, maps.beliefs)
-    excess = Excess(cells=jnp.any(beyond != 0, axis=(1, 2)), probability=world.resize(beyond))
-    return dataclasses.replace(maps, excess=excess)
-
-
 # The order of work
 
 

@@ -54,12 +54,12 @@ def _original_splits() -> np.ndarray:
 
 
 def mission_number(key: Array) -> Array:
-    """int32[]: the tabulated mission that a key stands for, its last word modulo 1001.
+    """int32[]: the tabulated mission, 1 to 1000, that a key stands for, by its last word.
 
-    `jax.random.key(m)` stands for mission m.
+    `jax.random.key(m)` stands for mission m. The repository flies no mission 0 (all its agents start in one place).
     """
     word = jax.random.key_data(key).reshape(-1)[-1]
-    return (word % jnp.uint32(MISSIONS)).astype(jnp.int32)
+    return ((word - jnp.uint32(1)) % jnp.uint32(MISSIONS - 1)).astype(jnp.int32) + 1
 
 
 def original(mission: Array, num_agents: int) -> Array:

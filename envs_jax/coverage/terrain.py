@@ -17,7 +17,7 @@ FIELD_EXPONENT = 2.5  # amplitude of the random field falls with this power of t
 
 @pytree
 class Terrain:
-    """A ground truth map; class 1 = invert xor (rows0 and columns0 or rows1 and columns1 or bits).
+    """A ground truth map; class 1 = (invert xor (rows0 and columns0 or rows1 and columns1)) or bits.
 
     Attributes:
         rows, columns: int32[2, 2], two sets [low, high); low > high means everything outside [high, low).
