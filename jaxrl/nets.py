@@ -132,7 +132,7 @@ class ConvStack(nn.Module):
             h, w = (size, size) if size else x.shape[1:3]
             shape = (h, w, x.shape[3], self.width)
             kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
-            x = nn.relu(convolve(x, kernel, method) + bias[None, None, None])
+            x = _rectify(convolve(x, kernel, method), bias)
         return _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")(
             x.reshape(x.shape[0], -1)
         )
@@ -154,9 +154,9 @@ class _Head(nn.Module):
     def __call__(self, x: Array) -> Array:
         for layer in range(self.depth):
             kernel, bias = _parameters(self, f"fc{layer + 1}", (x.shape[-1], self.width), x.shape[-1], self.initialiser)
-            x = nn.relu(x @ kernel + bias[None])
+            x = _rectify(x @ kernel, bias)
         kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initialiser, last=True)
-        return (x @ kernel + bias[None]).astype(jnp.float32)
+        return (x @ kernel).astype(jnp.float32) + bias[None]
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
@@ -197,7 +197,7 @@ class MLP(nn.Module):
 def _parameters(
     module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initialiser: str, last: bool = False
 ) -> tuple[Array, Array]:
-    """Kernel and bias of a layer, in the module's compute dtype.
+    """Kernel of a layer in the module's compute dtype, and its bias in float32.
 
     "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
     smaller, so that a policy starts uniform and a critic near 0.
@@ -210,5 +210,10 @@ def _parameters(
         bias_init = nn.initializers.zeros
     kernel = module.param(f"{name}_kernel", kernel_init, shape, jnp.float32)
     bias = module.param(f"{name}_bias", bias_init, shape[-1:], jnp.float32)
-    dtype = module.dtype
-    return kernel.astype(dtype), bias.astype(dtype)
+    return kernel.astype(module.dtype), bias
+
+
+def _rectify(products: Array, bias: Array) -> Array:
+    """ReLU of products [..., F] + bias float32[F], in the products' dtype; a bias' gradient is a float32 sum."""
+    rows = products.astype(jnp.float32) + jnp.expand_dims(bias, range(products.ndim - 1))
+    return nn.relu(rows).astype(products.dtype)

@@ -163,7 +163,7 @@ def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str,
     envs = {"num_envs": 96, "devices": 1} | layout
     flown = envs["num_envs"] // (4 if layout.get("exact") else envs["devices"])
     assert flown % made.rollout == 0
-    assert 3000 % made.learn == 0
+    assert 3000 * 4 % made.learn == 0
     per_env = 3 * plan.flying_bytes(batched(Corridor()))
     assert made.rollout == 1 or made.rollout * per_env <= plan.SHARE * limit
     assert made.learn == 1 or made.learn * 1000 <= plan.SHARE * limit
@@ -183,9 +183,11 @@ def test_given_chunks_are_kept_and_checked() -> None:
     assert chunks(1000, 0, GIB).rollout == 96
     with pytest.raises(UsageError, match="rollout_chunk 36 does not divide 96: use 32"):
         chunks(36, 0, GIB)
-    with pytest.raises(UsageError, match="learn_chunk 70 does not divide 3000: use 60"):
-        chunks(0, 70, GIB)
-    assert chunks(32, 100, GIB, adapt=True, devices=4) == Chunks(24, 100)
+    with pytest.raises(UsageError, match="learn_chunk 70 does not divide 12000: use 60"):
+        chunks(0, 70, GIB)  # the four logical shards of a device are cut together
+    with pytest.raises(UsageError, match="learn_chunk 4000 does not divide 3000: use 3000"):
+        chunks(0, 4000, GIB, exact=True)
+    assert chunks(32, 4000, GIB, adapt=True, devices=4) == Chunks(24, 3000)
 
 
 def test_an_algorithm_that_does_not_say_what_can_be_cut() -> None:
