@@ -100,7 +100,9 @@ class Coverage(Environment):
     reward_timing: str = setting(
         "aligned", "aligned: a step pays for the measurement it causes; original: for the one before it"
     )
-    belief_dtype: str = setting("int16", "storage of the belief maps: int16 (half the memory) or float32 (exact)")
+    belief_dtype: str = setting(
+        "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
+    )
     map_engine: str = setting("auto", f"how maps are updated: {', '.join(maps.ENGINES)}")
 
     version = 1
