@@ -468,6 +468,10 @@ def test_lead_codes() -> None:
     assert {leads[done, a, a] for done in (False, True) for a in (1, 2)} == {0}
 
 
+def test_the_first_of_the_best_wins() -> None:
+    assert oracle.winner([1, 3, 0, 3, 2, 3]) == 1
+
+
 def test_shaped_rewards_by_hand() -> None:
     state = State([[(0, 0)], [(0, 4)], [(3, 8)], [(5, 5)]], [UP] * 4, [(3, 4), (9, 9)])
     rewards, hit = [1, -2, 0, 0], [False, True, True, False]
@@ -527,6 +531,37 @@ def test_evasion_claims_the_way_on() -> None:
     walls = [(5, 3), (6, 4), (4, 6), (6, 5), (5, 6)]
     assert oracle_opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
     assert oracle_opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
+
+
+def test_safe_directions_in_closed_form() -> None:
+    """On boards of five rows and columns or more only the diagonals can be claimed twice."""
+    rng = np.random.default_rng(0)
+    settings = Settings(5, 6)
+    for _ in range(500):
+        bodies = {cell for cell in settings.cells() if rng.random() < 0.6} | {(2, 2)}
+
+        def free(*moves: int, bodies: set[Cell] = bodies) -> bool:
+            cell = (2, 2)
+            for d in moves:
+                cell = settings.neighbour(cell, d)
+            return cell not in bodies
+
+        u, d, x, r = UP, DOWN, LEFT, RIGHT
+        closed = [
+            free(u) and (free(u, u) or free(u, x) or free(u, r)),
+            free(d) and (free(d, d) or free(d, x) or free(d, r)),
+            free(x) and (free(x, x) or (free(u, x) and not free(u)) or (free(d, x) and not free(d))),
+            free(r) and (free(r, r) or (free(u, r) and not free(u)) or (free(d, r) and not free(d))),
+        ]
+        assert oracle_opponents.safe_directions((2, 2), bodies, settings) == np.flatnonzero(closed).tolist()
+
+
+def test_third_level_in_whole_numbers() -> None:
+    """A blocked cell at squared distance q is better than a free one at p iff t = p - q - 25 > 0 and t^2 > 100 q."""
+    for q, p in itertools.product(range(500), repeat=2):
+        t = p - q - 25
+        assert (q**0.5 + 5 < p**0.5) == (t > 0 and t * t > 100 * q)
+        assert (q**0.5 + 5 == p**0.5) == (t >= 0 and t * t == 100 * q)
 
 
 def test_team_mates_of_either_seat_play_alike() -> None:
