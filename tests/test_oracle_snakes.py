@@ -1,0 +1,621 @@
+"""The oracle of the snakes game against the recorded transitions, and its own properties."""
+
+import functools
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import golden
+import numpy as np
+import pytest
+
+from bench.snakes import oracle, oracle_opponents
+from bench.snakes.oracle import DOWN, LEFT, RIGHT, UP, Cell, Game, Settings, State
+from bench.snakes.oracle_opponents import EVASION, choose, play, scripted
+
+BOARD = Settings()
+FAR = [(9, 19), (9, 17), (9, 15), (9, 13), (9, 11)]  # beans out of the way
+
+
+# ---------------------------------------------------------------- recorded transitions
+
+
+@functools.lru_cache(maxsize=1)
+def record() -> dict[str, list[Any]]:
+    """The arrays as nested lists of Python numbers."""
+    return {name: array.tolist() for name, array in golden.load("snakes_transitions").items()}
+
+
+def recorded_settings(row: int) -> Settings:
+    height, width, snakes, beans, max_step = (
+        record()[name][row] for name in ("board_h", "board_w", "n_snakes", "n_beans", "max_step")
+    )
+    return Settings(height, width, snakes, beans, max_step, teams=1 if snakes % 2 else 2)
+
+
+def recorded_cells(flat: list[int], settings: Settings) -> list[Cell]:
+    return [divmod(cell, settings.width) for cell in flat if cell >= 0]
+
+
+def recorded_state(row: int, when: str) -> State:
+    """The state "before" or "after" a recorded step."""
+    settings, arrays = recorded_settings(row), record()
+    n = settings.num_snakes
+    bodies = [recorded_cells(cells, settings) for cells in arrays[f"seg_{when}"][row][:n]]
+    assert [len(body) for body in bodies] == arrays[f"len_{when}"][row][:n]
+    beans = recorded_cells(arrays[f"beans_{when}"][row], settings)
+    return State(bodies, arrays[f"dir_{when}"][row][:n], beans, arrays[f"step_{when}"][row])
+
+
+def recorded_rows() -> range:
+    return range(len(record()["board_h"]))
+
+
+def without_directions_of_the_dead(state: State) -> State:
+    """A snake that could not respawn has no meaningful direction."""
+    return replace(
+        state, directions=[d if body else -1 for d, body in zip(state.directions, state.bodies, strict=True)]
+    )
+
+
+def test_every_recorded_transition() -> None:
+    arrays = record()
+    assert len(recorded_rows()) == 5000
+    for row in recorded_rows():
+        settings, after = recorded_settings(row), recorded_state(row, "after")
+        n, kept = settings.num_snakes, arrays["n_beans_kept"][row]
+        game = Game(settings, state=recorded_state(row, "before"))
+        resolved, new_beans = arrays["resolved"][row][:n], after.beans[kept:]
+        outcome = oracle.advance(game.state, resolved, settings)
+        assert outcome.state.beans == after.beans[:kept], row
+        rewards, done = game.step(arrays["action"][row][:n], resolved, new_beans)  # checks the draws
+        assert without_directions_of_the_dead(game.state) == without_directions_of_the_dead(after), row
+        assert rewards.tolist() == arrays["reward"][row][:n], row
+        assert game.hit.tolist() == arrays["hit"][row][:n], row
+        assert done == arrays["done"][row], row
+
+
+def test_recorded_respawns_are_as_varied_as_described() -> None:
+    """Tells that the comparison above has met the odd cases."""
+    seen: Counter[str] = Counter()
+    for row in recorded_rows():
+        settings, after = recorded_settings(row), recorded_state(row, "after")
+        for body, direction in itertools.compress(
+            zip(after.bodies, after.directions, strict=True), record()["hit"][row]
+        ):
+            seen["deaths"] += 1
+            if not body:
+                seen["failed"] += 1
+                continue
+            around = [settings.neighbour(body[0], d) for d in oracle.DIRECTIONS]
+            seen["head in the middle"] += set(body[1:]) < set(around)
+            seen["disconnected"] += body[2] not in [settings.neighbour(body[1], d) for d in oracle.DIRECTIONS]
+            seen["into the neck"] += body[1] == around[direction]
+    expected = {"deaths": 4967, "failed": 8, "head in the middle": 697, "disconnected": 637, "into the neck": 205}
+    assert seen == expected
+
+
+@pytest.mark.parametrize(("place", "level"), list(enumerate([1, 2, 3, 4, EVASION])))
+def test_recorded_choices_of_the_scripted_players(place: int, level: int | str) -> None:
+    compared = 0
+    for row in recorded_rows():
+        expected = [action for action in record()["opp_action"][row][place] if action >= 0]
+        settings = recorded_settings(row)
+        if expected:
+            state = recorded_state(row, "before")
+            assert choose(state, settings, settings.team(1), level) == expected, row
+            compared += len(expected)
+    assert compared > 10_000
+
+
+@pytest.mark.parametrize("layout", oracle.LAYOUTS)
+def test_recorded_observations(layout: str) -> None:
+    expected = golden.load("snakes_transitions")[f"obs{layout}"]
+    rows = record()["obs_row"]
+    assert len(rows) == len(expected) == 3696
+    got = np.stack([oracle.observe(recorded_state(row, "before"), recorded_settings(row), layout) for row in rows])
+    assert got.dtype == np.float32
+    if layout == "26":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("variant", "name"), [("original", "orig"), ("v1.1", "v11"), ("plus", "plus")])
+def test_recorded_shaped_rewards(variant: str, name: str) -> None:
+    valid = [row for row in recorded_rows() if record()["shaped_valid"][row]]
+    assert len(valid) > 3000
+    for row in valid:
+        got = oracle.shaped_rewards(
+            variant,
+            recorded_state(row, "after"),
+            record()["reward"][row],
+            record()["hit"][row],
+            record()["score_code"][row],
+            range(3),
+        )
+        np.testing.assert_allclose(got, record()[f"shaped_{name}"][row], rtol=1e-6, err_msg=str(row))
+
+
+# ---------------------------------------------------------------- moves, meals, collisions
+
+
+def line(*cells: Cell, towards: int) -> tuple[list[Cell], int]:
+    return list(cells), towards
+
+
+def started(*snakes: tuple[list[Cell], int], beans: list[Cell] = FAR) -> Game:
+    bodies, directions = map(list, zip(*snakes, strict=True))
+    settings = replace(BOARD, num_snakes=len(snakes), teams=1)
+    return Game(settings, np.random.default_rng(0), State(bodies, directions, list(beans)))
+
+
+EASTWARDS = line((5, 5), (5, 4), (5, 3), towards=RIGHT)
+
+
+def test_a_tail_that_moves_away_makes_room() -> None:
+    game = started(EASTWARDS, line((3, 6), (4, 6), (5, 6), towards=UP))
+    game.step([RIGHT, UP])
+    assert game.hit.tolist() == [False, False]
+    assert game.state.bodies[0] == [(5, 6), (5, 5), (5, 4)]
+
+
+def test_a_tail_stays_when_its_snake_eats() -> None:
+    game = started(EASTWARDS, line((4, 6), (4, 7), (5, 7), (5, 6), towards=LEFT), beans=[(4, 5), *FAR[:4]])
+    game.step([RIGHT, LEFT])
+    assert game.hit.tolist() == [True, False] and game.rewards.tolist() == [0, 1]
+    assert game.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(4, 5), (4, 6), (4, 7), (5, 7), (5, 6)]]
+    assert game.state.beans[:4] == FAR[:4] and len(game.state.beans) == 5
+
+
+def test_a_snake_may_follow_its_own_tail() -> None:
+    game = started(line((5, 5), (5, 6), (6, 6), (6, 5), towards=LEFT))
+    game.step([DOWN])
+    assert not game.hit.any() and game.state.bodies[0][0] == (6, 5)
+
+
+def test_a_contested_bean_kills_both_and_is_gone() -> None:
+    long = line((5, 5), (5, 4), (5, 3), (5, 2), (5, 1), towards=RIGHT)
+    game = started(long, line((5, 7), (5, 8), (5, 9), towards=LEFT), beans=[(5, 6), *FAR[:4]])
+    outcome = oracle.advance(game.state, [RIGHT, LEFT], game.settings)
+    assert outcome.hit == [True, True] and outcome.rewards == [-2, 0]
+    assert outcome.state.beans == FAR[:4]
+    assert outcome.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(0, 3), (0, 2), (1, 2)]]
+
+
+def test_snakes_that_swap_heads_both_die() -> None:
+    game = started(EASTWARDS, line((5, 6), (5, 7), (5, 8), towards=LEFT))
+    game.step([RIGHT, LEFT])
+    assert game.hit.all() and game.rewards.tolist() == [0, 0]
+
+
+def test_the_snake_that_is_struck_survives() -> None:
+    game = started(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP))
+    game.step([RIGHT, UP])
+    assert game.hit.tolist() == [True, False]
+
+
+def test_moves_wrap() -> None:
+    corners = {UP: (9, 0), DOWN: (1, 0), LEFT: (0, 19), RIGHT: (0, 1)}
+    assert {d: BOARD.neighbour((0, 0), d) for d in oracle.DIRECTIONS} == corners
+    assert BOARD.neighbour((9, 19), DOWN) == (0, 19) and BOARD.neighbour((9, 19), RIGHT) == (9, 0)
+
+
+def test_beans_keep_their_order() -> None:
+    beans = [(9, 19), (5, 6), (9, 17)]
+    game = started(EASTWARDS, beans=beans)
+    game.step([RIGHT], new_beans=[(8, 8), (7, 7), (8, 9)])
+    assert game.state.beans == [(9, 19), (9, 17), (8, 8), (7, 7), (8, 9)]
+
+
+def test_a_game_has_as_many_steps_as_stated() -> None:
+    for settings in oracle.CONFIGURATIONS.values():
+        game = Game(settings, np.random.default_rng(1))
+        steps = 0
+        while not game.done:
+            game.step(game.rng.integers(4, size=settings.num_snakes))
+            steps += 1
+        assert steps == settings.max_step and game.state.step_count == settings.max_step + 1
+
+
+def test_a_full_board_ends_the_game() -> None:
+    settings = Settings(3, 4, num_snakes=1, num_beans=2, teams=1)
+    snake = [(0, 3), (0, 2), (0, 1), (0, 0), (1, 0), (1, 1), (1, 2), (2, 2), (2, 1), (2, 0)]
+    eaten = oracle.advance(State([snake], [RIGHT], [(1, 3), (2, 3)]), [DOWN], settings)
+    assert eaten.done and eaten.rewards == [1]  # 2 + 11 > 12
+    moved = oracle.advance(State([snake], [RIGHT], [(2, 3)]), [DOWN], settings)
+    assert not moved.done  # 2 + 10 = 12
+
+
+# ---------------------------------------------------------------- respawns
+
+RESPAWNS = [  # free cells (None: all but the second entry), body, direction
+    (None, [], [(0, 1), (0, 0), (1, 0)], RIGHT),
+    (None, [(0, 1)], [(0, 0), (1, 0), (9, 0)], UP),
+    (None, [(0, 1), (1, 0)], [(9, 0), (0, 0), (0, 19)], DOWN),
+    ([(4, 7), (4, 8), (4, 9)], [], [(4, 7), (4, 8), (4, 9)], LEFT),
+    ([(4, 19), (4, 0), (4, 1)], [], [(4, 0), (4, 1), (4, 19)], LEFT),
+    ([(9, 3), (0, 3), (1, 3)], [], [(0, 3), (1, 3), (9, 3)], UP),
+    ([(4, 7), (4, 8), (5, 8)], [], [(4, 7), (4, 8), (5, 8)], LEFT),
+    ([(3, 19), (3, 0), (4, 0)], [], [(4, 0), (3, 0), (3, 19)], DOWN),
+]
+
+
+@pytest.mark.parametrize(("free", "blocked", "body", "direction"), RESPAWNS)
+def test_respawns_by_hand(free: list[Cell] | None, blocked: list[Cell], body: list[Cell], direction: int) -> None:
+    occupied = set(blocked) if free is None else set(BOARD.cells()) - set(free)
+    assert oracle.respawn(occupied, BOARD) == (body, direction)
+
+
+def searched(occupied: set[Cell], settings: Settings) -> tuple[list[Cell], int] | None:
+    """The search as the specification tells it: the first three cells of a breadth-first walk.
+
+    The first two change places if the last two share neither row nor column. The direction compares plain coordinates.
+    """
+    marked = set(occupied)
+    for start in settings.cells():
+        if start in occupied:
+            continue
+        queue, found = deque([start]), list[Cell]()
+        while queue and len(found) < 3:
+            cell = queue.popleft()
+            if cell not in found:
+                found.append(cell)
+            for d in (RIGHT, DOWN, UP, LEFT):
+                nearby = settings.neighbour(cell, d)
+                if nearby not in marked:
+                    marked.add(nearby)
+                    queue.append(nearby)
+        if len(found) == 3:
+            first, second, third = found
+            if second[0] != third[0] and second[1] != third[1]:
+                first, second = second, first
+            if first[0] == second[0]:
+                return [first, second, third], LEFT if first[1] < second[1] else RIGHT
+            return [first, second, third], UP if first[0] < second[0] else DOWN
+    return None
+
+
+def random_occupations() -> Iterator[tuple[Settings, set[Cell]]]:
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        settings = Settings(int(rng.integers(3, 8)), int(rng.integers(3, 9)))
+        share = rng.uniform(0.2, 1.0)
+        yield settings, {cell for cell in settings.cells() if rng.random() < share}
+
+
+def test_the_local_rule_of_respawns_equals_the_search() -> None:
+    results = []
+    for settings, occupied in random_occupations():
+        results.append(oracle.respawn(occupied, settings))
+        assert results[-1] == searched(occupied, settings)
+    assert 300 < sum(result is None for result in results) < 2000
+
+
+def test_fixed_respawns_are_connected_and_look_ahead() -> None:
+    for settings, occupied in random_occupations():
+        fixed = replace(settings, fixed_respawn=True)
+        result = oracle.respawn(occupied, fixed)
+        assert (result is None) == (oracle.respawn(occupied, settings) is None)
+        if result is not None:
+            (head, middle, last), direction = result
+            assert fixed.neighbour(middle, direction) == head
+            assert last in [fixed.neighbour(middle, d) for d in oracle.DIRECTIONS]
+
+
+def test_respawns_see_earlier_ones_and_beans_but_not_the_dead() -> None:
+    dead = line((0, 2), (0, 1), (0, 0), towards=RIGHT), line((0, 3), (0, 4), (0, 5), towards=LEFT)
+    game = started(*dead, beans=[(0, 6), (1, 1), (9, 9), (9, 11), (9, 13)])
+    game.step([RIGHT, LEFT])
+    assert game.hit.all()
+    assert game.state.bodies == [[(0, 1), (0, 0), (1, 0)], [(0, 3), (0, 2), (1, 2)]]
+
+
+def test_no_room_for_a_respawn_ends_the_game() -> None:
+    rng = np.random.default_rng(0)
+    settings = Settings(3, 4, num_snakes=3, num_beans=3, teams=1)
+    failures = 0
+    for _ in range(200):
+        game = Game(settings, rng)
+        while not game.done:
+            game.step(rng.integers(4, size=3))
+            gone = [i for i, body in enumerate(game.state.bodies) if not body]
+            if gone:
+                assert game.done and game.hit[gone].all() and (game.scores[gone] == -3).all()
+                failures += 1
+    assert failures > 20
+
+
+def test_a_snake_off_the_board_counts_as_zeros() -> None:
+    game = Game(BOARD, np.random.default_rng(0))
+    game.state.bodies[0] = []
+    assert not any(game.observe(layout)[0].any() for layout in oracle.LAYOUTS)
+    one = {layout: game.observe(layout)[1] for layout in oracle.LAYOUTS}
+    assert not one["26"][16:18].any() and not one["30"][26:28].any() and not one["35"][23:25].any()
+    assert one["30"][12] == 0 < one["30"][13]
+    other = game.observe("35", seat=1)[0]
+    assert other[33] == 0 < other[34]
+    for variant in oracle.REWARDS:
+        shaped = oracle.shaped_rewards(variant, game.state, [0] * 6, [True] + [False] * 5, 3, range(3))
+        assert shaped[0] == 0 and (variant == "score" or shaped[1] != 0)
+    assert all(choose(game.state, BOARD, [0], level) == [UP] for level in oracle_opponents.LEVELS[1:])
+
+
+# ---------------------------------------------------------------- draws
+
+
+def chi_square(counts: Counter[Any], outcomes: int) -> float:
+    """Of counts against the uniform law, less its mean, in its standard deviations."""
+    expected = counts.total() / outcomes
+    value = sum((count - expected) ** 2 for count in counts.values()) / expected + (outcomes - len(counts)) * expected
+    return (value - (outcomes - 1)) / (2 * (outcomes - 1)) ** 0.5
+
+
+def test_reversals_are_redrawn_from_the_three_other_directions() -> None:
+    rng = np.random.default_rng(0)
+    for direction in oracle.DIRECTIONS:
+        for action in set(oracle.DIRECTIONS) - {direction ^ 1}:
+            assert oracle.resolve([action], [direction], rng) == [action]
+        counts = Counter(oracle.resolve([direction ^ 1], [direction], rng)[0] for _ in range(1000))
+        assert direction ^ 1 not in counts and abs(chi_square(counts, 3)) < 4
+
+
+def test_new_beans_are_drawn_uniformly_from_the_free_cells() -> None:
+    rng = np.random.default_rng(0)
+    settings = Settings(4, 3, num_snakes=1, num_beans=3, teams=1)
+    state = State([[(0, 0), (0, 1), (0, 2)]], [LEFT], [(3, 0)])
+    drawn = [oracle.refill(state, settings, rng).beans for _ in range(5000)]
+    assert all(beans[0] == (3, 0) and len(set(beans)) == 3 for beans in drawn)
+    assert abs(chi_square(Counter((b, c) for _, b, c in drawn), 8 * 7)) < 4
+    crowded = replace(settings, num_beans=20)
+    assert len(oracle.refill(state, crowded, rng).beans) == 9  # as many as there is room for
+
+
+def test_resets_are_uniform_and_straight() -> None:
+    rng = np.random.default_rng(0)
+    states = [oracle.reset(BOARD, rng) for _ in range(2000)]
+    for state in states:
+        assert len(state.occupied()) == 6 * 3 + 5 and state.step_count == 1
+        for (head, middle, tail), direction in zip(state.bodies, state.directions, strict=True):
+            assert BOARD.neighbour(tail, direction) == middle and BOARD.neighbour(middle, direction) == head
+    assert abs(chi_square(Counter((state.bodies[0][2], state.directions[0]) for state in states), 800)) < 4
+
+
+def test_the_last_of_two_snakes_is_placed_uniformly_over_what_is_left() -> None:
+    rng = np.random.default_rng(0)
+    settings = Settings(3, 3, num_snakes=2, num_beans=0)
+    places: dict[frozenset[Cell], Counter[Any]] = {}
+    for _ in range(6000):
+        state = oracle.reset(settings, rng)
+        second = (state.bodies[1][2], state.directions[1])
+        places.setdefault(frozenset(state.bodies[0]), Counter())[second] += 1
+    assert len(places) == 6  # on this board a snake fills a row or a column, and another one parallel to it
+    assert all(abs(chi_square(counts, 12)) < 4 for counts in places.values())
+
+
+def test_impossible_draws_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot go 0"):
+        started(EASTWARDS).step([RIGHT], resolved=[UP])
+    with pytest.raises(ValueError, match="cannot go 2"):
+        started(EASTWARDS).step([LEFT], resolved=[LEFT])
+    with pytest.raises(ValueError, match="1 new beans, 0 are missing"):
+        started(EASTWARDS).step([RIGHT], new_beans=[(0, 0)])
+    with pytest.raises(ValueError, match="not distinct free"):
+        started(EASTWARDS, beans=FAR[:4]).step([RIGHT], new_beans=[(5, 4)])
+
+
+def test_invariants_of_ordinary_play() -> None:
+    rng = np.random.default_rng(0)
+    for level in (0, 2, EVASION):
+        game = Game(BOARD, rng)
+        while not game.done:
+            before = game.state
+            copy = State([list(b) for b in before.bodies], list(before.directions), list(before.beans))
+            game.step([a for seat in (0, 1) for a in scripted(level)(game, seat)])
+            assert before == replace(copy, step_count=before.step_count)  # nothing is changed in place
+            bodies = game.state.bodies
+            assert min(map(len, bodies)) >= 3 and len(game.state.beans) == 5
+            assert len(game.state.occupied()) == sum(map(len, bodies)) + 5
+            assert game.totals.tolist() == game.scores.tolist()
+
+
+# ---------------------------------------------------------------- observations and rewards
+
+
+def test_differences_wrap_and_keep_both_signs_at_half() -> None:
+    assert [oracle.wrapped(x, 10) for x in (-9, -6, -5, 0, 5, 6, 9)] == [1, 4, -5, 0, 5, -4, -1]
+    assert [oracle.wrapped(x, 11) for x in (-6, -5, 5, 6)] == [5, -5, 5, -5]
+
+
+def test_missing_beans_in_the_observations() -> None:
+    game = Game(BOARD, np.random.default_rng(0))
+    (row, column), bean = game.state.bodies[0][0], (9, 19)
+    game.state.beans = [bean]
+    offset = [oracle.wrapped(19 - column, 20), oracle.wrapped(9 - row, 10)]
+    thirty, thirty_five = game.observe("30")[0], game.observe("35")[0]
+    assert thirty[6:8].tolist() == thirty_five[16:18].tolist() == offset
+    assert thirty[9:12].tolist() == [0, 0, 40] and thirty_five[19:22].tolist() == [0, 0, 0]
+    assert thirty[14:26].tolist() == [9, 19] + [0] * 10
+    assert game.observe("26")[0, 6:16].tolist() == thirty_five[6:16].tolist() == [9, 19] + [0] * 8
+
+
+@pytest.mark.parametrize("layout", oracle.LAYOUTS)
+def test_the_second_seat_sees_the_game_as_the_first_one_does(layout: str) -> None:
+    game = Game(BOARD, np.random.default_rng(0))
+    for _ in range(60):
+        game.step(game.rng.integers(4, size=6))
+        state = game.state
+        exchanged = State(
+            [state.bodies[(k + 3) % 6] for k in range(6)],
+            [state.directions[(k + 3) % 6] for k in range(6)],
+            state.beans,
+        )
+        np.testing.assert_array_equal(game.observe(layout, seat=1), oracle.observe(exchanged, BOARD, layout))
+    assert game.observe("26", seat=1)[0, :2].tolist() == list(game.state.bodies[3][0])
+
+
+def test_observations_of_other_configurations() -> None:
+    shapes = {"snakes_3v3": (3, 26), "snakes_5p": (5, 24), "snakes_1v1": (1, 18), "snakes_2p": (2, 18)}
+    for name, settings in oracle.CONFIGURATIONS.items():
+        assert Game(settings, np.random.default_rng(0)).observe().shape == shapes[name]
+
+
+def test_lead_codes() -> None:
+    leads = {(done, a, b): oracle.lead_code(done, a, b) for done in (False, True) for a in (1, 2) for b in (1, 2)}
+    assert [leads[True, 2, 1], leads[True, 1, 2], leads[False, 2, 1], leads[False, 1, 2]] == [1, 2, 3, 4]
+    assert {leads[done, a, a] for done in (False, True) for a in (1, 2)} == {0}
+
+
+def test_the_first_of_the_best_wins() -> None:
+    assert oracle.winner([1, 3, 0, 3, 2, 3]) == 1
+
+
+def test_shaped_rewards_by_hand() -> None:
+    state = State([[(0, 0)], [(0, 4)], [(3, 8)], [(5, 5)]], [UP] * 4, [(3, 4), (9, 9)])
+    rewards, hit = [1, -2, 0, 0], [False, True, True, False]
+    plain = [5.0, 3.0, 4.0, 5.0**0.5]
+    expected = {
+        "original": [-5 + 20, -5 - 3 - 10, -5 - 4, -5 - plain[3]],
+        "plus": [15.15, -18 + 0.1 / 4, -9 + 0.1 / 5 + 0.1, -5 - plain[3] + 0.1 / (1 + plain[3]) + 0.1],
+        "v1.1": [-30 + 30 - 50, -30 + 0.1, -30 - 50, -30 - 50],
+        "v1.1_fixed": [-30 + 30 + 0.1, -30 - 50, -30 - 50, -30 + 0.1],
+        "score": [1, -2, 0, 0],
+    }
+    assert set(expected) == set(oracle.REWARDS)
+    for variant, values in expected.items():
+        np.testing.assert_allclose(oracle.shaped_rewards(variant, state, rewards, hit, 4, range(4)), values)
+    state.beans = []
+    assert oracle.shaped_rewards("original", state, rewards, hit, 0, [2]) == [0.0]
+
+
+def test_a_game_pays_the_lead_of_each_seat() -> None:
+    game = Game(BOARD, np.random.default_rng(3))
+    seen = set()
+    while not game.done:
+        game.step([a for seat in (0, 1) for a in scripted(2)(game, seat)])
+        one, other = game.totals[:3].sum(), game.totals[3:].sum()
+        codes = (oracle.lead_code(game.done, one, other), oracle.lead_code(game.done, other, one))
+        for seat, code in enumerate(codes):
+            expected = oracle.shaped_rewards("plus", game.state, game.rewards, game.hit, code, game.settings.team(seat))
+            np.testing.assert_array_equal(game.shaped("plus", seat), expected)
+        seen.add(codes)
+    assert {(3, 4), (4, 3)} <= seen
+
+
+# ---------------------------------------------------------------- scripted players
+
+
+def test_only_the_second_level_leaves_beans_to_each_other() -> None:
+    bodies = [[(0, 10), (0, 9), (0, 8)], [(2, 10), (2, 9), (2, 8)], [(4, 10), (4, 9), (4, 8)]]
+    state = State(bodies, [RIGHT] * 3, [(2, 14), (9, 10), (9, 11)])
+    settings = replace(BOARD, num_snakes=3, teams=1)
+    for level in (1, 3, 4, EVASION):
+        assert choose(state, settings, range(3), level) == [RIGHT, RIGHT, RIGHT]
+    for exclusive, levels in ((False, (2,)), (True, (2, 3, 4, EVASION))):
+        for level in levels:
+            assert choose(state, settings, range(3), level, exclusive_beans=exclusive) == [RIGHT, DOWN, DOWN]
+    assert choose(state, settings, range(3), 1, exclusive_beans=True) == [RIGHT, RIGHT, RIGHT]
+
+
+def test_players_without_a_bean() -> None:
+    free = State([[(5, 5), (4, 5), (4, 6)]], [DOWN], [])
+    settings = replace(BOARD, num_snakes=1, teams=1)
+    got = [choose(free, settings, [0], level)[0] for level in (1, 2, 3, 4, EVASION)]
+    assert got == [UP, DOWN, DOWN, DOWN, DOWN]  # up is the own neck
+
+
+def test_evasion_claims_the_way_on() -> None:
+    """Left leads on through (4, 4) only, which up has claimed."""
+    walls = [(5, 3), (6, 4), (4, 6), (6, 5), (5, 6)]
+    assert oracle_opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
+    assert oracle_opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
+
+
+def test_safe_directions_in_closed_form() -> None:
+    """On boards of five rows and columns or more only the diagonals can be claimed twice."""
+    rng = np.random.default_rng(0)
+    settings = Settings(5, 6)
+    for _ in range(500):
+        bodies = {cell for cell in settings.cells() if rng.random() < 0.6} | {(2, 2)}
+
+        def free(*moves: int, bodies: set[Cell] = bodies) -> bool:
+            cell = (2, 2)
+            for d in moves:
+                cell = settings.neighbour(cell, d)
+            return cell not in bodies
+
+        u, d, x, r = UP, DOWN, LEFT, RIGHT
+        closed = [
+            free(u) and (free(u, u) or free(u, x) or free(u, r)),
+            free(d) and (free(d, d) or free(d, x) or free(d, r)),
+            free(x) and (free(x, x) or (free(u, x) and not free(u)) or (free(d, x) and not free(d))),
+            free(r) and (free(r, r) or (free(u, r) and not free(u)) or (free(d, r) and not free(d))),
+        ]
+        assert oracle_opponents.safe_directions((2, 2), bodies, settings) == np.flatnonzero(closed).tolist()
+
+
+def test_third_level_in_whole_numbers() -> None:
+    """A blocked cell at squared distance q is better than a free one at p iff t = p - q - 25 > 0 and t^2 > 100 q."""
+    for q, p in itertools.product(range(500), repeat=2):
+        t = p - q - 25
+        assert (q**0.5 + 5 < p**0.5) == (t > 0 and t * t > 100 * q)
+        assert (q**0.5 + 5 == p**0.5) == (t >= 0 and t * t == 100 * q)
+
+
+def test_team_mates_of_either_seat_play_alike() -> None:
+    game = Game(BOARD, np.random.default_rng(4))
+    for _ in range(40):
+        game.step(game.rng.integers(4, size=6))
+        turned = oracle.relabelled(game.state, BOARD, 1)
+        for level in oracle_opponents.LEVELS[1:]:
+            assert choose(game.state, BOARD, BOARD.team(1), level) == choose(turned, BOARD, BOARD.team(0), level)
+
+
+def test_levels_of_a_training() -> None:
+    def starts(strategy: str) -> list[int]:
+        levels = [oracle_opponents.scheduled_level(strategy, episode, 50_000) for episode in range(1, 50_001)]
+        assert levels == sorted(levels)
+        return [levels.index(level) + 1 for level in range(1, 5)]
+
+    assert starts("linear") == starts("anything") == [12_500, 25_000, 37_500, 50_000]
+    assert starts("exponential") == [19_843, 31_499, 41_275, 50_000]
+    assert starts("curriculum") == [5_000, 15_000, 30_000, 42_500]
+
+
+def test_wrong_settings_are_refused_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match="three rows"):
+        Settings(height=2)
+    with pytest.raises(ValueError, match="cannot form 2 equal teams"):
+        Settings(num_snakes=5)
+    with pytest.raises(ValueError, match="no seat 1"):
+        Settings(num_snakes=5, teams=1).team(1)
+    with pytest.raises(ValueError, match="no room for 4 snakes"):
+        oracle.reset(replace(Settings(3, 3), num_snakes=4, num_beans=0), np.random.default_rng(0))
+    game = Game(BOARD, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="unknown layout"):
+        game.observe("29")
+    with pytest.raises(ValueError, match="unknown reward"):
+        game.shaped("v2")
+    with pytest.raises(ValueError, match="unknown level"):
+        choose(game.state, BOARD, range(3), 5)
+    with pytest.raises(ValueError, match="needs two teams"):
+        oracle.observe(game.state, replace(BOARD, num_beans=4), "35")
+    with pytest.raises(ValueError, match="give it a generator"):
+        Game(BOARD)
+
+
+# (level of each team; mean score of each on the original engine and its standard error), section 12 of the rules
+PUBLISHED = [((0, 0), (0.88, 0.04), (0.90, 0.04)), ((0, 2), (0.74, 0.03), (20.34, 0.40))]
+
+
+@pytest.mark.parametrize(("levels", "first", "second"), PUBLISHED)
+def test_mean_scores_are_those_of_the_original_engine(
+    levels: tuple[int, int], first: tuple[float, float], second: tuple[float, float]
+) -> None:
+    policies = [scripted(level) for level in levels]
+    totals = np.array([play(Game(BOARD, np.random.default_rng(seed)), policies) for seed in range(25)])
+    error = totals.std(axis=0, ddof=1) / len(totals) ** 0.5
+    for mean, own, (expected, published) in zip(totals.mean(axis=0), error, (first, second), strict=True):
+        assert abs(mean - expected) < 3 * np.hypot(own, published)
