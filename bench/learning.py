@@ -6,6 +6,7 @@ Reads what each run wrote: the curve of its selection episodes (metrics.jsonl) a
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from jaxrl.files import write_atomically
 from jaxrl.report.writer import read_metrics
 from jaxrl.run_directory import open_run
 
+_LABEL = 0.08  # height of a label, as a share of the range of the scripted policies
+
 
 def read(run: str) -> dict[str, Any]:
     """One run: its seed, curve and held-out scores. Raises UserError where it was not evaluated."""
@@ -35,13 +38,15 @@ def read(run: str) -> dict[str, Any]:
     lines = read_metrics(directory)
     score = f"eval/{evaluation['score']}"
     began = next(line["time/unix"] for line in lines if "time/unix" in line)
-    clock = {line["iteration"]: line["time/unix"] - began for line in lines if "time/unix" in line}
-    steps = {line["iteration"]: line["env_steps"] for line in lines if "env_steps" in line}
-    curve = [
-        {"env_steps": steps[line["iteration"]], "seconds": round(clock[line["iteration"]], 1), "score": line[score]}
-        for line in lines
-        if score in line
-    ]
+    timed = [line for line in lines if "time/unix" in line]
+    curve = []
+    for line in lines:
+        if score in line:  # evaluations stand between the lines of training: take the last one before
+            last = max(
+                (row for row in timed if row["iteration"] <= line["iteration"]), key=lambda row: row["iteration"]
+            )
+            seconds = round(last["time/unix"] - began, 1)
+            curve.append({"env_steps": last["env_steps"], "seconds": seconds, "score": line[score]})
     return {"seed": evaluation["settings"]["seed"], "curve": curve, "evaluation": evaluation}
 
 
@@ -80,9 +85,11 @@ def plot(result: dict[str, Any]) -> Figure:
     ):
         for seed, curve in zip(result["seeds"], result["curves"], strict=True):
             axis.plot([scale * point[unit] for point in curve], [p["score"] for p in curve], label=f"seed {seed}")
-        for policy, mean in baselines.items():
+        place = -math.inf
+        for policy, mean in sorted(baselines.items(), key=lambda item: item[1]):
             axis.axhline(mean, color="grey", linestyle="--", linewidth=0.8)
-            axis.annotate(policy, (1.0, mean), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
+            place = max(mean, place + _LABEL * (max(baselines.values()) - min(baselines.values())))
+            axis.annotate(policy, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
         axis.set_xlabel(label)
     axes[0].set_ylabel(f"{result['metric']} at the end of an episode")
     axes[0].legend()

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import sys
 import typing
@@ -69,12 +70,15 @@ class RunSettings:
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.num_envs > MOST_ENVS:
+            raise ValueError(f"num_envs must be {MOST_ENVS:,} or below, not {self.num_envs:,}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")
         if self.logical_shards not in (0, 1, 2, 4, 8):
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
 
 
+MOST_ENVS = 2**24  # environments of a run
 _NOT_NEGATIVE = (
     "num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
     "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every",
@@ -203,7 +207,7 @@ def _check(field: _Field, value: Any, where: str) -> Any:
             return tuple(_check(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
     elif kind in (int, float):
         number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a word
-        if number is not None and (kind is float or number == int(number)):
+        if number is not None and abs(number) < 2**62 and (kind is float or number == int(number)):
             return kind(number)
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -212,11 +216,11 @@ def _check(field: _Field, value: Any, where: str) -> Any:
 
 def _number(value: Any) -> int | float | None:
     if isinstance(value, int | float):
-        return value if math.isfinite(value) else None
+        return value if abs(value) < math.inf else None
     for convert in (int, float):
         with contextlib.suppress(ValueError, TypeError):
             number = convert(value)
-            return number if math.isfinite(number) else None
+            return number if abs(number) < math.inf else None
     return None
 
 
@@ -257,8 +261,8 @@ def _parse(field: _Field, text: str) -> Any:
 def preset_dirs() -> list[Path]:
     """Folders with presets: of the installed package, or of a checkout."""
     found = [Path(__file__).resolve().parent.parent / "configs"]
-    with contextlib.suppress(ModuleNotFoundError):  # an editable install without the mapping has the checkout's
-        found.insert(0, Path(str(resources.files("jaxrl.configs"))))
+    with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
+        found.append(Path(str(resources.files("jaxrl.configs"))))
     return [folder for folder in found if folder.is_dir()]
 
 
@@ -280,10 +284,20 @@ def find_preset(name: str) -> Path:
     raise UsageError(f"there is no configuration '{name}': {closest(stem, presets())}")
 
 
+class _Unique(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.YAMLError("a key stands twice in a mapping: leave one of them out")
+        return mapping
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A flat mapping. Raises UsageError when the file is unreadable or something else."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), _Unique)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"cannot read the configuration {path}: {reason}") from None
@@ -520,6 +534,9 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
         except KeyboardInterrupt:
             print("stopped by the keyboard", file=sys.stderr)
             return 130

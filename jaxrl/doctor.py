@@ -32,7 +32,7 @@ from jaxrl.report.timing import take_turns
 
 try:
     import pynvml
-except ImportError:  # optional at run time
+except ImportError:  # not on every platform
     pynvml = None
 
 State = Literal["", "good", "hint", "bad"]

@@ -152,7 +152,8 @@ def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] |
     Returns:
         policy: which one is compared; better: whether its mean score is better than random's; disjoint: whether the
         95 % intervals do not overlap; way: {scripted policy: share of the way from random to it that the learned
-        policy goes, None where random is as good}; best: the scripted policy with the best score.
+        policy goes, None where random is as good}; near: the scripted policies whose intervals overlap with the
+        learned policy's; best: the scripted policy with the best score.
     """
     own = next((name for name in LEARNED if name in policies), None)
     if own is None or "random" not in policies:
@@ -169,6 +170,7 @@ def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] |
         "better": gain[own] > 0,
         "disjoint": abs(gain[own]) > half[own] + half["random"],
         "way": {name: _rounded(gain[own] / gain[name]) if gain[name] > 0 else None for name in others},
+        "near": [name for name in others if abs(gain[own] - gain[name]) <= half[own] + half[name]],
         "best": max(others, key=lambda name: gain[name]) if others else None,
     }
 
@@ -225,15 +227,19 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     else:
         verdict = "overlap: only more episodes, or more training, could tell them apart"
     lines = [f"At the end, {score} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
-    ways, beyond = [], []
+    ways: list[str] = []
+    beyond: list[str] = []
+    near: list[str] = []
     for name, way in found["way"].items():
         number = words[name].removeprefix(f"{name} ") + (", the best scripted policy" if name == found["best"] else "")
         if way is None or way > 1:
-            beyond.append(f"{name} ({number})")
+            (near if name in found["near"] else beyond).append(f"{name} ({number})")
         else:
             ways.append(f"{100 * way:.0f} % of the way from random to {name} ({number})")
     if ways:
         lines.append(f"{own} goes {'; '.join(ways)}.")
+    if near:
+        lines.append(f"{own} cannot be told from {', '.join(near)}: the intervals overlap.")
     if beyond and found["better"]:
         lines.append(f"{own} is better than {', '.join(beyond)}.")
     return lines
@@ -267,7 +273,12 @@ def _flags(parser: argparse.ArgumentParser) -> None:
                         "sampled (as it explores when schedules have ended) and every baseline")  # fmt: skip
     parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
     parser.add_argument("--at", metavar="K,L,...", help="steps to show; by default a third, two thirds and all")
-    parser.add_argument("--json", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE})")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help=f"where to write the numbers (default: RUN/{FILE} for all policies "
+        "in the run's own environment, else nowhere)",
+    )
     parser.add_argument("--devices", metavar="N", help="local devices to use (default: all)")
     parser.add_argument("--chunk", default="0", metavar="N",
                         help="most episodes flown at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
@@ -302,6 +313,14 @@ def check_writable(path: Path) -> None:
         raise UserError(f"cannot write {path} ({error.strerror}): choose a file in a writable directory") from None
 
 
+def _own_file(wanted: Subject, names: Sequence[str]) -> Path | None:
+    """Where a run keeps its evaluation: of all policies, in its own environment; None for anything else."""
+    if wanted.run is None or wanted.config is None:
+        return None
+    whole_ = set(names) == set(wanted.policies) and wanted.settings == wanted.config.env_settings
+    return wanted.run / FILE if whole_ else None
+
+
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
@@ -321,7 +340,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
-    path = Path(flags.json) if flags.json else wanted.run / FILE if wanted.run else None
+    path = Path(flags.json) if flags.json else _own_file(wanted, names)
     if path is not None:
         check_writable(path)
     report = evaluate(wanted, names, episodes, seed, at, devices, chunk, lambda line: print(line, file=sys.stderr))

@@ -105,7 +105,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "jaxrl": jaxrl.__version__}
     found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
-    found["platform"] = platform.platform()
+    found["platform"] = f"{platform.system()} {platform.machine()}"
     found["backend"] = f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".splitlines()[0]
     found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
     return found
@@ -115,7 +115,7 @@ def other_versions(run: Path) -> list[str]:
     """Sentences about what is of another version now than when the run began: its numbers may differ a little."""
     try:
         former = dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):  # it is only compared with
         return []
     now = versions()
     return [

@@ -234,10 +234,11 @@ class Session:
                             self._save(state, best)
             self._report()
             self._end(state)
-        return f"{reason} in {duration(self.seconds)}"
+        return reason
 
     def _reason_to_stop(self) -> str | None:
         done = f"at iteration {self.position.iterations:,} ({self.position.env_steps:,} environment steps)"
+        done += f" in {duration(self.seconds)}"
         if not any(self._remaining()):
             return f"finished {done}"
         if self._received:
@@ -321,7 +322,9 @@ class Session:
             time.sleep(min(0.02, 0.0002 + 0.01 * (time.monotonic() - began)))
             if self._received and not announced:
                 announced = True
-                self.console.say(f"{self._received[0]}: this block is finished and saved; Ctrl-C (again) stops at once")
+                self.console.say(
+                    f"{self._received[0]}: the work under way is finished, then saved; Ctrl-C (again) stops at once"
+                )
         return jax.device_get(tree)
 
     def _counters(self, position: Position) -> dict[str, int]:

@@ -55,6 +55,9 @@ USAGE = {
         "--algo tiny:TinyQ --env tiny:Corridor --total_episodes 9", "differ in length: use --total_env_steps"
     ),
     "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must be 0 or above, not -5"),
+    "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must be 16,777,216 or below"),
+    "a number without end": (f"{COMA} --q {'9' * 400}", "--q must be a whole number, not '999"),
+    "a key that stands twice": ("--config {here}/twice.yaml", "a key stands twice in a mapping"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
@@ -98,6 +101,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with files to go wrong with."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "unknown_key.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngama: 0.9\n")
+    (tmp_path / "twice.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngamma: 0.9\ngamma: 0.8\n")
     (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
     (tmp_path / "torn.yaml").write_text("algo: [coma\n")
     return tmp_path
@@ -203,6 +207,14 @@ def test_a_config_with_an_unknown_key(run: Path, capsys: pytest.CaptureFixture[s
     with (run / "config.yaml").open("a") as file:
         file.write("gama: 1\n")
     resume_fails(run, "unknown setting 'gama': did you mean 'gamma'?", capsys, 2)
+
+
+def test_a_damaged_line_of_metrics(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damage in (b"{\xff}\n", b"{}\n", b"[1]\n"):
+        path.write_bytes(b"".join([damage, *lines[1:]]))
+        resume_fails(run, f"line 1 of {path} is damaged: mend or remove that line", capsys)
 
 
 def test_a_run_in_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

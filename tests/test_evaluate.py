@@ -96,7 +96,7 @@ def _report(score_mode: str, **finals: tuple[float, float]) -> dict:
 def test_comparison_by_hand():
     policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), bad=(0.9, 0.02), seq=(0.5, 0.1))
     found = evaluate.compare(policies, "score", "min")
-    assert found == {"policy": "learned", "better": True, "disjoint": True, "best": "seq",
+    assert found == {"policy": "learned", "better": True, "disjoint": True, "best": "seq", "near": ["ig", "seq"],
                      "way": {"ig": 0.8, "bad": None, "seq": 0.6666667}}  # fmt: skip
     policies["random"]["score"]["mean"][-1] = 0.68  # the gap of 0.08 is less than 0.05 + 0.04
     assert not evaluate.compare(policies, "score", "min")["disjoint"]
@@ -115,6 +115,9 @@ def test_conclusion_tells_the_comparison():
     assert "80 % of the way from random to ig" in second and "mower" not in second
     assert "67 % of the way from random to seq (0.500 ±0.100, the best scripted policy)" in second
     assert third == "learned is better than mower (0.700 ±0.010)."
+    policies |= _report("min", even=(0.62, 0.03))
+    report["comparison"] = evaluate.compare(policies, "score", "min")
+    assert "learned cannot be told from even (0.620 ±0.030): the intervals overlap." in evaluate.conclusion(report)
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):

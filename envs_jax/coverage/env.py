@@ -103,7 +103,9 @@ class Coverage(Environment):
     belief_dtype: str = setting(
         "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
     )
-    map_engine: str = setting("auto", f"how maps are updated: {', '.join(maps.ENGINES)}")
+    map_engine: str = setting(
+        "auto", f"how maps are updated: {', '.join(maps.ENGINES)} (pallas: for GPUs, not yet run on one)"
+    )
 
     version = 1
     baselines = baselines.BASELINES

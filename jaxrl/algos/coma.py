@@ -228,9 +228,10 @@ class Coma(Algorithm):
         ]
         if missions != usual:
             lines.append(
-                f"num_envs {missions} instead of the preset's {usual} missions per training step: minibatches have "
-                f"{missions / usual:.3g} times as many samples, and an equal number of missions makes "
-                f"{usual / missions:.3g} times as many updates; raise minibatches or the learning rates to compensate."
+                f"num_envs {missions}, where transitions {self.transitions} asks for {usual} missions a training step: "
+                f"minibatches have {missions / usual:.3g} times as many samples, and an equal number of missions makes "
+                f"{usual / missions:.3g} times as many updates; more minibatches, higher learning rates and shorter "
+                "schedules compensate."
             )
         return lines
 

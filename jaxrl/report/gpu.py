@@ -10,7 +10,7 @@ import jax
 
 try:
     import pynvml
-except ImportError:  # optional at run time; without it there are no GPU figures
+except ImportError:  # not on every platform; without it there are no GPU figures
     pynvml = None
 
 
@@ -28,10 +28,6 @@ class DeviceReading(NamedTuple):
     memory_limit: int | None
     utilisation: float | None
     memory_used_by_all: int | None
-
-    def scalars(self) -> dict[str, float]:
-        """The same for a metrics writer, without what is not known."""
-        return {f"device/{name}": value for name, value in self._asdict().items() if value is not None}
 
 
 class Monitor:

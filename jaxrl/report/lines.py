@@ -82,7 +82,8 @@ class Lines:
         learning = {f"train/{name}": total / number for name, (total, number) in self.group["learning"].items()}
         sums = dict(self.group["episodes"])
         ended = sums.pop("episodes", 0.0)
-        self.episodes = {name: value / ended for name, value in sums.items()} if ended else {}
+        episodes = {name: value / ended for name, value in sums.items()} if ended else {}
+        self.episodes = episodes or self.episodes  # the console shows the latest that ended
         self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith("loss")}
         self.group = {}
         self._writer.write(
@@ -90,7 +91,7 @@ class Lines:
             {
                 **{name: number for name, number in counters.items() if name != "iteration"},
                 "episodes": ended,
-                **{f"episode/{name}": value for name, value in self.episodes.items()},
+                **{f"episode/{name}": value for name, value in episodes.items()},
                 **learning,
                 "time/unix": time.time(),
                 **{f"time/{name}": rate for name, rate in pace.rates().items()},

@@ -129,16 +129,22 @@ def _error(directory: Path, error: OSError) -> MetricsError:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each whole line of a file of JSON objects, with its object, up to the first that a kill has torn."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return
-            if not line.endswith("\n"):
-                return
-            yield line, row
+    """Each whole line of a file of JSON objects, with its object; the last may have been torn by a kill.
+
+    Raises:
+        MetricsError: another line is damaged.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            whole = line.endswith(b"\n") and isinstance(row["iteration"], int)
+        except (ValueError, TypeError, KeyError):
+            whole = False
+        if whole:
+            yield line.decode(), row
+        elif number < len(lines):
+            raise MetricsError(f"line {number} of {path} is damaged: mend or remove that line")
 
 
 # TensorBoard's event files: records of length (8 bytes), its checksum (4), an Event, its checksum (4).
