@@ -53,12 +53,11 @@ def make_trainer(
     return Trainer(batched(env), algo, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
 
-def run(trainer: Trainer, iterations: int, state: TrainState | None = None) -> tuple[TrainState, BlockMetrics]:
+def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
     """The fill phase, and so many iterations of training."""
-    if state is None:
-        state = trainer.init(jax.random.key(0))
-        for phase in trainer.algo.phases[:-1]:
-            state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases[:-1]:
+        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
     state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
     assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
     return state, metrics
@@ -439,22 +438,21 @@ def test_the_replay_holds_what_was_played() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "bar"),
     [
-        ("expected", {}),
-        ("gumbel", {"critics": 1}),
-        ("published", MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3}),
-        ("prioritised", {}),
+        ("expected", {}, 3.1),
+        ("gumbel", {"critics": 1}, 3.1),
+        ("published", MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
+        ("prioritised", {}, 3.1),
     ],
 )
-def test_the_corridor_is_learned(name: str, settings: dict[str, Any]) -> None:
+def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
+    """Steps to the end, exploration included: at best 2.5, at random about 10."""
     settings = VARIANTS[name] | {"width": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
-    trainer = make_trainer(Corridor(length=3, horizon=12), 8, update_interval=4, **settings)
-    _, metrics = run(trainer, 250)
-    episodes = {name: np.asarray(x)[:250] for name, x in metrics.episodes.items()}
-    late, early = slice(220, 250), slice(0, 10)
-    length = lambda rows: episodes["length"][rows].sum() / episodes["episodes"][rows].sum()  # noqa: E731
-    assert length(early) > 4.5 and length(late) < 3.2  # at random 8, at best 2, with exploration 2.4
+    trainer = make_trainer(Corridor(length=4, horizon=20), 8, update_interval=4, **settings)
+    _, metrics = run(trainer, 200)
+    episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
+    assert episodes["length"] / episodes["episodes"] < bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -480,13 +478,15 @@ def test_a_cut_episode_is_bootstrapped(n_step: int) -> None:
 
 def test_resuming_is_exact(tmp_path: Path) -> None:
     trainer = make_trainer(Corridor(num_agents=2), 8, update_interval=2, **VARIANTS["prioritised"])
-    state, _ = run(trainer, 5)
+    block = trainer.make_block(trainer.algo.phases[-1])
+    state, _ = block(trainer.init(jax.random.key(0)), jnp.int32(60))
+    assert int(state.algo.split.filled[0]) == 52  # the ring has gone round
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
         _, restored, _ = checkpoints.restore(trainer.shapes())
-    gone_on, _ = run(trainer, 4, state)
-    resumed, _ = run(trainer, 4, restored)
+    gone_on, _ = block(state, jnp.int32(4))
+    resumed, _ = block(restored, jnp.int32(4))
     assert digest(gone_on) == digest(resumed)
 
 
