@@ -29,7 +29,7 @@ from jaxrl.trainer import BlockMetrics, Trainer, TrainState
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
-SMALL = {"width": 16, "batch_size": 16, "buffer_size": 400}
+SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
 MODERN = SMALL | {
     "first_layer": "relu", "layer_norm": True, "initialiser": "he", "critics": 2, "n_step": 3, "max_grad_norm": 10.0,
     "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
@@ -380,7 +380,7 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other = boards.copy()
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
-        algo = cls(SNAKES, Layout(1), width=32)
+        algo = cls(SNAKES, Layout(1), units=32)
         actor = algo.init(jax.random.key(0), None).replicated.actor
         a, b = (np.asarray(algo.logits(actor, jnp.asarray(x)))[:, :2] for x in (boards, other))
         assert np.allclose(a, b, atol=1e-6) is alike
@@ -448,7 +448,7 @@ def test_the_replay_holds_what_was_played() -> None:
 )
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
     """Steps to the end, exploration included: at best 2.5, at random about 10."""
-    settings = VARIANTS[name] | {"width": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
+    settings = VARIANTS[name] | {"units": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
     trainer = make_trainer(Corridor(length=4, horizon=20), 8, update_interval=4, **settings)
     _, metrics = run(trainer, 200)
     episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}

@@ -104,7 +104,7 @@ class Ddpg(Algorithm):
     temperature: float = setting(1.0, "of relaxed Gumbel actions")
     critics: int = setting(1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean")
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
-    width: int = setting(256, "units of the hidden layers")
+    units: int = setting(256, "units of each hidden layer")
     depth: int = setting(2, "hidden layers")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no non-linearity behind the first (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
@@ -121,7 +121,7 @@ class Ddpg(Algorithm):
             raise ValueError(f"ddpg takes one array per agent as observation, '{spec.name}' has several: join them")
         if self.masking and spec.next_mask is not independent_mask:
             raise ValueError(f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s")
-        for name in ("update_interval", "batch_size", "buffer_size", "n_step", "width", "depth", "critics"):
+        for name in ("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step", "temperature"):
@@ -213,7 +213,7 @@ class Ddpg(Algorithm):
     def sample_bytes(self) -> int:
         """Activations of all agents of a stored step and their gradients, in actor and critics."""
         inputs = math.prod(self._observation.shape) + self._actions
-        units = inputs + (self.depth + 8 * (self.network == "bicnet")) * self.width
+        units = inputs + (self.depth + 8 * (self.network == "bicnet")) * self.units
         return 4 * 2 * self.spec.num_agents * units * (1 + self.critics)
 
     def data_bytes(self) -> int:
@@ -236,7 +236,7 @@ class Ddpg(Algorithm):
     def _network(self, outputs: int) -> Any:
         return nets.TeamNet(
             outputs,
-            self.width,
+            self.units,
             self.depth,
             communication=self.network == "bicnet",
             rectify_first=self.first_layer == "relu",
