@@ -366,6 +366,15 @@ def test_targets_and_losses_by_hand() -> None:
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
 
 
+def test_scaled_observations_are_shares_of_the_bound() -> None:
+    raw, scaled = (Ddpg(SNAKES, Layout(1), units=8, scale_observation=scale) for scale in (False, True))
+    actor = raw.init(jax.random.key(0), None).replicated.actor
+    boards = seen(3).observation
+    np.testing.assert_allclose(
+        scaled.logits(actor, boards), raw.logits(actor, boards.astype(jnp.float32) / 19), rtol=1e-5
+    )
+
+
 def test_relaxed_actions_approach_drawn_ones() -> None:
     logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
@@ -542,6 +551,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (CONTINUOUS, {}, "needs discrete actions"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
         (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' choices"),
+        (dataclasses.replace(SNAKES, observation=Box((2,))), {"scale_observation": True}, "observations with bounds"),
         (SNAKES, {"n_step": 0}, "n_step must be at least 1"),
         (SNAKES, {"actor_lr": 0.0}, "actor_lr must be above 0"),
         (SNAKES, {"max_grad_norm": -1.0}, "max_grad_norm must be 0 or above"),

@@ -103,6 +103,7 @@ class Ddpg(Algorithm):
     )
     temperature: float = setting(1.0, "of relaxed Gumbel actions")
     critics: int = setting(1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean")
+    scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
     units: int = setting(256, "units of each hidden layer")
     depth: int = setting(2, "hidden layers")
@@ -121,6 +122,10 @@ class Ddpg(Algorithm):
             raise ValueError(f"ddpg takes one array per agent as observation, '{spec.name}' has several: join them")
         if self.masking and spec.next_mask is not independent_mask:
             raise ValueError(f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s")
+        if self.scale_observation and not 0 < self._largest < math.inf:
+            raise ValueError(
+                f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
+            )
         for name in ("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -257,7 +262,12 @@ class Ddpg(Algorithm):
 
     def _flat(self, observation: Array) -> Array:
         """[N, A, ...] -> float32[N, A, D]."""
-        return observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
+        flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
+        return flat / self._largest if self.scale_observation else flat
+
+    @property
+    def _largest(self) -> float:
+        return float(max(abs(self._observation.low), abs(self._observation.high)))
 
     def logits(self, actor: Any, observation: Array) -> Array:
         """float32[N, A, n] of observations [N, A, ...]."""
