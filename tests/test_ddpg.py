@@ -551,7 +551,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (CONTINUOUS, {}, "needs discrete actions"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
         (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' choices"),
-        (dataclasses.replace(SNAKES, observation=Box((2,))), {"scale_observation": True}, "scale_observation needs bounds"),
+        (dataclasses.replace(SNAKES, observation=Box((2,))), {"scale_observation": True}, "needs bounds"),
         (SNAKES, {"n_step": 0}, "n_step must be at least 1"),
         (SNAKES, {"actor_lr": 0.0}, "actor_lr must be above 0"),
         (SNAKES, {"max_grad_norm": -1.0}, "max_grad_norm must be 0 or above"),
