@@ -217,3 +217,86 @@ def _rectify(products: Array, bias: Array) -> Array:
     """ReLU of products [..., F] + bias float32[F], in the products' dtype; a bias' gradient is a float32 sum."""
     rows = products.astype(jnp.float32) + jnp.expand_dims(bias, range(products.ndim - 1))
     return nn.relu(rows).astype(products.dtype)
+
+
+class TeamNet(nn.Module):
+    """Dense layers for each agent of a team, alike for all; with `communication` an LSTM in between mixes the agents.
+
+    The published networks of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) have no non-linearity behind their
+    first layer (`rectify_first` False), two hidden layers of 256 units, and with communication (BiCNet, Peng et al.
+    2017, arXiv 1703.10069) a bidirectional LSTM over the agents behind the first one.
+    """
+
+    outputs: int
+    width: int
+    depth: int = 2
+    communication: bool = False
+    rectify_first: bool = True
+    layer_norm: bool = False
+    initialiser: Literal["torch", "he"] = "torch"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, A, ...] -> float32[N, A, outputs]."""
+        samples, agents = x.shape[:2]
+        x = x.astype(self.dtype).reshape(samples * agents, -1)
+        for layer in range(self.depth):
+            kernel, bias = self._parameters(f"fc{layer + 1}", x.shape[-1], self.width)
+            x = self._activate(x @ kernel, bias, layer)
+            if layer == 0 and self.communication:
+                x = BidirectionalLSTM(self.width, self.dtype, name="lstm")(x.reshape(samples, agents, -1))
+                x = x.reshape(samples * agents, -1)
+        kernel, bias = self._parameters("out", x.shape[-1], self.outputs, last=True)
+        return ((x @ kernel).astype(jnp.float32) + bias[None]).reshape(samples, agents, self.outputs)
+
+    def _parameters(self, name: str, inputs: int, outputs: int, last: bool = False) -> tuple[Array, Array]:
+        return _parameters(self, name, (inputs, outputs), inputs, self.initialiser, last)
+
+    def _activate(self, products: Array, bias: Array, layer: int) -> Array:
+        """Layer norm (Ba et al. 2016, arXiv 1607.06450) if asked for, then ReLU; in the products' dtype."""
+        if layer == 0 and not self.rectify_first:
+            return (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
+        if not self.layer_norm:
+            return _rectify(products, bias)
+        rows = products.astype(jnp.float32) + bias[None]
+        scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.width,), jnp.float32)
+        shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.width,), jnp.float32)
+        centred = rows - rows.mean(-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+        return nn.relu(normal * scale[None] + shift[None]).astype(products.dtype)
+
+
+class BidirectionalLSTM(nn.Module):
+    """One LSTM layer along the agents and one back, both from a zero state (Hochreiter and Schmidhuber 1997).
+
+    Gates in the order input, forget, cell, output; a bias each for inputs and state, and uniform initialisation in
+    +/- 1 / sqrt(width), as PyTorch has them.
+    """
+
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, A, F] -> [N, A, 2 width]: there, then back."""
+        agents = x.shape[1]
+        there = self._along(x, range(agents), "there")
+        back = self._along(x, range(agents - 1, -1, -1), "back")
+        return jnp.concatenate([there, back], axis=-1)
+
+    def _along(self, x: Array, order: range, name: str) -> Array:
+        gates = 4 * self.width
+        of_input, bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.width, "torch")
+        of_state, bias_of_state = _parameters(self, f"{name}_state", (self.width, gates), self.width, "torch")
+        known = (x @ of_input).astype(jnp.float32) + (bias + bias_of_state)[None, None]
+        state = jnp.zeros((x.shape[0], self.width), self.dtype)
+        cell = jnp.zeros((x.shape[0], self.width), jnp.float32)
+        states = {}
+        for agent in order:
+            rows = known[:, agent] + (state @ of_state).astype(jnp.float32)
+            enter, keep, new, show = jnp.split(rows, 4, axis=-1)
+            cell = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(new)
+            state = (nn.sigmoid(show) * jnp.tanh(cell)).astype(self.dtype)
+            states[agent] = state
+        return jnp.stack([states[agent] for agent in range(len(order))], axis=1)

@@ -3,7 +3,11 @@
 from envs_jax.base import closest, load
 from jaxrl.algos.base import Algorithm
 
-ALGORITHMS = {"coma": "jaxrl.algos.coma:Coma"}
+ALGORITHMS = {
+    "coma": "jaxrl.algos.coma:Coma",
+    "ddpg": "jaxrl.algos.ddpg:Ddpg",
+    "bicnet": "jaxrl.algos.ddpg:Bicnet",
+}
 
 
 def find(name: str) -> type[Algorithm]:

@@ -1,0 +1,569 @@
+"""DDPG and BiCNet: parity with a PyTorch reading of the published learner, options, replay, schedules, learning."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import Corridor, CorridorState
+
+from envs_jax import Environment, TimeStep
+from envs_jax.base import Array, Box, Discrete, EnvSpec
+from envs_jax.batch import batched
+from jaxrl import algos
+from jaxrl.algos import ddpg
+from jaxrl.algos.base import Progress, count, start, total
+from jaxrl.algos.ddpg import Bicnet, Ddpg
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.evaluation import ended
+from jaxrl.parallel import Layout, logical_shards, make_mesh
+from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
+from jaxrl.trainer import BlockMetrics, Trainer, TrainState
+
+OBS, AGENTS, ACTIONS = 26, 3, 4
+SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
+SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
+MODERN = SMALL | {
+    "first_layer": "relu", "layer_norm": True, "initialiser": "he", "critics": 2, "n_step": 3, "max_grad_norm": 10.0,
+    "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
+    "eps_decay": 1.0,
+}  # fmt: skip
+VARIANTS = {
+    "published": SMALL,
+    "bicnet": SMALL | {"network": "bicnet"},
+    "gumbel": MODERN | {"action_gradient": "gumbel"},
+    "expected": MODERN | {"action_gradient": "expected"},
+    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True, "network": "bicnet"},
+}
+
+
+def make_trainer(
+    env: Environment, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any
+) -> Trainer:
+    shards = logical_shards(num_envs, Ddpg.batch(env.spec, settings, num_envs))
+    layout = Layout(num_envs, shards, devices, exact)
+    algo = Ddpg(env.spec, layout, **settings)
+    return Trainer(batched(env), algo, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
+
+
+def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
+    """The fill phase, and so many iterations of training."""
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases[:-1]:
+        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+    state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
+    assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
+    return state, metrics
+
+
+def digest(tree: Any) -> dict[str, str]:
+    """A hash of every leaf."""
+
+    def of(leaf: Array) -> str:
+        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
+
+    return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def at_step(steps: int) -> Progress:
+    return dataclasses.replace(start(), vector_steps=count(steps))
+
+
+# ---------------------------------------------------------------- parity with the published learner
+
+
+def numbers(tag: int, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
+    """Weights by the formula of golden/README.md."""
+    x = (np.arange(1, np.prod(shape) + 1, dtype=np.uint64) * 0x9E3779B1 + tag * 0x7FEB352D) % 2**32
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor) % 2**32
+    x = x ^ (x >> np.uint64(16))
+    return ((2 * x / 2**32 - 1) / np.sqrt(fan_in)).astype(np.float32).reshape(shape)
+
+
+def formula_weights(tag: int, template: Any) -> Any:
+    """`template` with other numbers, leaf after leaf."""
+    leaves, structure = jax.tree.flatten(template)
+    return jax.tree.unflatten(structure, [jnp.asarray(numbers(tag + i, x.shape, 256)) for i, x in enumerate(leaves)])
+
+
+class TorchLearner:
+    """The learner of specs/snakes.md, section 10, in PyTorch."""
+
+    def __init__(self, torch: Any, bicnet: bool, actor: Any, critic: Any, tau: float, gamma: float, lr: float) -> None:
+        self.torch, self.tau, self.gamma = torch, tau, gamma
+        self.actor, self.target_actor = (self._net(bicnet, OBS, ACTIONS, actor) for _ in range(2))
+        self.critic, self.target_critic = (self._net(bicnet, OBS + ACTIONS, 1, critic) for _ in range(2))
+        self.adam = {net: torch.optim.Adam(net.parameters(), lr) for net in (self.actor, self.critic)}
+
+    def _net(self, bicnet: bool, inputs: int, outputs: int, params: Any) -> Any:
+        nn, params = self.torch.nn, jax.tree.map(np.asarray, params)["params"]
+        net = nn.ModuleDict({"pre": nn.Linear(inputs, 256), "post": nn.Linear(256 * (1 + bicnet), 256)})
+        net["out"] = nn.Linear(256, outputs)
+        if bicnet:
+            net["lstm"] = nn.LSTM(256, 256, batch_first=True, bidirectional=True)
+
+        def fill(target: Any, values: np.ndarray) -> None:
+            target.data = self.torch.tensor(values.T.copy())
+
+        for layer, name in (("pre", "fc1"), ("post", "fc2"), ("out", "out")):
+            fill(net[layer].weight, params[f"{name}_kernel"])
+            fill(net[layer].bias, params[f"{name}_bias"])
+        for suffix, way in (("", "there"), ("_reverse", "back")) if bicnet else ():
+            for kind, source in (("ih", "input"), ("hh", "state")):
+                fill(getattr(net["lstm"], f"weight_{kind}_l0{suffix}"), params["lstm"][f"{way}_{source}_kernel"])
+                fill(getattr(net["lstm"], f"bias_{kind}_l0{suffix}"), params["lstm"][f"{way}_{source}_bias"])
+        return net
+
+    def forward(self, net: Any, x: Any) -> Any:
+        x = net["pre"](x)
+        if "lstm" in net:
+            x = net["lstm"](x)[0]
+        return net["out"](self.torch.relu(net["post"](x)))
+
+    def policy(self, net: Any, observation: Any) -> Any:
+        return self.torch.softmax(self.forward(net, observation), -1)
+
+    def value(self, net: Any, observation: Any, vector: Any) -> Any:
+        return self.forward(net, self.torch.cat([observation, vector], -1))[..., 0]
+
+    def _descend(self, net: Any, loss: Any) -> float:
+        self.adam[net].zero_grad()
+        loss.backward()
+        norm = self.torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        self.adam[net].step()
+        return float(norm)
+
+    def update(self, batch: dict[str, np.ndarray]) -> dict[str, float]:
+        observation, vector, reward, following, done = (
+            self.torch.tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
+        )
+        with self.torch.no_grad():
+            value = self.value(self.target_critic, following, self.policy(self.target_actor, following))
+            target = reward + self.gamma * (1 - done[:, None]) * value
+        critic_loss = ((target - self.value(self.critic, observation, vector)) ** 2).mean()
+        critic_norm = self._descend(self.critic, critic_loss)
+        actor_loss = -self.value(self.critic, observation, self.policy(self.actor, observation)).mean()
+        actor_norm = self._descend(self.actor, actor_loss)
+        for target_net, net in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
+            for old, new in zip(target_net.parameters(), net.parameters(), strict=True):
+                old.data.mul_(1 - self.tau).add_(self.tau * new.data)
+        return {
+            "critic_loss": float(critic_loss.detach()), "actor_loss": float(actor_loss.detach()),
+            "critic_grad_norm": critic_norm, "actor_grad_norm": actor_norm, "target_mean": float(target.mean()),
+        }  # fmt: skip
+
+
+def batches(source: str, number: int, size: int) -> list[dict[str, np.ndarray]]:
+    """Stored steps of recorded play (observations of consecutive rows, shaped rewards), or made-up ones."""
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(number):
+        if source == "recorded":
+            record = golden.load("snakes_transitions")
+            row = random.integers(0, 1800, size)
+            observation, following = record["obs26"][row], record["obs26"][row + 1]
+            reward = record["shaped_orig"][record["obs_row"][row]]
+        else:
+            observation, following = random.integers(0, 20, (2, size, AGENTS, OBS))
+            reward = random.normal(size=(size, AGENTS)) * 20
+        vector = random.dirichlet(np.ones(ACTIONS), (size, AGENTS))
+        vector[random.random(size) < 0.5] = random.random((AGENTS, ACTIONS))  # explored: not normalised
+        batch = {"observation": observation, "vector": vector, "reward": reward, "next": following}
+        batch["done"] = random.random(size) < 0.1
+        made.append({name: value.astype(np.float32) for name, value in batch.items()})
+    return made
+
+
+@pytest.mark.parametrize("source", ["recorded", "made up"])
+@pytest.mark.parametrize("network", ["mlp", "bicnet"])
+def test_updates_agree_with_pytorch(network: str, source: str) -> None:
+    """Losses, gradient norms and all four networks after five updates at the published settings (tau larger)."""
+    torch = pytest.importorskip("torch")
+    algo = Ddpg(SNAKES, Layout(1), network=network, tau=0.01)
+    params = algo.init(jax.random.key(0), None).replicated
+    actor, critic = formula_weights(100, params.actor), formula_weights(200, params.critic)
+    params = algo.init(jax.random.key(0), {"actor": actor, "critic": critic}).replicated
+    reference = TorchLearner(
+        torch, network == "bicnet", actor, jax.tree.map(lambda x: x[0], critic), tau=0.01, gamma=0.95, lr=1e-4
+    )
+    update = jax.jit(algo.update)
+    tests = batches(source, 6, 64)
+    for batch in tests[:5]:
+        expected = reference.update(batch)
+        end = np.where(batch["done"] > 0, TERMINATED, GOES_ON).astype(np.uint8)
+        sample = {
+            "observation": batch["observation"].astype(np.int16), "next_observation": batch["next"].astype(np.int16),
+            "answer": batch["vector"], "reward": batch["reward"][:, None], "end": end[:, None],
+            "weight": np.ones(64, np.float32),
+        }  # fmt: skip
+        params, metrics, _ = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
+        for name, value in expected.items():
+            assert float(metrics[name]) == pytest.approx(value, rel=2e-4, abs=1e-5), name
+    observation, vector = tests[5]["observation"], tests[5]["vector"]
+    inputs = torch.tensor(observation), torch.tensor(vector)
+    for net, ours in ((reference.actor, params.actor), (reference.target_actor, params.target_actor)):
+        logits = reference.forward(net, inputs[0]).detach().numpy()
+        np.testing.assert_allclose(algo.logits(ours, jnp.asarray(observation)), logits, rtol=1e-4, atol=1e-4)
+    for net, ours in ((reference.critic, params.critic), (reference.target_critic, params.target_critic)):
+        value = reference.value(net, *inputs).detach().numpy()
+        got = algo.values(ours, jnp.asarray(observation), jnp.asarray(vector))[0]
+        np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
+def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int, critic: int) -> None:
+    algo = cls(SNAKES, Layout(1))
+    params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
+    size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+    assert (size(params.actor), size(params.critic)) == (actor, critic)
+
+
+def test_published_initial_weights_are_uniform_by_fan_in() -> None:
+    params = Bicnet(SNAKES, Layout(1)).init(jax.random.key(0), None).replicated.critic["params"]
+    for leaf, fan_in in (
+        (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
+        (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
+    ):  # fmt: skip
+        assert 0.9 < float(jnp.abs(leaf).max()) * fan_in**0.5 <= 1.0
+
+
+# ---------------------------------------------------------------- acting
+
+
+def seen(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
+    """A time step [batch] of random boards."""
+    observation = np.random.default_rng(seed).integers(0, 20, (batch, AGENTS, OBS)).astype(np.int16)
+    false = jnp.zeros(batch, bool)
+    return TimeStep(
+        observation=jnp.asarray(observation), action_mask=None if mask is None else jnp.asarray(mask), mask_state=(),
+        global_state=(), reward=jnp.zeros((batch, AGENTS)), terminated=false, truncated=false, first=false, metrics={},
+    )  # fmt: skip
+
+
+def acted(algo: Ddpg, timestep: TimeStep, steps: int, explore: bool = True) -> Any:
+    policy = algo.policy(algo.init(jax.random.key(1), None))
+    keys = jax.random.split(jax.random.key(2), len(timestep.first))
+    act = jax.jit(functools.partial(algo.act, explore=explore))
+    return (*act(policy, (), timestep, keys, at_step(steps)), policy)
+
+
+def test_an_environment_explores_with_all_agents_or_none() -> None:
+    """Exploring: uniform vectors, stored as they are; else the softmax. Actions are drawn in proportion."""
+    algo = Ddpg(SNAKES, Layout(8), eps_start=0.5)
+    timestep = jax.tree.map(lambda x: jnp.repeat(x[:1], 20_000, axis=0), seen(1))
+    action, _, extras, policy = acted(algo, timestep, 0)
+    vector, softmax = np.asarray(extras["vector"]), np.asarray(jax.nn.softmax(algo.logits(policy, seen(1).observation)))
+    by_actor = np.isclose(vector, softmax).all((1, 2))
+    assert by_actor.mean() == pytest.approx(0.5, abs=0.02)
+    sums = vector.sum(-1)
+    np.testing.assert_allclose(sums[by_actor], 1.0, rtol=1e-5)
+    assert sums[~by_actor].mean() == pytest.approx(2.0, abs=0.03) and vector.max() <= 1.0
+    for agent in range(AGENTS):
+        share = np.bincount(np.asarray(action)[by_actor, agent], minlength=ACTIONS) / by_actor.sum()
+        np.testing.assert_allclose(share, softmax[0, agent], atol=0.02)
+    random = vector[~by_actor, 0]
+    drawn = np.eye(ACTIONS)[np.asarray(action)[~by_actor, 0]]
+    expected = random / random.sum(-1, keepdims=True)
+    np.testing.assert_allclose(drawn.mean(0), expected.mean(0), atol=0.02)
+    assert (drawn * random).sum(-1).mean() == pytest.approx((expected * random).sum(-1).mean(), abs=0.01)
+
+
+def test_exploration_falls_with_every_step() -> None:
+    algo = Ddpg(SNAKES, Layout(1))
+    assert float(algo.epsilon(at_step(0))) == 0.5
+    assert float(algo.epsilon(at_step(34_657))) == pytest.approx(0.25, rel=1e-4)
+    fast = Ddpg(SNAKES, Layout(1), eps_decay=0.9995, eps_min=0.01)
+    assert float(fast.epsilon(at_step(1386))) == pytest.approx(0.25, rel=1e-3)
+    assert float(fast.epsilon(at_step(50_000))) == pytest.approx(0.01)
+    assert float(algo.epsilon(ended())) == 0.0
+
+
+def test_evaluation_takes_the_most_probable_action() -> None:
+    algo = Ddpg(SNAKES, Layout(8))
+    action, _, _, policy = acted(algo, seen(32), 0, explore=False)
+    np.testing.assert_array_equal(action, np.argmax(algo.logits(policy, seen(32).observation), -1))
+
+
+@pytest.mark.parametrize("action_gradient", ["softmax", "gumbel", "expected"])
+def test_closed_actions_are_never_taken(action_gradient: str) -> None:
+    random = np.random.default_rng(1)
+    mask = random.random((4000, AGENTS, ACTIONS)) < 0.4
+    mask[..., 0] |= ~mask.any(-1)
+    algo = Ddpg(SNAKES, Layout(8), masking=True, eps_start=0.7, action_gradient=action_gradient)
+    for explore in (True, False):
+        action = np.asarray(acted(algo, seen(4000, mask), 0, explore)[0])
+        assert np.take_along_axis(mask, action[..., None], -1).all()
+        assert explore is False or all((action == a).any() for a in range(ACTIONS))
+    with pytest.raises(ValueError, match="has no action masks: leave it out"):
+        acted(algo, seen(8), 0)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_targets_and_losses_by_hand() -> None:
+    """Expected values, twin minimum, three-step return, entropy: against numpy on the networks' own outputs."""
+    settings = MODERN | {"action_gradient": "expected", "masking": True, "gamma": 0.9}
+    algo = Ddpg(SNAKES, Layout(1), **settings)
+    params = algo.init(jax.random.key(3), None).replicated
+    params = dataclasses.replace(  # other targets, and values that are not all near 0
+        params,
+        target_actor=formula_weights(7, params.actor),
+        target_critic=formula_weights(50, params.critic),
+        critic=formula_weights(90, params.critic),
+    )
+    random, m = np.random.default_rng(0), 5
+    mask = random.random((2, m, AGENTS, ACTIONS)) < 0.6
+    mask[..., 1] = True
+    reward = random.normal(size=(m, 3, AGENTS)).astype(np.float32)
+    end = np.array([[0, 0, 0], [0, 0, 1], [0, 2, 1], [1, 0, 0], [2, 0, 0]], np.uint8)
+    boards = random.integers(0, 20, (2, m, AGENTS, OBS)).astype(np.int8)
+    action = random.integers(0, ACTIONS, (m, AGENTS)).astype(np.uint8)
+    weight = np.array([1.0, 0.5, 0.0, 1.0, 1.0], np.float32)
+    sample = {
+        "observation": boards[0], "next_observation": boards[1], "mask": mask[0], "next_mask": mask[1],
+        "reward": reward, "end": end, "answer": action, "weight": weight,
+    }  # fmt: skip
+    sample = jax.tree.map(jnp.asarray, sample)
+
+    def softmax(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        powers = np.where(mask, np.exp(logits - logits.max(-1, keepdims=True)), 0.0)
+        return powers / powers.sum(-1, keepdims=True)
+
+    policy = softmax(np.asarray(algo.logits(params.target_actor, sample["next_observation"])), mask[1])
+    twin = np.asarray(algo.values(params.target_critic, sample["next_observation"]))
+    value = (policy * twin.min(0)).sum(-1)
+    lengths, bootstraps = [3, 3, 2, 1, 1], [0.9**3, 0, 0.9**2, 0, 0.9]
+    expected = [
+        sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstraps[i] * value[i] for i in range(m)
+    ]  # fmt: skip
+    target = np.asarray(algo._target(params, sample))
+    np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
+
+    online = np.asarray(algo.values(params.critic, sample["observation"]))
+    taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
+    errors = np.square(target[None] - taken[..., 0])
+    by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
+    values = algo._taken_values(params.critic, sample)
+    assert float(ddpg.critic_loss(values, jnp.asarray(target), sample["weight"])) == pytest.approx(by_hand, rel=1e-4)
+
+    logits = np.asarray(algo.logits(params.actor, sample["observation"]))
+    policy = softmax(logits, mask[0])
+    entropy = -(policy * np.log(np.maximum(policy, 1e-30))).sum(-1)
+    used = (weight > 0)[:, None]
+    by_hand = -(used * (policy * online.mean(0)).sum(-1)).mean() - 0.01 * (used * entropy).mean()
+    by_hand += 1e-3 * (used[..., None] * logits**2).mean()
+    loss, _ = algo._actor_loss(params.actor, params.critic, sample)
+    assert float(loss) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_scaled_observations_are_shares_of_the_bound() -> None:
+    raw, scaled = (Ddpg(SNAKES, Layout(1), units=8, scale_observation=scale) for scale in (False, True))
+    actor = raw.init(jax.random.key(0), None).replicated.actor
+    boards = seen(3).observation
+    np.testing.assert_allclose(
+        scaled.logits(actor, boards), raw.logits(actor, boards.astype(jnp.float32) / 19), rtol=1e-5
+    )
+
+
+def test_relaxed_actions_approach_drawn_ones() -> None:
+    logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
+    noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
+    hot = jax.vmap(lambda g: ddpg.relaxed_one_hot(logits, g, 1e-3))(noise)
+    np.testing.assert_allclose(hot.mean(0), [0.1, 0.2, 0.3, 0.4], atol=0.01)
+    soft = jax.vmap(lambda g: ddpg.relaxed_one_hot(logits, g, 1e3))(noise)
+    np.testing.assert_allclose(soft, 0.25, atol=0.02)
+
+
+def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
+    boards = np.asarray(seen(4).observation)
+    other = boards.copy()
+    other[:, 2] = (other[:, 2] + 1) % 20
+    for cls, alike in ((Ddpg, True), (Bicnet, False)):
+        algo = cls(SNAKES, Layout(1), units=32)
+        actor = algo.init(jax.random.key(0), None).replicated.actor
+        a, b = (np.asarray(algo.logits(actor, jnp.asarray(x)))[:, :2] for x in (boards, other))
+        assert np.allclose(a, b, atol=1e-6) is alike
+
+
+# ---------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_trains_in_one_trace(name: str) -> None:
+    trainer = make_trainer(Corridor(num_agents=2), num_envs=4, update_interval=2, **VARIANTS[name])
+    state, metrics = run(trainer, 3)
+    learning = {name: np.asarray(x)[:3] for name, x in metrics.learning.items()}
+    assert learning["critic_loss"].shape == (3, 2)
+    assert all(np.isfinite(x).all() for x in learning.values())
+    assert (learning["critic_grad_norm"] > 0).all() and (learning["actor_grad_norm"] > 0).all()
+    begun = trainer.init(jax.random.key(0)).algo.replicated
+    for net in ("actor", "critic", "target_actor", "target_critic"):
+        before, after = (jax.tree.leaves(getattr(x, net)) for x in (begun, state.algo.replicated))
+        assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True) if a.size > 2), net
+    assert int(total(state.progress.updates)) == 6
+
+
+def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
+    settings = SMALL | {"batch_size": 10}
+    for num_envs, interval, calls in ((1, 1, 10), (1, 4, 3), (2, 1, 5), (16, 1, 1)):
+        algo = make_trainer(Corridor(), num_envs, update_interval=interval, **settings).algo
+        fill = [phase.iterations for phase in algo.phases[:-1]]
+        assert sum(fill) == calls - 1 and algo.phases[-1].updates == interval
+    trainer = make_trainer(Corridor(), 1, **settings)
+    state, metrics = run(trainer, 1)
+    assert int(state.algo.split.filled[0]) == 10 and float(metrics.learning["critic_loss"][0, 0]) > 0
+
+
+def test_the_replay_holds_what_was_played() -> None:
+    """Rows of the ring are consistent: the observation moves as the stored action says, unless an episode ended."""
+    trainer = make_trainer(Corridor(length=3, horizon=6), 4, update_interval=3, **VARIANTS["expected"])
+    state, _ = run(trainer, 40)
+    ring = jax.tree.map(lambda x: np.asarray(x)[0], state.algo.split)
+    rows, head = ring.end.shape[0], int(ring.head)
+    assert ring.filled == rows - 1 and rows == 103 and ring.seen["observation"].dtype == np.float16
+    place = ring.seen["observation"].argmax(-1)[..., 0]
+    ended_rows = 0
+    for age in range(rows - 1, 0, -1):
+        row, after = (head - age) % rows, (head - age + 1) % rows
+        for env in range(place.shape[1]):
+            if ring.end[row, env] == GOES_ON:
+                moved = np.clip(place[row, env] + 2 * int(ring.answer[row, env, 0]) - 1, 0, 3)
+                assert place[after, env] == moved
+                assert ring.reward[after, env, 0] == (moved == 3) == (ring.end[after, env] == TERMINATED)
+            else:
+                ended_rows += 1
+                assert ring.reward[after, env, 0] == 0 and place[after, env] < 3
+    assert ended_rows > 10 and (ring.end == TRUNCATED).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "bar"),
+    [
+        ("expected", {}, 3.1),
+        ("gumbel", {"critics": 1}, 3.1),
+        ("published", MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
+        ("prioritised", {}, 3.1),
+    ],
+)
+def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
+    """Steps to the end, exploration included: at best 2.5, at random about 10."""
+    settings = VARIANTS[name] | {"units": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
+    trainer = make_trainer(Corridor(length=4, horizon=20), 8, update_interval=4, **settings)
+    _, metrics = run(trainer, 200)
+    episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
+    assert episodes["length"] / episodes["episodes"] < bar
+
+
+@dataclasses.dataclass(frozen=True)
+class Treadmill(Corridor):
+    """Never ends by itself; every step is worth 1."""
+
+    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
+        timestep = super()._timestep(state, 0.0 if first else 1.0, first)
+        return dataclasses.replace(timestep, terminated=jnp.bool_(False), truncated=state.t >= self.horizon)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_cut_episode_is_bootstrapped(n_step: int) -> None:
+    """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
+    settings = VARIANTS["expected"] | {"n_step": n_step, "critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
+    trainer = make_trainer(Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
+    _, metrics = run(trainer, 200)
+    assert np.asarray(metrics.learning["target_mean"])[190:200].mean() == pytest.approx(5.0, abs=0.1)
+
+
+# ---------------------------------------------------------------- exactness and cost
+
+
+def test_resuming_is_exact(tmp_path: Path) -> None:
+    trainer = make_trainer(Corridor(num_agents=2), 8, update_interval=2, **VARIANTS["prioritised"])
+    block = trainer.make_block(trainer.algo.phases[-1])
+    state, _ = block(trainer.init(jax.random.key(0)), jnp.int32(60))
+    assert int(state.algo.split.filled[0]) == 52  # the ring has gone round
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        _, restored, _ = checkpoints.restore(trainer.shapes())
+    gone_on, _ = block(state, jnp.int32(4))
+    resumed, _ = block(restored, jnp.int32(4))
+    assert digest(gone_on) == digest(resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["published", "prioritised"])
+def test_exact_training_has_the_same_bits_on_one_and_eight_devices(name: str) -> None:
+    states = []
+    for devices in (1, 8):
+        trainer = make_trainer(Corridor(num_agents=2), 16, devices, True, update_interval=2, **VARIANTS[name])
+        states.append(digest(run(trainer, 4)[0]))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("name", ["published", "prioritised"])
+def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(name: str) -> None:
+    settings = VARIANTS[name] | {"buffer_size": 400_000}
+    trainer = make_trainer(Corridor(num_agents=2), 16, 2, update_interval=2, **settings)
+    block = trainer.make_block(trainer.algo.phases[-1]).lower(trainer.shapes(), jnp.int32(1)).compile()
+    text = block.as_text()
+    assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
+    memory = block.memory_analysis()
+    ring = 200_000 * trainer.algo._row_bytes
+    assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_names() -> None:
+    assert algos.find("ddpg") is Ddpg and algos.find("bicnet") is Bicnet
+    assert Bicnet(SNAKES, Layout(1)).network == "bicnet"
+
+
+def test_capacity_in_steps_and_in_bytes() -> None:
+    algo = Ddpg(SNAKES, Layout(4), buffer_size=1000)
+    row = AGENTS * (OBS * 1 + ACTIONS * 4 + 4) + 1  # boards up to 19 fit into int8
+    assert algo._row_bytes == row and algo.rows == 251
+    assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
+    by_bytes = Ddpg(SNAKES, Layout(4), buffer_gb=0.001)
+    assert by_bytes.rows == 1_000_000 // (4 * row)
+    ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).split
+    stored = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.seen, ring.answer, ring.reward, ring.end)))
+    assert 0.99e6 < stored <= 1e6
+
+
+CONTINUOUS = dataclasses.replace(SNAKES, action=Box((2,)))
+DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, agent: mask[agent])
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "sentence"),
+    [
+        (CONTINUOUS, {}, "needs discrete actions"),
+        (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
+        (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' choices"),
+        (dataclasses.replace(SNAKES, observation=Box((2,))), {"scale_observation": True}, "needs bounds"),
+        (SNAKES, {"n_step": 0}, "n_step must be at least 1"),
+        (SNAKES, {"actor_lr": 0.0}, "actor_lr must be above 0"),
+        (SNAKES, {"max_grad_norm": -1.0}, "max_grad_norm must be 0 or above"),
+        (SNAKES, {"tau": 1.5}, "tau must lie between 0 and 1"),
+        (SNAKES, {"update_interval": 2, "updates_per_step": 0.2}, "less than one update: raise one of them"),
+        (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than update_interval 200"),
+        (SNAKES, {"buffer_size": 60}, "exceeds what the replay holds"),
+        (SNAKES, {"warmup": 200_000}, "exceeds what the replay holds"),
+    ],
+)
+def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Ddpg(spec, Layout(1), **settings)
+    with pytest.raises(ValueError, match="do not divide batch_size 63"):
+        Ddpg(SNAKES, Layout(8, 2), batch_size=63)

@@ -1,0 +1,298 @@
+"""The replay against a plain Python list, with ends, wrap-around, n-step windows, priorities and resuming."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envs_jax import Box
+from jaxrl import replay as replays
+from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED, Marks, Replay
+
+SHARDS, ENVS, AGENTS = 2, 3, 2
+SEEN = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}
+ANSWER = jax.ShapeDtypeStruct((AGENTS,), jnp.uint8)
+
+
+class Stream:
+    """Environments that show a number of their own at every step and end at random (or by `lengths`)."""
+
+    def __init__(self, seed: int, end_chance: float, num_envs: int = SHARDS * ENVS) -> None:
+        self.random, self.end_chance, self.num_envs = np.random.default_rng(seed), end_chance, num_envs
+        self.count, self.rows = 0, []  # one dict of arrays [B, ...] per step
+        self._see()
+
+    def _see(self) -> None:
+        size = self.num_envs
+        end = self.random.choice(
+            [GOES_ON, TERMINATED, TRUNCATED], size, p=[1 - self.end_chance, self.end_chance / 2, self.end_chance / 2]
+        )
+        reward = self.random.normal(size=(size, AGENTS)).astype(np.float32)
+        if self.rows:
+            end[self.rows[-1]["end"] != GOES_ON] = GOES_ON  # a first row, with reward 0
+            reward[self.rows[-1]["end"] != GOES_ON] = 0.0
+        ids = self.count * size + np.arange(size)
+        board = ids[:, None, None] % 7 + np.arange(AGENTS * 4).reshape(1, AGENTS, 4)
+        self.rows.append({"id": ids, "board": board, "reward": reward, "end": end})
+        self.count += 1
+
+    def steps(self, number: int) -> tuple[Any, ...]:
+        """What `write` takes for so many more steps."""
+        for _ in range(number):
+            self.rows[-1]["answer"] = self.random.integers(0, 200, (self.num_envs, AGENTS))
+            self._see()
+        stack = lambda name, rows: np.stack([row[name] for row in rows])  # noqa: E731
+        new = self.rows[-number - 1 :]
+        seen = {"id": stack("id", new).astype(np.int32), "board": stack("board", new)}
+        answer = stack("answer", new[:-1])
+        return seen, answer, stack("reward", new), stack("end", new).astype(np.uint8)
+
+    def windows(self, size: int, n: int) -> dict[int, dict[str, Any]]:
+        """By the number seen first: every window that a list of the newest `size` rows allows, the last unanswered."""
+        found = {}
+        kept = self.rows[-size:]
+        for env in range(self.num_envs):
+            for first in range(len(kept) - n):
+                if kept[first]["end"][env] != GOES_ON:
+                    continue
+                later = []
+                for row in kept[first + 1 : first + 1 + n]:
+                    later.append(row)
+                    if row["end"][env] != GOES_ON:
+                        break
+                found[int(kept[first]["id"][env])] = {
+                    "answer": kept[first]["answer"][env],
+                    "board": kept[first]["board"][env],
+                    "rewards": [row["reward"][env] for row in later],
+                    "next": int(later[-1]["id"][env]),
+                    "end": later[-1]["end"][env],
+                }
+        return found
+
+
+def empty(rows: int, prioritised: bool = False) -> Replay:
+    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS, prioritised)
+
+
+write = jax.jit(replays.write, donate_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnames=("number", "n"))
+def draw(replay: Replay, key: Any, number: int, n: int) -> Any:
+    keys = jax.random.split(key, SHARDS)
+    choose = lambda key, end, head, filled: replays.choose(key, end, head, filled, number, n)  # noqa: E731
+    index, weight = jax.vmap(choose)(keys, replay.end, replay.head, replay.filled)
+    sample = jax.vmap(lambda shard, index: replays.gather(shard, index, n))(replay, index)
+    returns = jax.vmap(jax.vmap(lambda r, e: replays.n_step_return(r, e, 0.9)))(sample.reward, sample.end)
+    return sample, weight, returns
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    end_chance=st.sampled_from([0.0, 0.1, 0.4]),
+    rows=st.sampled_from([6, 9]),
+    steps=st.sampled_from([1, 3, 5]),
+    writes=st.integers(1, 9),
+    n=st.sampled_from([1, 3]),
+)
+def test_samples_are_those_of_a_python_list(
+    seed: int, end_chance: float, rows: int, steps: int, writes: int, n: int
+) -> None:
+    stream, replay = Stream(seed, end_chance), empty(rows)
+    for _ in range(writes):
+        replay = write(replay, *stream.steps(steps))
+    allowed = stream.windows(rows, n)
+    sample, weight, (returns, discount) = jax.tree.map(np.asarray, draw(replay, jax.random.key(seed), 256, n))
+    drawn = set()
+    for shard, m in np.argwhere(weight == 1):
+        first = int(sample.seen["id"][shard, m])
+        window = allowed[first]
+        drawn.add(first)
+        assert first % (SHARDS * ENVS) // ENVS == shard  # no sample leaves its shard
+        np.testing.assert_array_equal(sample.answer[shard, m], window["answer"])
+        np.testing.assert_array_equal(sample.seen["board"][shard, m], window["board"])
+        assert sample.next_seen["id"][shard, m] == window["next"]
+        by_hand = sum(0.9**k * reward for k, reward in enumerate(window["rewards"]))
+        np.testing.assert_allclose(returns[shard, m], by_hand, rtol=1e-5, atol=1e-6)
+        behind = 0.0 if window["end"] == TERMINATED else 0.9 ** len(window["rewards"])
+        assert discount[shard, m] == pytest.approx(behind, rel=1e-6)
+    assert set(np.unique(weight)) <= {0.0, 1.0}
+    if not allowed:
+        assert not weight.any()
+    if len(allowed) == (min(steps * writes, rows - 1) - n + 1) * SHARDS * ENVS:  # no row ends an episode
+        assert weight.all()
+    assert drawn == set(allowed)  # 256 draws of at most 24 windows in each shard miss one with a chance of 2e-4
+
+
+def test_all_windows_are_drawn_equally_often() -> None:
+    stream, replay = Stream(3, 0.2), empty(8)
+    replay = write(replay, *stream.steps(6))
+    replay = write(replay, *stream.steps(5))
+    sample, weight, _ = draw(replay, jax.random.key(0), 60_000, 2)
+    allowed = stream.windows(8, 2)
+    assert np.asarray(weight).mean() > 0.99
+    for shard in range(SHARDS):
+        ids = np.asarray(sample.seen["id"])[shard][np.asarray(weight)[shard] == 1]
+        mine = [i for i in allowed if i % (SHARDS * ENVS) // ENVS == shard]
+        share = np.array([(ids == i).mean() for i in mine])
+        error = np.sqrt(1 / len(mine) / len(ids))
+        assert np.abs(share - 1 / len(mine)).max() < 4.5 * error
+
+
+def test_n_step_returns_by_hand() -> None:
+    reward = jnp.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
+    cases = {
+        (GOES_ON, GOES_ON, GOES_ON): (1 + 1 + 1, 0.125),
+        (GOES_ON, GOES_ON, TERMINATED): (3, 0.0),
+        (GOES_ON, GOES_ON, TRUNCATED): (3, 0.125),
+        (GOES_ON, TRUNCATED, TERMINATED): (2, 0.25),
+        (TERMINATED, GOES_ON, GOES_ON): (1, 0.0),
+        (TRUNCATED, GOES_ON, TERMINATED): (1, 0.5),
+    }
+    for end, (expected, discount) in cases.items():
+        total, behind = replays.n_step_return(reward, jnp.array(end, jnp.uint8), 0.5)
+        np.testing.assert_allclose(total, [expected, 10 * expected])
+        assert float(behind) == discount
+
+
+# Storage
+
+
+def test_rows_lie_where_a_list_has_them_and_are_written_in_place() -> None:
+    stream, replay = Stream(0, 0.2), empty(7)
+    for steps in (1, 3, 6, 2):
+        before, old = replay.seen["board"].unsafe_buffer_pointer(), replay
+        replay = write(replay, *stream.steps(steps))
+        assert old.seen["board"].is_deleted() and replay.seen["board"].unsafe_buffer_pointer() == before
+    assert int(replay.head[0]) == 12 % 7 and int(replay.filled[0]) == 6
+    for age, row in enumerate(reversed(stream.rows[-7:])):
+        slot = (12 - age) % 7
+        ids = np.asarray(replay.seen["id"][:, slot]).reshape(-1)
+        np.testing.assert_array_equal(ids, row["id"])
+        np.testing.assert_array_equal(replay.end[:, slot].reshape(-1), row["end"])
+    assert replay.seen["board"].dtype == jnp.int8 and replay.answer.dtype == jnp.uint8
+
+
+def test_a_write_needs_no_second_ring() -> None:
+    replay = jax.eval_shape(lambda: empty(10_000))
+    arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), Stream(0, 0.1).steps(4))
+    memory = write.lower(replay, *arguments).compile().memory_analysis()
+    ring = SHARDS * ENVS * 10_000 * replays.row_bytes(SEEN, ANSWER, AGENTS)
+    assert memory.alias_size_in_bytes >= ring > 100 * memory.temp_size_in_bytes
+
+
+def test_too_many_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 steps do not fit into a replay of 5 rows"):
+        replays.write(empty(5), *Stream(0, 0.0).steps(5))
+    with pytest.raises(ValueError, match="too large"):
+        jax.eval_shape(lambda: replays.create(SEEN, ANSWER, 1, 1, 2**20, 2**11))
+
+
+def test_sizes() -> None:
+    assert replays.row_bytes(SEEN, ANSWER, AGENTS) == 4 + 8 + 2 + 8 + 1
+    assert replays.row_bytes(SEEN, ANSWER, AGENTS, prioritised=True) == 27
+    assert replays.rows_for(100_000, 1, 1) == 100_001 and replays.rows_for(100, 64, 3) == 5
+
+
+@pytest.mark.parametrize(
+    ("box", "floats", "expected"),
+    [
+        (Box((2,), jnp.int32, 0, 19), "auto", jnp.int8),
+        (Box((2,), jnp.int32, 0, 200), "auto", jnp.uint8),
+        (Box((2,), jnp.int32, -1, 200), "auto", jnp.int16),
+        (Box((2,), jnp.int32, -1, 2**20), "auto", jnp.int32),
+        (Box((2,), jnp.int16), "float16", jnp.int16),
+        (Box((2,), jnp.float32, 0.0, 1.0), "auto", jnp.float16),
+        (Box((2,), jnp.float32, 0.0, 1.0), "float32", jnp.float32),
+        (Box((2,), jnp.float32, -1.0, 1.0), "auto", jnp.float32),
+        (Box((2,), jnp.float32, -1.0, 1.0), "float16", jnp.float16),
+    ],
+)
+def test_storage_is_the_smallest_that_holds_the_values(box: Box, floats: Any, expected: Any) -> None:
+    assert replays.storage_dtype(box, floats) == expected
+
+
+def test_a_resumed_replay_draws_the_same() -> None:
+    """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
+    streams = [Stream(5, 0.2), Stream(5, 0.2)]
+    first, second = empty(7, prioritised=True), empty(7, prioritised=True)
+    for _ in range(3):
+        first, second = (write(r, *s.steps(4)) for r, s in zip((first, second), streams, strict=True))
+    second = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).copy()), second)
+    first, second = (write(r, *s.steps(3)) for r, s in zip((first, second), streams, strict=True))
+    draws = [draw(r, jax.random.key(1), 32, 2) for r in (first, second)]
+    for a, b in zip(jax.tree.leaves((draws[0], first)), jax.tree.leaves((draws[1], second)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# Priorities
+
+
+@functools.partial(jax.jit, static_argnames=("number", "n"))
+def draw_by_priority(replay: Replay, key: Any, number: int, n: int, beta: float) -> Any:
+    keys = jax.random.split(key, SHARDS)
+    choose = lambda key, priority, head, filled: replays.choose_by_priority(  # noqa: E731
+        key, priority, head, filled, number, n, beta
+    )
+    return jax.vmap(choose)(keys, replay.marks.priority, replay.head, replay.filled)
+
+
+def test_priorities_decide_how_often_a_window_is_drawn() -> None:
+    stream, replay = Stream(1, 0.2), empty(8, prioritised=True)
+    replay = write(replay, *stream.steps(6))
+    replay = write(replay, *stream.steps(5))
+    allowed = stream.windows(8, 2)
+    random = np.random.default_rng(0)
+    errors = random.exponential(size=replay.marks.priority.shape).astype(np.float32)
+    every = jnp.arange(8 * ENVS)
+
+    def mark(marks: Marks, error: Any) -> Marks:
+        return replays.set_priorities(
+            marks, every, error.reshape(-1), (marks.priority > 0).reshape(-1).astype(jnp.float32), 0.5
+        )
+
+    marks = jax.vmap(mark)(replay.marks, jnp.asarray(errors))
+    replay = dataclasses.replace(replay, marks=marks)
+    index, weight = map(np.asarray, draw_by_priority(replay, jax.random.key(2), 100_000, 2, jnp.float32(1.0)))
+    for shard in range(SHARDS):
+        ids = np.asarray(replay.seen["id"][shard]).reshape(-1)
+        mine = [i for i, name in enumerate(ids) if int(name) in allowed and name % (SHARDS * ENVS) // ENVS == shard]
+        mass = np.sqrt(errors[shard].reshape(-1)[mine] + 1e-6)
+        expected = mass / mass.sum()
+        share = np.array([(index[shard] == i).mean() for i in mine])
+        assert set(index[shard]) <= set(mine)
+        assert np.abs(share - expected).max() < 0.005
+        drawn = [weight[shard][index[shard] == i][0] for i in mine]
+        np.testing.assert_allclose(drawn, expected.min() / expected, rtol=1e-4)  # beta 1: corrects fully
+
+
+def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
+    stream, replay = Stream(2, 0.3), empty(9, prioritised=True)
+    replay = write(replay, *stream.steps(4))
+    big = jax.vmap(lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5))
+    replay = write(dataclasses.replace(replay, marks=big(replay.marks)), *stream.steps(2))
+    priority, end = np.asarray(replay.marks.priority), np.asarray(replay.end)
+    np.testing.assert_allclose(priority[:, 4:6], np.where(end[:, 4:6] == GOES_ON, 4.0, 0.0))
+    assert not priority[:, 6:].any()  # not answered, or never written
+
+
+def test_of_two_errors_of_one_row_the_larger_counts() -> None:
+    marks = Marks(jnp.full((4, ENVS), 9.0), jnp.float32(9.0))
+    index, error = jnp.array([5, 2, 5, 7]), jnp.array([3.0, -1.0, 2.0, 50.0])
+    new = replays.set_priorities(marks, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
+    flat = np.asarray(new.priority).reshape(-1)
+    np.testing.assert_allclose(flat[[5, 2, 7, 0]], [3.0, 1.0, 9.0, 9.0], rtol=1e-5)
+    assert float(new.largest) == 9.0
+
+
+def test_an_empty_replay_gives_samples_without_weight() -> None:
+    replay = empty(5, prioritised=True)
+    assert not np.asarray(draw(replay, jax.random.key(0), 8, 1)[1]).any()
+    assert not np.asarray(draw_by_priority(replay, jax.random.key(0), 8, 1, jnp.float32(0.5))[1]).any()
