@@ -25,7 +25,7 @@ CONFIGURATIONS = [
 
 def stack(games):
     """Games side by side on a last axis."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves, -1), *games)
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves, -1)), *games)
 
 
 def lane(game, i):
@@ -47,16 +47,13 @@ def recorded(configuration):
         return [divmod(int(x), width) for x in flat if x >= 0]
 
     games = [
-        jax.tree.map(
-            np.asarray,
-            segments.from_segments(
-                board,
-                [cells(per_step["seg_before"][t, i]) for i in range(snakes)],
-                per_step["dir_before"][t, :snakes],
-                cells(per_step["beans_before"][t]),
-                beans,
-                int(per_step["step_before"][t]) - 1,
-            ),
+        segments.from_segments(
+            board,
+            [cells(per_step["seg_before"][t, i]) for i in range(snakes)],
+            per_step["dir_before"][t, :snakes],
+            cells(per_step["beans_before"][t]),
+            beans,
+            int(per_step["step_before"][t]) - 1,
         )
         for t in range(len(rows))
     ]

@@ -21,9 +21,7 @@ from envs_jax.base import Array
 from envs_jax.snakes.board import (
     COLUMN_STEP,
     DOWN,
-    LEFT,
     NOWHERE,
-    RIGHT,
     ROW_STEP,
     SEARCH,
     UP,
@@ -31,9 +29,9 @@ from envs_jax.snakes.board import (
     bit,
     choose,
     first,
-    fold,
     low_bit,
     place,
+    union,
 )
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
 
@@ -43,30 +41,26 @@ _NO_START = 1 << 20
 def _starts(board: Board, free: Array) -> Array:
     """uint32[H, ...]: free cells in regions of three or more cells, for the free cells uint32[H, ...]."""
     right, down, up, left = (board.seen_from(free, d) for d in SEARCH)
-    two = (right & down) | ((right | down) & (up | left)) | (up & left)
-    upper, lower = board.seen_from(right | left, UP), board.seen_from(right | left, DOWN)  # of the diagonals
-    beyond_right = board.seen_from(right | up | down, RIGHT)
-    beyond_left = board.seen_from(left | up | down, LEFT)
-    one = (right & beyond_right) | (down & (lower | board.seen_from(down, DOWN)))
-    one |= (up & (upper | board.seen_from(up, UP))) | (left & beyond_left)
+    sides = right | left
+    two = (right & left) | (up & down) | (sides & (up | down))
+    lower, upper = (board.seen_from(sides | board.seen_from(free, d), d) for d in (DOWN, UP))  # beyond down and up
+    beyond = [s & board.seen_from(s | up | down, d) for s, d in zip((right, left), (SEARCH[0], SEARCH[3]), strict=True)]
+    one = (down & lower) | (up & upper) | beyond[0] | beyond[1]
     return free & (two | one)
 
 
-def _cells(board: Board, free: Array, fixed: bool) -> tuple[Array, ...]:
-    """Where a snake respawns in the free cells uint32[H, ...].
+def _search(board: Board, free: Array) -> tuple[Array, ...]:
+    """The cells of a respawn in the free cells uint32[H, ...].
 
     Returns:
-        head, middle, last: int32[...], places, NOWHERE if there is no room.
-        from_middle, from_last: int32[...], direction towards the next cell on the head's side.
-        direction: int32[...], stored direction.
-        split: bool[...], last is two steps away from middle.
+        start: int32[...], place of s, NOWHERE if there is no room.
+        a: int32[...], direction of a from s.
+        two: bool[...], there is b.
+        other: int32[...], direction of b from s, or else of m from a.
     """
     starts = _starts(board, free)
     rows = jax.lax.broadcasted_iota(jnp.int32, free.shape, 0)
-    start = fold(jnp.minimum, jnp.where(starts != 0, place(rows, low_bit(starts)), _NO_START))
-    found = start != _NO_START
-    start = jnp.where(found, start, 0)
-
+    start = jnp.min(jnp.where(starts != 0, place(rows, low_bit(starts)), _NO_START), 0)
     near = board.around(free, start, 2)
 
     def is_free(r: int, c: int) -> Array:
@@ -74,25 +68,15 @@ def _cells(board: Board, free: Array, fixed: bool) -> tuple[Array, ...]:
 
     side = {d: is_free(ROW_STEP[d], COLUMN_STEP[d]) for d in SEARCH}
     a = first([side[d] for d in SEARCH], SEARCH)
-    b = first([side[d] & (a != d) for d in SEARCH], SEARCH, -1)
+    b = first([side[d] & (a != d) for d in SEARCH], SEARCH, NOWHERE)
     beyond = {
         e: choose(a, [is_free(ROW_STEP[d] + ROW_STEP[e], COLUMN_STEP[d] + COLUMN_STEP[e]) for d in range(4)])
         & (a != e ^ 1)
         for e in SEARCH
     }
     m = first([beyond[e] for e in SEARCH], SEARCH)
-
     two = b >= 0
-    opposite = two & (b == a ^ 1) & (not fixed)
-    corner = two & ~opposite
-    beside = board.beside(start, a)
-    head, middle = jnp.where(corner, beside, start), jnp.where(corner, start, beside)
-    last = jnp.where(two, board.beside(start, b), board.beside(beside, m))
-    from_middle = jnp.where(corner, a, a ^ 1)
-    from_last = jnp.where(two, b, m) ^ 1
-    direction = from_middle if fixed else from_middle ^ board.edge(start, a).astype(jnp.int32)
-    nowhere = [jnp.where(found, x, NOWHERE) for x in (head, middle, last)]
-    return *nowhere, from_middle, from_last, direction, opposite
+    return jnp.where(start < _NO_START, start, NOWHERE), a, two, jnp.where(two, b, m)
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
@@ -103,34 +87,38 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         game: after `rules.move`.
         fixed: bodies are connected and directions true.
     """
-    free = free_plane(board, game)
-    toward = game.toward
 
-    def one(carry: tuple[Array, Array], dead: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-        free, toward = carry
-        head, middle, last, from_middle, from_last, direction, split = _cells(board, free, fixed)
-        head, middle, last = (jnp.where(dead, x, NOWHERE) for x in (head, middle, last))
-        at_head, at_middle, at_last = (board.mark(x) for x in (head, middle, last))
-        cells = at_head | at_middle | at_last
-
-        def written(k: int) -> Array:
-            kept = toward[:, k] & ~cells
-            bits = (((x >> k) & 1).astype(jnp.uint32)[None] for x in (from_middle, from_last))
-            return kept | at_middle * next(bits) | at_last * next(bits)
-
-        toward = jnp.stack([written(0), written(1)], axis=1)
-        return (free & ~cells, toward), (head, last, direction, split, cells)
+    def one(free: Array, dead: Array) -> tuple[Array, tuple[Array, ...]]:
+        start, a, two, other = _search(board, free)
+        start = jnp.where(dead, start, NOWHERE)
+        beside = board.beside(start, a)
+        last = board.beside(jnp.where(two, start, beside), other)
+        cells = union(board.mark(jnp.where(start[None] >= 0, jnp.stack([start, beside, last]), NOWHERE)), 1)
+        return free & ~cells, (start, a, beside, last, two, other, cells)
 
     dead = game.length == 0
-    (_, toward), (head, last, direction, split, cells) = jax.lax.scan(one, (free, toward), dead)
-    came = dead & (head >= 0)
+    _, (start, a, beside, last, two, other, cells) = jax.lax.scan(one, free_plane(board, game), dead)
+
+    came = start >= 0
+    opposite = two & (other == a ^ 1) & (not fixed)
+    from_a = two & ~opposite  # a is the head, else s
+    towards_head = jnp.where(from_a, a, a ^ 1)  # from the middle cell
+    at_middle = board.mark(jnp.where(came, jnp.where(from_a, start, beside), NOWHERE))
+    at_last = board.mark(jnp.where(came, last, NOWHERE))
+
+    def written(k: int) -> Array:
+        """Plane k of `Game.toward`."""
+        bits = [(direction >> k & 1).astype(jnp.uint32)[None] for direction in (towards_head, other ^ 1)]
+        return game.toward[:, k] & ~union(at_middle | at_last, 1) | union(at_middle * bits[0] | at_last * bits[1], 1)
+
+    direction = towards_head if fixed else towards_head ^ board.edge(start, a).astype(jnp.int32)
     return dataclasses.replace(
         game,
         body=game.body | jnp.moveaxis(cells, 0, 1),
-        toward=toward,
-        head=jnp.where(came, head, game.head),
+        toward=jnp.stack([written(0), written(1)], axis=1),
+        head=jnp.where(came, jnp.where(from_a, beside, start), game.head),
         tail=jnp.where(came, last, game.tail),
         length=jnp.where(came, START_LENGTH, game.length),
         direction=jnp.where(came, direction, game.direction),
-        split=jnp.where(dead, split & came, game.split),
+        split=jnp.where(came, opposite, game.split),
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.snakes.board import NOWHERE, Board, constant, counting, fold, total, union
+from envs_jax.snakes.board import NOWHERE, Board, constant, counting, total, union
 
 START_LENGTH = 3
 
@@ -135,7 +135,7 @@ def _without(beans: Array, eaten: Array) -> Array:
     kept = (beans != NOWHERE) & ~eaten
     position = jnp.cumsum(kept.astype(jnp.int32), axis=0) - 1
     moves = kept[None] & (position[None] == counting(len(beans), position))  # [to, from]
-    return fold(jnp.maximum, jnp.where(moves, beans[None], NOWHERE), 1)
+    return jnp.max(jnp.where(moves, beans[None], NOWHERE), 1)
 
 
 def ended(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:

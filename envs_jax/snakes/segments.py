@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board
@@ -30,7 +28,7 @@ def from_segments(
     max_beans: int,
     steps: int = 0,
 ) -> Game:
-    """A game from lists of cells (row, column).
+    """A game (NumPy arrays, no lanes) from lists of cells (row, column).
 
     Args:
         board: its size.
@@ -72,20 +70,18 @@ def from_segments(
             for plane in (0, 1):
                 toward[r, plane] |= np.uint32((way >> plane & 1) << c)
     places = [32 * r + c for r, c in beans] + [NOWHERE] * (max_beans - len(beans))
-    return jax.tree.map(
-        jnp.asarray,
-        Game(
-            body=body,
-            toward=toward,
-            head=head,
-            tail=tail,
-            length=np.array([len(snake) for snake in segments], np.int32),
-            direction=np.array(directions, np.int32),
-            split=split,
-            beans=np.array(places, np.int32),
-            steps=np.int32(steps),
-        ),
-    )
+    arrays = {
+        "body": body,
+        "toward": toward,
+        "head": head,
+        "tail": tail,
+        "length": np.array([len(snake) for snake in segments], np.int32),
+        "direction": np.array(directions, np.int32),
+        "split": split,
+        "beans": np.array(places, np.int32),
+        "steps": np.array(steps, np.int32),
+    }
+    return Game(**arrays)  # type: ignore[arg-type]
 
 
 def to_segments(board: Board, game: Game) -> tuple[list[list[Cell]], list[int], list[Cell]]:
