@@ -1,12 +1,13 @@
 """Observations, shaped rewards and scripted players against the recorded ones of the original code."""
 
+import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_snakes_rules import CONFIGURATIONS, recorded
+from test_snakes_rules import CONFIGURATIONS, recorded, stack
 
-from envs_jax.snakes import observation, opponents, reward
+from envs_jax.snakes import observation, opponents, reward, segments
 
 SIX = [configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)]
 
@@ -35,8 +36,6 @@ def test_recorded_choices_of_the_scripted_players(configuration):
 @pytest.mark.parametrize("configuration", SIX, ids=str)
 def test_recorded_observations(configuration):
     board, rows, games, _ = recorded(configuration)
-    import golden
-
     record = golden.load("snakes_transitions")
     lanes = np.flatnonzero(np.isin(rows, record["obs_row"]))
     places = np.searchsorted(record["obs_row"], rows[lanes])
@@ -52,11 +51,6 @@ def test_recorded_observations(configuration):
 @pytest.mark.parametrize("configuration", SIX, ids=str)
 def test_recorded_shaped_rewards(configuration):
     board, _, _, record = recorded(configuration)
-    import golden  # noqa: F401
-    from test_snakes_rules import stack
-
-    from envs_jax.snakes import segments
-
     valid = np.flatnonzero(record["shaped_valid"])
 
     def cells(flat):
@@ -76,5 +70,5 @@ def test_recorded_shaped_rewards(configuration):
     )
     engine, hit, code = (record[k][valid].T for k in ("reward", "hit", "score_code"))
     for name, key in (("original", "shaped_orig"), ("v1.1", "shaped_v11"), ("plus", "shaped_plus")):
-        paid = reward.shaped(name, after, jnp.asarray(engine[:3], jnp.int32), jnp.asarray(hit[:3] > 0), jnp.asarray(code))
+        paid = reward.shaped(name, after, jnp.asarray(engine, jnp.int32)[:3], jnp.asarray(hit > 0)[:3], code)
         np.testing.assert_allclose(np.asarray(paid).T, record[key][valid], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -132,10 +132,10 @@ class Board(NamedTuple):
         return total(jnp.where(counting(self.height, row) == row[None], plane, jnp.uint32(0)))
 
     def around(self, plane: Array, place: Array, radius: int) -> list[Array]:
-        """uint32[...] for each row from `radius` above to `radius` below a place: bit k is the cell in column k - radius
-        from the place, for k = 0 .. 2 radius; higher bits mean nothing.
+        """The surroundings of a place: a word uint32[...] for each row from `radius` above it to `radius` below.
 
-        plane uint32[H, ...] has the axes of place int32[...], or 1 in their stead; 2 radius < 32.
+        Bit k = 0 .. 2 radius of a word is the cell k - radius columns to the right; higher bits mean nothing. The plane
+        uint32[H, ...] has the axes of the place int32[...], or axes of length 1 in their stead; 2 radius < 32.
         """
         words = []
         c = column(place)

@@ -142,8 +142,6 @@ def extended_35(board: Board, game: Game, agents: int) -> list[Array]:
     """35 values: threats of snakes 3 and 4 only, as published."""
     own = game.length[:agents].astype(jnp.float32)
     beans = _nearest_beans(board, game, agents, missing=0.0)
-    threats = [
-        _threat(board, game, jnp.full_like(game.head[:agents], k), agents) / jnp.maximum(own, 1) for k in (3, 4)
-    ]
+    threats = [_threat(board, game, jnp.full_like(game.head[:agents], k), agents) / jnp.maximum(own, 1) for k in (3, 4)]
     start, heads = _start(board, game, agents), _heads(game, agents, 5)
     return _zero_if_gone(game, [*start, *beans, own / 20, *heads, *threats])

@@ -32,7 +32,7 @@ def squared(a: Array, b: Array) -> Array:
 
 
 def _nearest(head: Array, beans: Array) -> tuple[Array, Array]:
-    """The bean nearest to a head int32[...] among the places int32[K, ...]: its place or NOWHERE, bool[K, ...] which."""
+    """The bean of int32[K, ...] nearest to a head int32[...]: its place or NOWHERE, and which it is, bool[K, ...]."""
     count = beans.shape[0]
     rank = jnp.where(beans == NOWHERE, _FAR, squared(beans, head[None])) * count + counting(count, head)
     best = rank == jnp.min(rank, 0)[None]
@@ -58,7 +58,7 @@ def _evasive(board: Board, near: list[Array]) -> list[Array]:
     for d in range(4):
         r, c = ROW_STEP[d], COLUMN_STEP[d]
         leads_on = jnp.zeros_like(free[r, c])
-        mine = {}
+        mine: dict[tuple[int, int], Array] = {}
         for e in range(4):
             to = r + ROW_STEP[e], c + COLUMN_STEP[e]
             cell = to[0] % board.height, to[1] % board.width

@@ -75,6 +75,14 @@ def resolved(direction: Array, action: Array, drawn: Array) -> Array:
     return jnp.where(action == opposite, drawn + (drawn >= opposite).astype(jnp.int32), action)
 
 
+def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
+    """int32[n, ...]: where the tails int32[n, ...] go when they move, see `Game`."""
+    low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
+    way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
+    beside = board.beside(tail, way)
+    return jnp.where(split, board.beside(beside, way), beside)
+
+
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array]:
     """All snakes move and eat, then all collisions are looked at.
 
@@ -98,10 +106,6 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     left = _without(game.beans, union(on_bean, 1))
 
     tail = board.mark(game.tail)
-    low, high = (union(game.toward[:, k, None] & tail) != 0 for k in (0, 1))
-    way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
-    next_tail = board.beside(game.tail, way)
-    next_tail = jnp.where(game.split, board.beside(next_tail, way), next_tail)
     body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
 
     new = board.mark(head)
@@ -119,7 +123,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         body=body,
         toward=kept | written,
         head=head,
-        tail=jnp.where(ate, game.tail, next_tail),
+        tail=jnp.where(ate, game.tail, next_tail(board, game.toward, game.tail, game.split)),
         length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
         direction=direction,
         split=game.split & ate,
