@@ -13,11 +13,14 @@ board's edge (never if `fixed`).
 """
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from envs_jax.coverage.stages import on_cpu, stage
 from envs_jax.snakes.board import (
     COLUMN_STEP,
     DOWN,
@@ -49,14 +52,12 @@ def _starts(board: Board, free: Array) -> Array:
     return free & (two | one)
 
 
-def _search(board: Board, free: Array) -> tuple[Array, ...]:
-    """The cells of a respawn in the free cells uint32[H, ...].
+def _search(board: Board, free: Array) -> tuple[Array, Array]:
+    """The place of a respawn in the free cells uint32[H, ...].
 
     Returns:
-        start: int32[...], place of s, NOWHERE if there is no room.
-        a: int32[...], direction of a from s.
-        two: bool[...], there is b.
-        other: int32[...], direction of b from s, or else of m from a.
+        found: int32[...], see `_unpacked`; NOWHERE if there is no room.
+        cells: int32[3, ...], its three cells in any order.
     """
     starts = _starts(board, free)
     rows = jax.lax.broadcasted_iota(jnp.int32, free.shape, 0)
@@ -75,8 +76,43 @@ def _search(board: Board, free: Array) -> tuple[Array, ...]:
         for e in SEARCH
     }
     m = first([beyond[e] for e in SEARCH], SEARCH)
-    two = b >= 0
-    return jnp.where(start < _NO_START, start, NOWHERE), a, two, jnp.where(two, b, m)
+    two = (b >= 0).astype(jnp.int32)
+    packed = jnp.where(start < _NO_START, start << 5 | two << 4 | jnp.where(two > 0, b, m) << 2 | a, NOWHERE)
+    start, _, _, _, beside, last = _unpacked(board, packed)
+    return packed, jnp.where((packed >= 0)[None], jnp.stack([start, beside, last]), NOWHERE)
+
+
+def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
+    """What a word int32[...] of `_search` holds.
+
+    Returns:
+        start: int32[...], place of s.
+        a: int32[...], direction of a from s.
+        other: int32[...], direction of b from s, or else of m from a.
+        two: bool[...], there is b.
+        beside, last: int32[...], places of a and of b, or else m.
+    """
+    start, a, other, two = found >> 5, found & 3, found >> 2 & 3, found & 16 != 0
+    beside = board.beside(start, a)
+    return start, a, other, two, beside, board.beside(jnp.where(two, start, beside), other)
+
+
+def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
+    """The snake of a word int32[...] of `_search`.
+
+    Returns:
+        cells: three int32[...], places of head, middle and last cell, NOWHERE if there is no room.
+        from_middle, from_last: int32[...], direction towards the next cell on the head's side.
+        direction: int32[...], stored direction.
+        split: bool[...]
+    """
+    start, a, other, two, beside, last = _unpacked(board, found)
+    opposite = two & (other == a ^ 1) & (not fixed)
+    from_a = two & ~opposite  # a is the head, else s
+    way = jnp.where(from_a, a, a ^ 1)
+    direction = way if fixed else way ^ board.edge(start, a).astype(jnp.int32)
+    cells = jnp.where(from_a, beside, start), jnp.where(from_a, start, beside), last
+    return [jnp.where(found >= 0, cell, NOWHERE) for cell in cells], way, other ^ 1, direction, opposite
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
@@ -87,38 +123,39 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         game: after `rules.move`.
         fixed: bodies are connected and directions true.
     """
-
-    def one(free: Array, dead: Array) -> tuple[Array, tuple[Array, ...]]:
-        start, a, two, other = _search(board, free)
-        start = jnp.where(dead, start, NOWHERE)
-        beside = board.beside(start, a)
-        last = board.beside(jnp.where(two, start, beside), other)
-        cells = union(board.mark(jnp.where(start[None] >= 0, jnp.stack([start, beside, last]), NOWHERE)), 1)
-        return free & ~cells, (start, a, beside, last, two, other, cells)
-
     dead = game.length == 0
-    _, (start, a, beside, last, two, other, cells) = jax.lax.scan(one, free_plane(board, game), dead)
+    turn = jnp.cumsum(dead.astype(jnp.int32), axis=0)  # in round k, the k-th dead snake of every game
+    search = stage(functools.partial(_search, board))
+    occupied = stage(lambda cells: union(board.mark(cells), 1))
 
-    came = start >= 0
-    opposite = two & (other == a ^ 1) & (not fixed)
-    from_a = two & ~opposite  # a is the head, else s
-    towards_head = jnp.where(from_a, a, a ^ 1)  # from the middle cell
-    at_middle = board.mark(jnp.where(came, jnp.where(from_a, start, beside), NOWHERE))
-    at_last = board.mark(jnp.where(came, last, NOWHERE))
+    def one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        free, found = carry
+        mine = dead & (turn == k + 1)
+        place, cells = search(free)
+        return free & ~occupied(jnp.where(union(mine)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
+
+    rounds = jnp.max(turn) if on_cpu() else len(dead)  # as many as needed where that is known without waiting
+    free = free_plane(board, game)
+    _, found = jax.lax.fori_loop(0, rounds, one, (free, jnp.full_like(game.head, NOWHERE)))
+
+    came = found >= 0
+    (head, middle, last), from_middle, from_last, direction, split = stage(
+        functools.partial(_arranged, board, fixed=fixed)
+    )(found)
+    at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))
 
     def written(k: int) -> Array:
         """Plane k of `Game.toward`."""
-        bits = [(direction >> k & 1).astype(jnp.uint32)[None] for direction in (towards_head, other ^ 1)]
+        bits = [(way >> k & 1).astype(jnp.uint32)[None] for way in (from_middle, from_last)]
         return game.toward[:, k] & ~union(at_middle | at_last, 1) | union(at_middle * bits[0] | at_last * bits[1], 1)
 
-    direction = towards_head if fixed else towards_head ^ board.edge(start, a).astype(jnp.int32)
     return dataclasses.replace(
         game,
-        body=game.body | jnp.moveaxis(cells, 0, 1),
+        body=game.body | at_head | at_middle | at_last,
         toward=jnp.stack([written(0), written(1)], axis=1),
-        head=jnp.where(came, jnp.where(from_a, beside, start), game.head),
+        head=jnp.where(came, head, game.head),
         tail=jnp.where(came, last, game.tail),
         length=jnp.where(came, START_LENGTH, game.length),
         direction=jnp.where(came, direction, game.direction),
-        split=jnp.where(came, opposite, game.split),
+        split=jnp.where(came, split, game.split),
     )
