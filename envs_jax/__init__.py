@@ -5,3 +5,8 @@ from envs_jax.base import Box, Discrete, Environment, EnvSpec, TimeStep, make, r
 __all__ = ["Box", "Discrete", "EnvSpec", "Environment", "TimeStep", "make", "register", "registered"]
 
 register("coverage", "envs_jax.coverage.env:Coverage")
+register("snakes", "envs_jax.snakes.env:Snakes")
+register("snakes_3v3", "envs_jax.snakes.env:Snakes")
+register("snakes_1v1", "envs_jax.snakes.env:Snakes1v1")
+register("snakes_2p", "envs_jax.snakes.env:Snakes2p")
+register("snakes_5p", "envs_jax.snakes.env:Snakes5p")

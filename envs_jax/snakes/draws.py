@@ -1,0 +1,116 @@
+"""What is random in the rules: turning away from a reversal, new beans, the first places. Words uint32 are injected.
+
+A word u of 32 random bits chooses one of m by the high half of u x m: biased by less than m / 2^32.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.snakes.board import NOWHERE, Board, place, total, union
+from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
+
+
+def one_of(word: Array, count: Array) -> Array:
+    """int32: a number from 0 to count - 1 from a random word; count < 2^15."""
+    count = count.astype(jnp.uint32)
+    high, low = word >> jnp.uint32(16), word & jnp.uint32(0xFFFF)
+    return ((high * count + (low * count >> jnp.uint32(16))) >> jnp.uint32(16)).astype(jnp.int32)
+
+
+def _nth_bit(word: Array, rank: Array) -> Array:
+    """int32: number of the set bit with `rank` lower set bits."""
+    found = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        lower = word & jnp.uint32((1 << width) - 1)
+        below = jax.lax.population_count(lower).astype(jnp.int32)
+        above = rank >= below
+        rank = jnp.where(above, rank - below, rank)
+        word = jnp.where(above, word >> jnp.uint32(width), lower)
+        found = found + jnp.where(above, width, 0)
+    return found
+
+
+def nth_cell(plane: Array, rank: Array) -> tuple[Array, Array]:
+    """(int32[...], int32[...]): index along the first axis and column of the bit with `rank` others before it.
+
+    plane uint32[R, ...] with more than `rank` bits; row-major order.
+    """
+    before = jnp.zeros_like(rank)
+    index, rest, word = jnp.zeros_like(rank), jnp.zeros_like(rank), jnp.zeros_like(plane[0])
+    for r in range(plane.shape[0]):
+        after = before + jax.lax.population_count(plane[r]).astype(jnp.int32)
+        here = (rank >= before) & (rank < after)
+        index = jnp.where(here, r, index)
+        rest = jnp.where(here, rank - before, rest)
+        word = jnp.where(here, plane[r], word)
+        before = after
+    return index, _nth_bit(word, rest)
+
+
+def count_cells(plane: Array) -> Array:
+    """int32[...]: number of set bits of a plane uint32[R, ...]."""
+    return total(jax.lax.population_count(plane)).astype(jnp.int32)
+
+
+def refill(board: Board, game: Game, words: Array) -> Game:
+    """New beans for the missing ones, on free cells, each uniform over what is free by then.
+
+    Args:
+        board: its size.
+        game: after the respawn.
+        words: uint32[K, ...], random.
+    """
+    free = free_plane(board, game)
+
+    def one(free: Array, bean_and_word: tuple[Array, Array]) -> tuple[Array, Array]:
+        bean, word = bean_and_word
+        count = count_cells(free)
+        drawn = place(*nth_cell(free, one_of(word, count)))
+        bean = jnp.where((bean == NOWHERE) & (count > 0), drawn, bean)
+        return free & ~board.mark(bean), bean
+
+    _, places = jax.lax.scan(one, free, (game.beans, words))
+    return dataclasses.replace(game, beans=places)
+
+
+def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
+    """A game at its start: snakes are straight, each uniform over the places left by the earlier ones.
+
+    Args:
+        board: its size.
+        words: uint32[n + K, ...], random.
+        snakes: n.
+        beans: K.
+    """
+    free = jnp.broadcast_to(board.full_row, (board.height, *words.shape[1:]))
+
+    def one(free: Array, word: Array) -> tuple[Array, tuple[Array, ...]]:
+        neighbour = [board.seen_from(free, d) for d in range(4)]
+        room = [free & neighbour[d] & board.seen_from(neighbour[d], d) for d in range(4)]
+        plane = jnp.concatenate(room)  # [4 H]: tails by direction
+        index, column = nth_cell(plane, one_of(word, count_cells(plane)))
+        direction = index // board.height
+        tail = place(index - board.height * direction, column)
+        middle = board.beside(tail, direction)
+        head = board.beside(middle, direction)
+        cells = board.mark(head) | board.mark(middle) | board.mark(tail)
+        return free & ~cells, (cells, head, tail, direction)
+
+    _, (cells, head, tail, direction) = jax.lax.scan(one, free, words[:snakes])
+    body = jnp.moveaxis(cells, 0, 1)
+    bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)
+    game = Game(
+        body=body,
+        toward=union(body[:, None] * bits[None], 2),
+        head=head,
+        tail=tail,
+        length=jnp.full_like(head, START_LENGTH),
+        direction=direction,
+        split=jnp.zeros_like(head, bool),
+        beans=jnp.full((beans, *words.shape[1:]), NOWHERE, jnp.int32),
+        steps=jnp.zeros(words.shape[1:], jnp.int32),
+    )
+    return refill(board, game, words[snakes:])

@@ -1,0 +1,139 @@
+"""Scripted players, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
+
+They act on the state before the step. Each looks for the bean nearest to its head by plain distance, not across the
+edge, and compares its four neighbour cells by their plain distance to that bean; ties go to up, down, left, right in
+this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
+
+    0         random
+    1         the nearest cell, blocked or not
+    2         the nearest cell that is not blocked, else up; the team's snakes choose beans in turn, each its own
+    3         the smallest distance + 5 if blocked
+    4         like 2, but several snakes may want the same bean
+    evasion   like 1 among the cells with a way on that no earlier direction has claimed, else among all
+
+`exclusive`: 3, 4 and evasion choose their beans in turn too, as 2 does.
+"""
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row, total
+from envs_jax.snakes.rules import Game, body_plane
+
+LEVELS = ("0", "1", "2", "3", "4", "evasion")
+RANDOM, CARELESS, EXCLUSIVE, WEIGHING, GREEDY, EVASION = 0, 1, 2, 3, 4, 5
+_FAR = 1 << 20
+
+
+def squared(a: Array, b: Array) -> Array:
+    """int32: squared plain distance of two places."""
+    rows, columns = row(a) - row(b), column(a) - column(b)
+    return rows * rows + columns * columns
+
+
+def _nearest(head: Array, beans: Array) -> tuple[Array, Array]:
+    """The bean of int32[K, ...] nearest to a head int32[...]: its place or NOWHERE, and which it is, bool[K, ...]."""
+    count = beans.shape[0]
+    rank = jnp.where(beans == NOWHERE, _FAR, squared(beans, head[None])) * count + counting(count, head)
+    best = rank == jnp.min(rank, 0)[None]
+    return total(jnp.where(best, beans, 0)), best
+
+
+def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
+    """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
+    found = []
+    for i in range(heads.shape[0]):
+        bean, which = _nearest(heads[i], beans)
+        found.append(bean)
+        if exclusive:
+            beans = jnp.where(which, NOWHERE, beans)
+    return jnp.stack(found)
+
+
+def _evasive(board: Board, near: list[Array]) -> list[Array]:
+    """For each direction bool[...]: the cell there is free and leads on to a free cell that no earlier one claims."""
+    free = {(r, c): ~bit(near[2 + r], 2 + c) for r in range(-2, 3) for c in range(-2, 3)}
+    claimed: dict[tuple[int, int], Array] = {}
+    safe = []
+    for d in range(4):
+        r, c = ROW_STEP[d], COLUMN_STEP[d]
+        leads_on = jnp.zeros_like(free[r, c])
+        mine: dict[tuple[int, int], Array] = {}
+        for e in range(4):
+            to = r + ROW_STEP[e], c + COLUMN_STEP[e]
+            cell = to[0] % board.height, to[1] % board.width
+            open_ = free[r, c] & free[to]
+            leads_on |= open_ & ~claimed[cell] if cell in claimed else open_
+            mine[cell] = mine[cell] | open_ if cell in mine else open_
+        claimed |= {cell: claimed[cell] | m if cell in claimed else m for cell, m in mine.items()}
+        safe.append(leads_on)
+    return safe
+
+
+def _first_of(allowed: list[Array], cost: list[Array]) -> Array:
+    """int32: the allowed direction of least cost, the first of equals; 0 if none is allowed."""
+    best = jnp.full_like(cost[0], _FAR)
+    chosen = jnp.zeros_like(cost[0])
+    for d in range(4):
+        better = allowed[d] & (cost[d] < best)
+        best, chosen = jnp.where(better, cost[d], best), jnp.where(better, d, chosen)
+    return chosen
+
+
+def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
+    """int32: the first direction of least sqrt(cost) + 5 blocked, on integers."""
+    best_cost, best_blocked, chosen = cost[0], blocked[0], jnp.zeros_like(cost[0])
+    for d in range(1, 4):
+        lead = best_cost - cost[d] - 25  # d blocked, the best is not: sqrt(cost[d]) + 5 < sqrt(best)
+        worse = (lead > 0) & (lead * lead > 100 * cost[d])
+        gap = cost[d] - best_cost - 25  # the other way round, equality counts for the best
+        far = (gap >= 0) & (gap * gap >= 100 * best_cost)
+        better = jnp.where(
+            blocked[d] == best_blocked, cost[d] < best_cost, jnp.where(blocked[d], worse, best_blocked & ~far)
+        )
+        best_cost, best_blocked = jnp.where(better, cost[d], best_cost), jnp.where(better, blocked[d], best_blocked)
+        chosen = jnp.where(better, d, chosen)
+    return chosen
+
+
+def act(
+    board: Board, game: Game, snakes: slice, level: Array, words: Array, used: tuple[int, ...], exclusive: bool = False
+) -> Array:
+    """int32[m, ...]: what scripted snakes do.
+
+    Args:
+        board: its size.
+        game: before the step.
+        snakes: which m snakes they are.
+        level: int32[...], index in LEVELS.
+        words: uint32[m, ...], random.
+        used: the levels that can occur; no others are computed.
+        exclusive: see the module's docstring.
+    """
+    heads, alive = game.head[snakes], game.length[snakes] > 0
+    near = board.around(body_plane(game)[:, None], heads, 2)
+    blocked = [bit(near[2 + ROW_STEP[d]], 2 + COLUMN_STEP[d]) for d in range(4)]
+    unblocked = [~b for b in blocked]
+    in_turn = {EXCLUSIVE, *((WEIGHING, GREEDY, EVASION) if exclusive else ())}
+    costs = {}
+    for turn in {index in in_turn for index in used if index != RANDOM}:
+        bean = targets(heads, game.beans, turn)
+        steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+        costs[turn] = [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
+    everywhere = [jnp.ones_like(alive)] * 4
+    chosen = [jnp.zeros_like(heads)] * len(LEVELS)
+    for index in used:
+        if index == RANDOM:
+            chosen[index] = (words >> jnp.uint32(30)).astype(jnp.int32)
+            continue
+        cost = costs[index in in_turn]
+        if index == WEIGHING:
+            chosen[index] = _weigh(blocked, cost)
+        elif index == EVASION:
+            safe = _evasive(board, near)
+            none = ~(safe[0] | safe[1] | safe[2] | safe[3])
+            chosen[index] = _first_of([s | none for s in safe], cost)
+        else:
+            chosen[index] = _first_of(everywhere if index == CARELESS else unblocked, cost)
+    action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]
+    return jnp.where(alive, action, 0)

@@ -1,0 +1,161 @@
+"""Where snakes come back: the engine's breadth-first search in its exact local form.
+
+The search takes the first free cell s, in rows from the top left corner, that lies in a region of three or more free
+cells, and three cells there. Called a and b, the first two free neighbours of s in the order right, down, up, left;
+m, the first free neighbour of a other than s:
+
+    a and b at right angles     a, s, b from head to tail
+    a opposite to b             s, a, b: the head is in the middle (a, s, b if `fixed`)
+    a alone                     s, a, m
+
+The direction stored is that of the first two cells as plain coordinates show it: inverted where the step crosses the
+board's edge (never if `fixed`).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.coverage.stages import on_cpu, stage
+from envs_jax.snakes.board import (
+    COLUMN_STEP,
+    DOWN,
+    NOWHERE,
+    ROW_STEP,
+    SEARCH,
+    UP,
+    Board,
+    bit,
+    choose,
+    first,
+    low_bit,
+    place,
+    union,
+)
+from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
+
+_NO_START = 1 << 20
+
+
+def _starts(board: Board, free: Array) -> Array:
+    """uint32[H, ...]: free cells in regions of three or more cells, for the free cells uint32[H, ...]."""
+    right, down, up, left = (board.seen_from(free, d) for d in SEARCH)
+    sides = right | left
+    two = (right & left) | (up & down) | (sides & (up | down))
+    lower, upper = (board.seen_from(sides | board.seen_from(free, d), d) for d in (DOWN, UP))  # beyond down and up
+    beyond = [s & board.seen_from(s | up | down, d) for s, d in zip((right, left), (SEARCH[0], SEARCH[3]), strict=True)]
+    one = (down & lower) | (up & upper) | beyond[0] | beyond[1]
+    return free & (two | one)
+
+
+def _search(board: Board, free: Array) -> tuple[Array, Array]:
+    """The place of a respawn in the free cells uint32[H, ...].
+
+    Returns:
+        found: int32[...], see `_unpacked`; NOWHERE if there is no room.
+        cells: int32[3, ...], its three cells in any order.
+    """
+    starts = _starts(board, free)
+    rows = jax.lax.broadcasted_iota(jnp.int32, free.shape, 0)
+    start = jnp.min(jnp.where(starts != 0, place(rows, low_bit(starts)), _NO_START), 0)
+    near = board.around(free, start, 2)
+
+    def is_free(r: int, c: int) -> Array:
+        return bit(near[2 + r], 2 + c)
+
+    side = {d: is_free(ROW_STEP[d], COLUMN_STEP[d]) for d in SEARCH}
+    a = first([side[d] for d in SEARCH], SEARCH)
+    b = first([side[d] & (a != d) for d in SEARCH], SEARCH, NOWHERE)
+    beyond = {
+        e: choose(a, [is_free(ROW_STEP[d] + ROW_STEP[e], COLUMN_STEP[d] + COLUMN_STEP[e]) for d in range(4)])
+        & (a != e ^ 1)
+        for e in SEARCH
+    }
+    m = first([beyond[e] for e in SEARCH], SEARCH)
+    two = (b >= 0).astype(jnp.int32)
+    packed = jnp.where(start < _NO_START, start << 5 | two << 4 | jnp.where(two > 0, b, m) << 2 | a, NOWHERE)
+    start, _, _, _, beside, last = _unpacked(board, packed)
+    return packed, jnp.where((packed >= 0)[None], jnp.stack([start, beside, last]), NOWHERE)
+
+
+def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
+    """What a word int32[...] of `_search` holds.
+
+    Returns:
+        start: int32[...], place of s.
+        a: int32[...], direction of a from s.
+        other: int32[...], direction of b from s, or else of m from a.
+        two: bool[...], there is b.
+        beside, last: int32[...], places of a and of b, or else m.
+    """
+    start, a, other, two = found >> 5, found & 3, found >> 2 & 3, found & 16 != 0
+    beside = board.beside(start, a)
+    return start, a, other, two, beside, board.beside(jnp.where(two, start, beside), other)
+
+
+def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
+    """The snake of a word int32[...] of `_search`.
+
+    Returns:
+        cells: three int32[...], places of head, middle and last cell, NOWHERE if there is no room.
+        from_middle, from_last: int32[...], direction towards the next cell on the head's side.
+        direction: int32[...], stored direction.
+        split: bool[...]
+    """
+    start, a, other, two, beside, last = _unpacked(board, found)
+    opposite = two & (other == a ^ 1) & (not fixed)
+    from_a = two & ~opposite  # a is the head, else s
+    way = jnp.where(from_a, a, a ^ 1)
+    direction = way if fixed else way ^ board.edge(start, a).astype(jnp.int32)
+    cells = jnp.where(from_a, beside, start), jnp.where(from_a, start, beside), last
+    return [jnp.where(found >= 0, cell, NOWHERE) for cell in cells], way, other ^ 1, direction, opposite
+
+
+def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
+    """The snakes without cells come back in index order, on cells without snake and without bean.
+
+    Args:
+        board: its size.
+        game: after `rules.move`.
+        fixed: bodies are connected and directions true.
+    """
+    dead = game.length == 0
+    turn = jnp.cumsum(dead.astype(jnp.int32), axis=0)  # in round k, the k-th dead snake of every game
+    search = stage(functools.partial(_search, board))
+    occupied = stage(lambda cells: union(board.mark(cells), 1))
+
+    def one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        free, found = carry
+        mine = dead & (turn == k + 1)
+        place, cells = search(free)
+        return free & ~occupied(jnp.where(union(mine)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
+
+    rounds = jnp.max(turn) if on_cpu() else len(dead)  # as many as needed where that is known without waiting
+    free = free_plane(board, game)
+    _, found = jax.lax.fori_loop(0, rounds, one, (free, jnp.full_like(game.head, NOWHERE)))
+
+    came = found >= 0
+    (head, middle, last), from_middle, from_last, direction, split = stage(
+        functools.partial(_arranged, board, fixed=fixed)
+    )(found)
+    at_head, at_middle, at_last = (board.mark(cell) for cell in (head, middle, last))
+
+    def written(k: int) -> Array:
+        """Plane k of `Game.toward`."""
+        bits = [(way >> k & 1).astype(jnp.uint32)[None] for way in (from_middle, from_last)]
+        return game.toward[:, k] & ~union(at_middle | at_last, 1) | union(at_middle * bits[0] | at_last * bits[1], 1)
+
+    return dataclasses.replace(
+        game,
+        body=game.body | at_head | at_middle | at_last,
+        toward=jnp.stack([written(0), written(1)], axis=1),
+        head=jnp.where(came, head, game.head),
+        tail=jnp.where(came, last, game.tail),
+        length=jnp.where(came, START_LENGTH, game.length),
+        direction=jnp.where(came, direction, game.direction),
+        split=jnp.where(came, split, game.split),
+    )

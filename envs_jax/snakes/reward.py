@@ -1,0 +1,63 @@
+"""What a team of snakes is paid, after jidiai/Competition_3v3snakes and zhizhengzhao/snake.
+
+    original     base + 20 for a meal, else base - plain distance of the nearest bean - 10 if the engine's reward is < 0
+    plus         original + small terms
+    v1.1         base + 30 for a meal + 0.1 if the engine's reward is < 0, else - 50 (the sign is wrong as published)
+    v1.1_fixed   base + 30 for a meal + (-50 for a death, else 0.1)
+    score        change of the own team's score minus change of the other's
+
+The base pays the team for leading, at every step, or for having won, at the last one.
+"""
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.snakes.board import NOWHERE
+from envs_jax.snakes.opponents import squared
+from envs_jax.snakes.rules import Game
+
+NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "score")
+BASE = {  # by code: level, won, lost, in the lead, behind
+    "original": (0, 50, -25, 10, -5),
+    "plus": (0, 50, -25, 10, -5),
+    "v1.1": (0, 100, -100, 30, -30),
+    "v1.1_fixed": (0, 100, -100, 30, -30),
+}
+
+
+def lead_code(own: Array, others: Array, done: Array) -> Array:
+    """int32[...]: 0 level, 1 won, 2 lost, 3 in the lead, 4 behind, from team scores int32[...]."""
+    code = jnp.where(own > others, 1, 2) + jnp.where(done, 0, 2)
+    return jnp.where(own == others, 0, code)
+
+
+def _to_bean(game: Game, agents: int) -> Array:
+    """float32[A, ...]: plain distance to the nearest bean, 0 without any."""
+    far = squared(game.beans[:, None], game.head[None, :agents])
+    nearest = jnp.min(jnp.where(game.beans[:, None] == NOWHERE, 1 << 20, far), 0)
+    return jnp.where(nearest == 1 << 20, 0.0, jnp.sqrt(nearest.astype(jnp.float32)))
+
+
+def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Array:
+    """float32[A, ...]: shaped rewards.
+
+    Args:
+        name: one of NAMES but "score".
+        game: after the step.
+        engine: int32[A, ...], the engine's rewards.
+        hit: bool[A, ...].
+        code: int32[...], see `lead_code`.
+    """
+    base = jnp.zeros(code.shape, jnp.float32)
+    for number, value in enumerate(BASE[name]):
+        base = jnp.where(code == number, jnp.float32(value), base)
+    ate, lost = engine > 0, engine < 0
+    if name in ("original", "plus"):
+        far = _to_bean(game, len(engine))
+        pay = jnp.where(ate, 20.0, -far - jnp.where(lost, 10.0, 0.0))
+        if name == "plus":
+            pay += jnp.where(ate, 0.0, 0.1 / (far + 1)) + jnp.where(lost, 0.0, 0.1) + jnp.where(ate, 0.05, 0.0)
+    else:
+        alive = jnp.where(lost, 0.1, -50.0) if name == "v1.1" else jnp.where(hit, -50.0, 0.1)
+        pay = jnp.where(ate, 30.0, 0.0) + alive
+    return jnp.where(game.length[: len(engine)] > 0, base[None] + pay, 0.0)

@@ -1,0 +1,33 @@
+"""Whether a board has room for the start of every snake, wherever the earlier ones were drawn."""
+
+import functools
+
+from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
+from envs_jax.snakes.rules import START_LENGTH
+
+_MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
+
+
+def always_room(board: Board, snakes: int) -> bool:
+    """No draw of the first snakes can leave a later one without three free cells in a line."""
+    height, width = board
+    places = set()
+    for r in range(height):
+        for c in range(width):
+            for d in (1, 3):
+                cells = [
+                    (r + k * ROW_STEP[d]) % height * width + (c + k * COLUMN_STEP[d]) % width
+                    for k in range(START_LENGTH)
+                ]
+                places.add(sum(1 << cell for cell in cells))
+
+    @functools.cache
+    def room(taken: int, more: int) -> bool:
+        left = [place for place in places if not place & taken]
+        if not left:
+            return more == 0
+        if more == 0 or _MOST_LOST * (more - 1) < len(left):
+            return True
+        return all(room(taken | place, more - 1) for place in left)
+
+    return room(0, snakes)

@@ -1,0 +1,148 @@
+"""One step of the game but for its draws: snakes move, eat, collide and respawn. Lanes and planes: see `board`.
+
+Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn defects included. A step is
+`resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, pytree
+from envs_jax.snakes.board import NOWHERE, Board, constant, counting, total, union
+
+START_LENGTH = 3
+
+
+@pytree
+class Game:
+    """What the rules know of a game.
+
+    Attributes:
+        body: uint32[H, n, ...], the cells of each snake. No cell belongs to two snakes.
+        toward: uint32[H, 2, ...], low and high bit of the direction that leads from a body cell to the next cell of its
+            snake on the head's side; whatever elsewhere.
+        head: int32[n, ...], place of each head; meaningless for a snake without cells.
+        tail: int32[n, ...], place of each last cell.
+        length: int32[n, ...], 0 for a snake that could not respawn.
+        direction: int32[n, ...], not always that of the body: after a respawn it may lead into the neck.
+        split: bool[n, ...], the last two cells are two steps apart, one of the snake's other cells between them.
+        beans: int32[K, ...], places in their order; missing ones (-1) are last.
+        steps: int32[...], steps made.
+    """
+
+    body: Array
+    toward: Array
+    head: Array
+    tail: Array
+    length: Array
+    direction: Array
+    split: Array
+    beans: Array
+    steps: Array
+
+
+def score(game: Game) -> Array:
+    """int32[n, ...]: sum of each snake's engine rewards since the reset."""
+    return jnp.maximum(game.length - START_LENGTH, 0)
+
+
+def bean_plane(board: Board, game: Game) -> Array:
+    """uint32[H, ...]: where beans lie."""
+    return union(board.mark(game.beans), 1)
+
+
+def body_plane(game: Game) -> Array:
+    """uint32[H, ...]: where any snake lies."""
+    return total(game.body, 1)
+
+
+def free_plane(board: Board, game: Game) -> Array:
+    """uint32[H, ...]: cells without snake and without bean."""
+    return ~(body_plane(game) | bean_plane(board, game)) & board.full_row
+
+
+def resolved(direction: Array, action: Array, drawn: Array) -> Array:
+    """int32[n, ...]: the directions really taken.
+
+    Args:
+        direction: int32[n, ...], the stored ones.
+        action: int32[n, ...], those asked for.
+        drawn: int32[n, ...], 0 .. 2, which of the other three replaces the opposite of the stored one.
+    """
+    opposite = direction ^ 1
+    return jnp.where(action == opposite, drawn + (drawn >= opposite).astype(jnp.int32), action)
+
+
+def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
+    """int32[n, ...]: where the tails int32[n, ...] go when they move, see `Game`."""
+    low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
+    way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
+    beside = board.beside(tail, way)
+    return jnp.where(split, board.beside(beside, way), beside)
+
+
+def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array]:
+    """All snakes move and eat, then all collisions are looked at.
+
+    Args:
+        board: its size.
+        game: before the step.
+        direction: int32[n, ...], the resolved directions.
+
+    Returns:
+        game: snakes that were hit have no cells (length 0), beans that were eaten are gone.
+        reward: int32[n, ...], 1 for a meal; 3 - length before the step for a snake that was hit.
+        hit: bool[n, ...].
+    """
+    snakes, lanes = game.head.shape[0], game.steps.shape
+    head = board.beside(game.head, direction)
+
+    same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), lanes)  # [n, n]: heads that meet
+    on_bean = head[None] == game.beans[:, None]  # [K, n]
+    earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), lanes)  # [j, i]: j moves before i
+    ate = union(on_bean) & ~union(same & earlier)
+    left = _without(game.beans, union(on_bean, 1))
+
+    tail = board.mark(game.tail)
+    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), tail)
+
+    new = board.mark(head)
+    others = total(body, 1)
+    hit = (union(others[:, None] & new) != 0) | union(same)
+    body = jnp.where(hit[None], jnp.uint32(0), body | new)
+
+    old = board.mark(game.head)
+    kept = game.toward & ~union(old, 1)[:, None]
+    bits = jnp.stack([direction & 1, direction >> 1]).astype(jnp.uint32)  # [2, n]
+    written = union(old[:, None] * bits[None], 2)
+
+    moved = dataclasses.replace(
+        game,
+        body=body,
+        toward=kept | written,
+        head=head,
+        tail=jnp.where(ate, game.tail, next_tail(board, game.toward, game.tail, game.split)),
+        length=jnp.where(hit, 0, game.length + ate.astype(jnp.int32)),
+        direction=direction,
+        split=game.split & ate,
+        beans=left,
+        steps=game.steps + 1,
+    )
+    reward = jnp.where(hit, START_LENGTH - game.length, ate.astype(jnp.int32))
+    return moved, reward, hit
+
+
+def _without(beans: Array, eaten: Array) -> Array:
+    """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
+    kept = (beans != NOWHERE) & ~eaten
+    position = jnp.cumsum(kept.astype(jnp.int32), axis=0) - 1
+    moves = kept[None] & (position[None] == counting(len(beans), position))  # [to, from]
+    return jnp.max(jnp.where(moves, beans[None], NOWHERE), 1)
+
+
+def ended(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
+    """bool[...] twice: the board is full or a respawn failed; the time is up. The episode ends with either."""
+    crowded = game.beans.shape[0] + total(game.length) > board.cells
+    return crowded | union(game.length == 0), game.steps >= max_steps

@@ -1,0 +1,89 @@
+"""Who plays against the learner's team, as training goes on: mixtures of scripted players and when they change.
+
+2                        level 2 always
+0:1,2:3                  each episode draws its player: a quarter level 0, three quarters level 2
+0@0 1@0.1 2:1,evasion:1@0.5    mixtures, each from a share of training on; the shares rise from 0
+linear, exponential, curriculum     the published schedules of levels
+outside                  nobody: the actions of both teams come from outside
+"""
+
+import dataclasses
+import itertools
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array, closest
+from envs_jax.snakes.opponents import LEVELS
+
+OUTSIDE = "outside"
+PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/snake
+    "linear": (0.0, 0.25, 0.5, 0.75, 1.0),
+    "exponential": tuple((k / 4) ** (2 / 3) for k in range(5)),
+    "curriculum": (0.0, 0.1, 0.3, 0.6, 0.85),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Mixtures over LEVELS (chances that sum to 1) and the share of training from which each holds."""
+
+    shares: tuple[float, ...]
+    mixtures: tuple[tuple[float, ...], ...]
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Levels that ever play."""
+        return tuple(k for k in range(len(LEVELS)) if any(mixture[k] > 0 for mixture in self.mixtures))
+
+    def at(self, fraction: Array) -> Array:
+        """float32[6]: the mixture at a share of training."""
+        mixture = jnp.asarray(self.mixtures[0], jnp.float32)
+        for share, later in zip(self.shares[1:], self.mixtures[1:], strict=True):
+            mixture = jnp.where(fraction >= share, jnp.asarray(later, jnp.float32), mixture)
+        return mixture
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"snakes: '{text}' in the opponent '{whole}' is not a number of 0 or more")
+    return value
+
+
+def _mixture(text: str, whole: str) -> tuple[float, ...]:
+    weights = [0.0] * len(LEVELS)
+    for part in text.split(","):
+        name, _, weight = part.partition(":")
+        if name not in LEVELS:
+            known = (*LEVELS, *PUBLISHED, OUTSIDE)
+            raise ValueError(f"snakes: unknown player '{name}' in the opponent '{whole}': {closest(name, known)}")
+        weights[LEVELS.index(name)] += _number(weight, whole) if weight else 1.0
+    if not sum(weights) > 0.0:
+        raise ValueError(f"snakes: all weights of '{text}' in the opponent '{whole}' are 0; make one of them positive")
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def parse(text: str) -> Schedule | None:
+    """The schedule that a text stands for, see the module; None for "outside".
+
+    Raises:
+        ValueError: the text does not parse, or its shares of training do not rise from 0 to at most 1.
+    """
+    if text == OUTSIDE:
+        return None
+    if text in PUBLISHED:
+        shares: tuple[float, ...] = PUBLISHED[text]
+        return Schedule(shares, tuple(_mixture(LEVELS[k], text) for k in range(len(shares))))
+    parts = [part.partition("@") for part in text.split()]
+    if not parts:
+        raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*LEVELS, *PUBLISHED, OUTSIDE))}")
+    shares = tuple(_number(share, text) if at else 0.0 for _, at, share in parts)
+    if shares[0] != 0.0 or shares[-1] > 1.0 or any(a >= b for a, b in itertools.pairwise(shares)):
+        raise ValueError(
+            f"snakes: the shares of training in the opponent '{text}' are {', '.join(map(str, shares))}; they must "
+            "begin with 0, rise from part to part and end at 1 at most"
+        )
+    return Schedule(shares, tuple(_mixture(mixture, text) for mixture, _, _ in parts))

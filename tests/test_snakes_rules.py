@@ -1,0 +1,115 @@
+"""Snakes rules: the recorded transitions of the original engine, worked cases, and the laws of the draws."""
+
+import functools
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.snakes import draws, respawn, rules, segments
+from envs_jax.snakes.board import Board
+
+CONFIGURATIONS = [
+    (3, 3, 2, 1, 50),
+    (3, 4, 3, 2, 50),
+    (5, 5, 3, 2, 50),
+    (5, 11, 6, 5, 200),
+    (6, 8, 2, 5, 50),
+    (8, 8, 6, 5, 200),
+    (10, 20, 5, 5, 200),
+    (10, 20, 6, 5, 200),
+]
+
+
+def stack(games):
+    """Games side by side on a last axis."""
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves, -1)), *games)
+
+
+def lane(game, i):
+    return jax.tree.map(lambda x: np.asarray(x)[..., i], game)
+
+
+@functools.lru_cache
+def recorded(configuration):
+    """(board, rows, games before, arrays of these rows) of a recorded configuration."""
+    record = golden.load("snakes_transitions")
+    names = ("board_h", "board_w", "n_snakes", "n_beans", "max_step")
+    rows = np.flatnonzero(np.all([record[k] == v for k, v in zip(names, configuration, strict=True)], axis=0))
+    assert len(rows)
+    height, width, snakes, beans, _ = configuration
+    board = Board(height, width)
+    per_step = {k: v[rows] for k, v in record.items() if len(v) == len(record["board_h"])}
+
+    def cells(flat):
+        return [divmod(int(x), width) for x in flat if x >= 0]
+
+    games = [
+        segments.from_segments(
+            board,
+            [cells(per_step["seg_before"][t, i]) for i in range(snakes)],
+            per_step["dir_before"][t, :snakes],
+            cells(per_step["beans_before"][t]),
+            beans,
+            int(per_step["step_before"][t]) - 1,
+        )
+        for t in range(len(rows))
+    ]
+    return board, rows, stack(games), per_step
+
+
+def flat(board, cells):
+    return [r * board.width + c for r, c in cells]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_recorded_steps_are_reproduced(configuration):
+    board, rows, games, record = recorded(configuration)
+    snakes, beans, limit = configuration[2:]
+
+    @jax.jit
+    def core(game, direction, words):
+        moved, reward, hit = rules.move(board, game, direction)
+        kept = respawn.respawn(board, moved)
+        filled = draws.refill(board, kept, words)
+        return kept, filled, reward, hit, rules.ended(board, filled, limit)
+
+    direction = jnp.asarray(record["resolved"][:, :snakes].T, jnp.int32)
+    words = jax.random.bits(jax.random.key(0), (beans, len(rows)))
+    kept, filled, reward, hit, (stuck, late) = core(games, direction, words)
+    np.testing.assert_array_equal(np.asarray(reward).T, record["reward"][:, :snakes])
+    np.testing.assert_array_equal(np.asarray(hit).T, record["hit"][:, :snakes])
+    np.testing.assert_array_equal(np.asarray(stuck | late), record["done"])
+    np.testing.assert_array_equal(np.asarray(kept.steps) + 1, record["step_after"])
+    np.testing.assert_array_equal(np.asarray(kept.length).T, record["len_after"][:, :snakes])
+    kept, filled = (jax.tree.map(np.asarray, x) for x in (kept, filled))
+    for t in range(len(rows)):
+        bodies, directions, left = segments.to_segments(board, lane(kept, t))
+        for i, body in enumerate(bodies):
+            wanted = record["seg_after"][t, i]
+            assert flat(board, body) == wanted[wanted >= 0].tolist(), (t, i)
+            assert not body or directions[i] == record["dir_after"][t, i], (t, i)
+        after = record["beans_after"][t]
+        number = record["n_beans_kept"][t]
+        assert flat(board, left) == after[:number].tolist(), t
+        _, _, full = segments.to_segments(board, lane(filled, t))
+        assert len(full) == (after >= 0).sum(), t
+        assert full[: len(left)] == left
+        taken = {cell for body in bodies for cell in body}
+        assert len(set(full)) == len(full) and not taken & set(full), t
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_recorded_directions_are_resolved(configuration):
+    _, _, games, record = recorded(configuration)
+    snakes = configuration[2]
+    action = jnp.asarray(record["action"][:, :snakes].T, jnp.int32)
+    wanted = record["resolved"][:, :snakes].T
+    ways = np.stack([rules.resolved(games.direction, action, jnp.full_like(action, k)) for k in range(3)])
+    reversal = np.asarray(action == games.direction ^ 1)
+    assert (ways == wanted).any(0).all()
+    assert (ways == wanted).all(0)[~reversal].all()
+    assert (np.diff(np.sort(ways, 0)[:, reversal], axis=0) > 0).all()  # three different directions
+    assert (ways != np.asarray(action))[:, reversal].all()
