@@ -1,9 +1,22 @@
-"""Snakes as an environment: its contract, settings, schedules and seats."""
+"""Snakes as an environment: contract, settings, schedules, seats, the observation of our own, published results."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import envs_jax
+from envs_jax.batch import batched
+from envs_jax.snakes import env as snakes_env
+from envs_jax.snakes import full, reward, schedule, segments
+from envs_jax.snakes.board import Board
 from envs_jax.testing import check_env
+
+
+def context(env, fraction=0.0):
+    return env.context(type("Progress", (), {"fraction": jnp.float32(fraction)}))
 
 
 @pytest.mark.parametrize(
@@ -16,3 +29,218 @@ from envs_jax.testing import check_env
 )
 def test_contract(settings):
     check_env(envs_jax.make("snakes_1v1", **{"max_steps": 12, **settings}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("observation", ["obs30", "obs35"])
+def test_contract_of_the_published_layouts(observation):
+    check_env(envs_jax.make("snakes_3v3", max_steps=12, observation=observation, reward="plus", seat="second"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"height": 2}, "at least 3 rows"),
+        ({"width": 33}, "32 columns"),
+        ({"snakes": 5}, "teams 1"),
+        ({"snakes": 0}, "snakes is 0"),
+        ({"beans": 0}, "beans is 0"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"teams": 3}, "teams is 3"),
+        ({"height": 3, "width": 4, "snakes": 4}, "no room"),
+        ({"height": 4, "width": 4, "beans": 5, "observation": "obs30", "snakes": 2}, "obs_full"),
+        ({"beans": 4, "observation": "obs35"}, "6 snakes and 5 beans"),
+        ({"seat": "third"}, "unknown seat"),
+        ({"observation": "obs_ful"}, "did you mean 'obs_full'"),
+        ({"reward": "v1.1_fix"}, "did you mean 'v1.1_fixed'"),
+        ({"time_limit": "truncated"}, "did you mean 'truncate'"),
+        ({"opponent": "5"}, "unknown player '5'"),
+        ({"opponent": "evasive"}, "did you mean 'evasion'"),
+        ({"opponent": ""}, "empty"),
+        ({"opponent": "0:x"}, "not a number"),
+        ({"opponent": "0:0,2:0"}, "positive"),
+        ({"opponent": "0@0 2@0.5 1@0.3"}, "rise"),
+        ({"opponent": "0@0.5"}, "begin with 0"),
+        ({"opponent": "0@0 1@1.5"}, "at most"),
+    ],
+)
+def test_impossible_settings(settings, words):
+    with pytest.raises(ValueError, match=words):
+        envs_jax.make("snakes", **settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2", {0.0: [0, 0, 1, 0, 0, 0], 1.0: [0, 0, 1, 0, 0, 0]}),
+        ("0:1,evasion:3", {0.5: [0.25, 0, 0, 0, 0, 0.75]}),
+        ("0 1@0.25 2:1,3:1@0.5", {0.2: [1, 0, 0, 0, 0, 0], 0.25: [0, 1, 0, 0, 0, 0], 0.9: [0, 0, 0.5, 0.5, 0, 0]}),
+    ],
+)
+def test_schedules(text, expected):
+    for fraction, mixture in expected.items():
+        np.testing.assert_allclose(schedule.parse(text).at(jnp.float32(fraction)), mixture)
+
+
+@pytest.mark.parametrize("name", ["linear", "exponential", "curriculum"])
+def test_published_schedules(name):
+    for p in (0.01, 0.2, 0.39, 0.4, 0.45, 0.62, 0.64, 0.7, 0.82, 0.83, 0.86, 0.999, 1.0):
+        wanted = {
+            "linear": min(4, int(4 * p)),
+            "exponential": min(4, int(4 * p**1.5)),
+            "curriculum": sum(p >= share for share in (0.1, 0.3, 0.6, 0.85)),
+        }[name]
+        assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(p)))) == wanted, p
+
+
+def test_levels_are_drawn_as_the_mixture_says():
+    env = envs_jax.make("snakes_1v1", opponent="0:1,2:2,evasion:1", seat="both")
+    keys = jax.random.split(jax.random.key(3), 4000)
+    state, _ = jax.jit(lambda keys: batched(env).reset(keys, context(env)))(keys)
+    shares = np.bincount(np.asarray(state.env.level), minlength=6) / 4000
+    np.testing.assert_allclose(shares, [0.25, 0, 0.5, 0, 0, 0.25], atol=0.03)
+    assert abs(np.asarray(state.env.second).mean() - 0.5) < 0.03
+
+
+def play(env, policy, games, key=0, steps=None):
+    """Final metrics [games] of a scripted policy, `deaths` and `meals` summed."""
+    batch = batched(env)
+
+    @jax.jit
+    def run(keys):
+        def one(carry, k):
+            state, timestep = carry
+            action_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, k + 1000)
+            action = jax.vmap(lambda *x: env.baselines[policy](env, *x))(state.env, timestep, action_keys)
+            state, timestep = batch.play(state, action, context(env))
+            return (state, timestep), (timestep.metrics, timestep.reward)
+
+        _, (metrics, rewards) = jax.lax.scan(one, batch.reset(keys, context(env)), jnp.arange(steps or env.max_steps))
+        sums = {name: x.sum(0) for name, x in metrics.items() if env.spec.metrics[name] == "sum"}
+        return {**{name: x[-1] for name, x in metrics.items()}, **sums, "rewards": rewards.sum(0)}
+
+    return {name: np.asarray(x) for name, x in run(jax.random.split(jax.random.key(key), games)).items()}
+
+
+def test_score_reward_is_the_difference_of_the_team_scores():
+    metrics = play(envs_jax.make("snakes", reward="score", max_steps=40), "level2", 20)
+    np.testing.assert_allclose(metrics["rewards"], np.repeat(metrics["score_difference"][:, None], 3, 1))
+    assert (metrics["win"] + metrics["draw"] + metrics["loss"] == 1).all()
+
+
+def test_the_seat_only_renames_snakes():
+    """What the second seat sees of a game is what the first sees of the game with exchanged halves."""
+    first, second = (envs_jax.make("snakes", seat=seat, observation="obs_full") for seat in ("first", "second"))
+    state, _ = first.reset(jax.random.key(0), context(first))
+    turned = dataclasses.replace(state, game=snakes_env._half_turn(state.game, 3), second=jnp.bool_(True))
+    for a, b in zip(jax.tree.leaves(first.seen(state)), jax.tree.leaves(second.seen(turned)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_outside_both_teams_see_and_are_paid_as_the_learner_in_its_seat():
+    """The same game, played with both teams outside and with the choices of level 2 for the other team."""
+    inside = {seat: envs_jax.make("snakes", seat=seat, max_steps=30, reward="plus") for seat in ("first", "second")}
+    outside = envs_jax.make("snakes", opponent="outside", max_steps=30, reward="plus")
+    states = {seat: env.reset(jax.random.key(7), context(env)) for seat, env in inside.items()}
+    both = outside.reset(jax.random.key(7), context(outside))
+    step, step_outside = {s: jax.jit(e.step) for s, e in inside.items()}, jax.jit(outside.step)
+    level2 = {
+        seat: jax.jit(lambda state, env=env: env.baselines["level2"](env, state, None, jax.random.key(0)))
+        for seat, env in inside.items()
+    }
+    for _ in range(30):
+        actions = {seat: level2[seat](states[seat][0]) for seat in inside}
+        states = {seat: step[seat](states[seat][0], actions[seat], context(inside[seat])) for seat in inside}
+        action = jnp.concatenate([actions["first"], actions["second"]])
+        both = step_outside(both[0], action, context(outside))
+        for part, seat in ((slice(0, 3), "first"), (slice(3, 6), "second")):
+            timestep = states[seat][1]
+            np.testing.assert_array_equal(both[1].observation[part], timestep.observation)
+            np.testing.assert_allclose(both[1].reward[part], timestep.reward, rtol=1e-6)
+            for a, b in zip(jax.tree.leaves(both[0].game), jax.tree.leaves(states[seat][0].game), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+# The observation of our own
+
+BOARD = Board(6, 8)
+
+
+def _see(bodies, directions, beans, agents=1, teams=2):
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, beans, 3))
+    columns = np.asarray(full.columns(BOARD, game, agents, teams))
+    layout = full.Layout(len(bodies), 3)
+    assert len(columns) == layout.size
+    crop = columns[: np.prod(layout.planes)].reshape(*layout.planes, agents)
+    return crop, columns[np.prod(layout.planes) :]
+
+
+def test_the_full_observation_by_hand():
+    bodies = [[(0, 0), (0, 1), (0, 2), (1, 2)], [(5, 0), (5, 7), (4, 7)]]
+    crop, rest = _see(bodies, [2, 3], [(1, 0), (3, 4)])
+    body, mates, rivals, bean = crop[..., 0]
+    wanted = np.zeros((7, 7), int)
+    wanted[3, 3], wanted[3, 4], wanted[3, 5], wanted[4, 5] = 100 * 4 // 6, 100 * 3 // 6, 100 * 2 // 6, 100 // 6
+    wanted[2, 3], wanted[2, 2], wanted[1, 2] = 50, 33, 16
+    np.testing.assert_array_equal(body, wanted)
+    assert mates[3, 3] == 100 and mates.sum() == 100
+    assert rivals[2, 3] == 100 and rivals.sum() == 100
+    assert bean[4, 3] == 100 and bean.astype(int).sum() == 100  # (3, 4) is 4 columns away
+    direction, blocked, length, beans, other = np.split(rest[:, 0], [4, 8, 9, 24])
+    assert direction.tolist() == [0, 0, 100, 0]
+    assert blocked.tolist() == [100, 0, 0, 100]
+    assert length == [20]
+    assert beans.tolist() == [33, 0, 14, 25, 100, 100, 100, 100, -25, 0] + [0] * 5
+    assert other.tolist() == [-33, 0, 14, 15, -100]
+
+
+def test_the_full_observation_does_not_depend_on_where_the_board_begins():
+    rng = np.random.default_rng(0)
+    bodies = [
+        [(0, 0), (0, 1), (0, 2), (1, 2)],
+        [(5, 0), (5, 7), (4, 7)],
+        [(2, 4), (2, 3), (3, 3)],
+        [(4, 4), (4, 3), (4, 2)],
+    ]
+    beans, directions = [(1, 0), (3, 4)], [2, 3, 3, 3]
+    seen = np.concatenate([x.reshape(-1, 2) for x in _see(bodies, directions, beans, 2)])
+    for _ in range(5):
+        r, c = rng.integers(6), rng.integers(8)
+        moved = [[((a + r) % 6, (b + c) % 8) for a, b in cells] for cells in (*bodies, beans)]
+        again = np.concatenate([x.reshape(-1, 2) for x in _see(moved[:-1], directions, moved[-1], 2)])
+        np.testing.assert_array_equal(seen[: 4 * 49], again[: 4 * 49])
+        half = np.isin(np.abs(again), 100)  # at half the board both signs stand for the same way
+        np.testing.assert_array_equal(np.where(half, 0, seen), np.where(half, 0, again))
+
+
+def test_fixed_reward_counts_deaths():
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
+    paid = [
+        float(reward.shaped("v1.1_fixed", game, jnp.int32([engine]), jnp.array([hit]), jnp.int32(0))[0])
+        for engine, hit in ((0, False), (1, False), (0, True), (-2, True))
+    ]
+    np.testing.assert_allclose(paid, [0.1, 30.1, -50, -50], rtol=1e-6)
+
+
+# Published and measured results: (team one, team two): mean scores and standard errors of the original engine
+
+MEASURED = {
+    ("random", "0"): ((0.88, 0.04), (0.90, 0.04)),
+    ("random", "1"): ((0.79, 0.06), (5.45, 0.26)),
+    ("random", "2"): ((0.74, 0.03), (20.34, 0.40)),
+    ("random", "3"): ((0.79, 0.06), (12.94, 0.52)),
+    ("random", "4"): ((0.81, 0.05), (15.09, 0.61)),
+    ("random", "evasion"): ((0.72, 0.07), (15.62, 0.71)),
+    ("level2", "2"): ((10.24, 0.40), (11.38, 0.43)),
+    ("level2", "4"): ((11.98, 0.43), (8.61, 0.37)),
+    ("level2", "evasion"): ((11.36, 0.50), (10.41, 0.52)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("one", "two"), MEASURED)
+def test_scores_of_the_original_engine(one, two):
+    metrics = play(envs_jax.make("snakes", opponent=two), one, 2000)
+    for name, (mean, error) in zip(("score", "opponent_score"), MEASURED[one, two], strict=True):
+        own = metrics[name]
+        assert abs(own.mean() - mean) < 3 * np.hypot(error, own.std() / len(own) ** 0.5), name

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from envs_jax.coverage.stages import on_cpu
 from envs_jax.snakes.board import NOWHERE, Board, place, total, union
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
 
@@ -63,17 +64,19 @@ def refill(board: Board, game: Game, words: Array) -> Game:
         game: after the respawn.
         words: uint32[K, ...], random.
     """
-    free = free_plane(board, game)
 
-    def one(free: Array, bean_and_word: tuple[Array, Array]) -> tuple[Array, Array]:
-        bean, word = bean_and_word
+    def one(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        free, beans = carry
+        bean = jax.lax.dynamic_index_in_dim(beans, k, keepdims=False)
+        word = jax.lax.dynamic_index_in_dim(words, k, keepdims=False)
         count = count_cells(free)
         drawn = place(*nth_cell(free, one_of(word, count)))
         bean = jnp.where((bean == NOWHERE) & (count > 0), drawn, bean)
-        return free & ~board.mark(bean), bean
+        return free & ~board.mark(bean), jax.lax.dynamic_update_index_in_dim(beans, bean, k, 0)
 
-    _, places = jax.lax.scan(one, free, (game.beans, words))
-    return dataclasses.replace(game, beans=places)
+    kept = jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0  # missing ones are last
+    _, beans = jax.lax.fori_loop(kept, len(game.beans), one, (free_plane(board, game), game.beans))
+    return dataclasses.replace(game, beans=beans)
 
 
 def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep, closest, pytree, setting
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.coverage.stages import stage
 from envs_jax.snakes import baselines, draws, full, observation, opponents, respawn, reward, rules, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board, total
 from envs_jax.snakes.room import always_room
@@ -250,7 +251,7 @@ class Snakes(Environment):
         truncated = late & ~stuck if self.time_limit == "truncate" else jnp.zeros_like(done)
         paid = self._pay(game, engine, hit, done)
         return TimeStep(
-            observation=self._observe(game),
+            observation=stage(self._observe)(game),
             action_mask=None,
             mask_state=(),
             global_state=(),
@@ -300,14 +301,9 @@ class Snakes(Environment):
 
     def _observe_team(self, game: Game, agents: int) -> Array:
         if self.observation == "obs_full":
-            columns = full.columns(self.board, game, agents, self.teams)
-        else:
-            layouts = {
-                "obs26": observation.classic,
-                "obs30": observation.extended_30,
-                "obs35": observation.extended_35,
-            }
-            columns = layouts[self.observation](self.board, game, agents)
+            return jnp.moveaxis(full.columns(self.board, game, agents, self.teams), 0, 1)
+        layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
+        columns = layouts[self.observation](self.board, game, agents)
         dtype = self.spec.observation.dtype
         return jnp.stack([x.astype(dtype) for x in columns], axis=1)
 

@@ -15,11 +15,13 @@ then columns (see `columns`): direction, blocked neighbours, lengths, beans by w
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, union
-from envs_jax.snakes.observation import _others, _pick, difference
-from envs_jax.snakes.rules import Game, bean_plane, body_plane, next_tail
+from envs_jax.coverage.stages import stage
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, constant, counting, union
+from envs_jax.snakes.observation import difference, others_of, pick
+from envs_jax.snakes.rules import Game, bean_plane, body_plane
 
 RADIUS = 3
 SIDE = 2 * RADIUS + 1
@@ -46,87 +48,117 @@ class Layout(NamedTuple):
 
 def leaving(board: Board, game: Game) -> list[Array]:
     """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves of their snakes without a meal."""
-    planes = []
-    tail, split = game.tail, game.split
-    alive = game.length > 0
-    for k in range(1, REACH + 1):
-        planes.append(union(board.mark(jnp.where(alive & (game.length > k - 1), tail, NOWHERE)), 1))
-        tail, split = next_tail(board, game.toward, tail, split), jnp.zeros_like(split)
+    low, high = game.toward[:, 0], game.toward[:, 1]
+    ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
+
+    def ahead(cells: Array) -> Array:
+        """The cells to which these cells' directions lead."""
+        return union(jnp.stack([board.seen_from(cells & way, d ^ 1) for d, way in ways.items()]))
+
+    there = game.length > 0
+    heads, tails = (union(board.mark(jnp.where(there, place, NOWHERE)), 1) for place in (game.head, game.tail))
+    split = union(board.mark(jnp.where(there & game.split, game.tail, NOWHERE)), 1)
+    # the second of the two steps of a split tail has the direction of the first
+    twice = union(jnp.stack([board.seen_from(board.seen_from(split & way, d ^ 1), d ^ 1) for d, way in ways.items()]))
+    planes = [tails]
+    for _ in range(REACH - 1):
+        moving = planes[-1] & ~heads
+        planes.append(stage(ahead)(moving & ~split) | twice if len(planes) == 1 else stage(ahead)(moving))
     return planes
 
 
 def _share(value: Array, most: int) -> Array:
     """Hundredths of `most`, at most 100 either way."""
-    return jnp.clip((value * ONE) // most, -ONE, ONE)
+    return jnp.clip(jnp.round(value.astype(jnp.float32) * (ONE / most)), -ONE, ONE).astype(jnp.int32)
 
 
-def _crop(board: Board, game: Game, agents: int, teams: int) -> list[Array]:
-    half = game.head.shape[0] // 2
+def _crop(board: Board, game: Game, agents: int, teams: int) -> Array:
+    """int32[PLANES S S, A, ...]"""
+    half, lanes = game.head.shape[0] // 2, game.steps.shape
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
-    leave = leaving(board, game)
     mates = union(heads[:, :half], 1)[:, None] if teams == 2 else heads[:, :agents]
     rivals = union(heads, 1)[:, None] & ~mates
-    place = game.head[:agents]
 
-    def cut(plane: Array) -> list[Array]:
-        """int32[A, ...] of 0 and 1 for each cell of the crop."""
-        near = board.around(plane, place, RADIUS)
-        return [bit(word, k).astype(jnp.int32) for word in near for k in range(SIDE)]
+    leave = leaving(board, game)
+    stays = body_plane(game) & ~union(jnp.stack(leave))
+    times = [  # in binary, how long cells are taken: 0 free, k for `leave`, REACH + 1 for longer
+        union(jnp.stack([plane for k, plane in enumerate((*leave, stays), 1) if k >> p & 1]))[:, None]
+        for p in range((REACH + 1).bit_length())
+    ]
+    planes = [jnp.broadcast_to(x, mates.shape) for x in (*times, mates, rivals, bean_plane(board, game)[:, None])]
 
-    body = cut(body_plane(game)[:, None])
-    value = [ONE * b for b in body]
-    for k, plane in enumerate(leave, 1):
-        less = ONE - ONE * k // (REACH + 1)
-        value = [v - less * b for v, b in zip(value, cut(plane[:, None]), strict=True)]
-    planes = [cut(plane) for plane in (mates, rivals, bean_plane(board, game)[:, None])]
-    return value + [ONE * x for plane in planes for x in plane]
+    def cut(planes: Array, place: Array) -> Array:
+        """uint32[S, planes, A, ...]: rows of the crop."""
+        return jnp.stack(board.around(planes, place[None], RADIUS))
+
+    words = stage(cut)(jnp.stack(planes, 1), game.head[:agents])
+    shifts = constant(np.arange(SIDE, dtype=np.uint32), words.shape[1:])[None]
+    bits = (words[:, None] >> shifts & jnp.uint32(1)).astype(jnp.int32)  # [S, S, planes, A]
+    bits = jnp.moveaxis(bits, 2, 0)
+    time = sum((bits[p] << p for p in range(1, len(times))), bits[0])
+    crop = jnp.concatenate([(time * ONE // (REACH + 1))[None], bits[len(times) :] * ONE])
+    return crop.reshape(PLANES * SIDE * SIDE, agents, *lanes)
 
 
-def columns(board: Board, game: Game, agents: int, teams: int) -> list[Array]:
-    """int32[A, ...] for each value, `Layout.size` of them; zeros for a snake that could not respawn."""
+def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
+    """int8[F, A, ...] with F of `Layout.size`; zeros for a snake that could not respawn."""
+    there = game.length[:agents] > 0
+    values = jnp.concatenate(
+        [_crop(board, game, agents, teams), stage(lambda game: _rest(board, game, agents, teams))(game)]
+    )
+    return jnp.where(there[None], values, 0).astype(jnp.int8)
+
+
+def _rest(board: Board, game: Game, agents: int, teams: int) -> Array:
+    """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
-    values = _crop(board, game, agents, teams)
-    values += [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
+    values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
     tails = union(board.mark(game.tail), 1)
     near = board.around((body_plane(game) & ~tails)[:, None], head, 1)
     values += [ONE * bit(near[1 + r], 1 + c).astype(jnp.int32) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
     values.append(_share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     values += _beans(board, game, agents, teams, half_h, half_w)
-    index = _others(game, agents, game.head.shape[0] - 1)
-    others, lengths = _pick(game.head, index), _pick(game.length, index)
+    index = others_of(game, agents, game.head.shape[0] - 1)
+    others, lengths = pick(game.head, index), pick(game.length, index)
     rows, cols = difference(board, others, head[None])
     there = lengths > 0
     mate = (index < game.head.shape[0] // 2) & (teams == 2)
-    for j in range(len(index)):
-        dr, dc = jnp.where(there[j], rows[j], 0), jnp.where(there[j], cols[j], 0)
-        distance = jnp.abs(dr) + jnp.abs(dc)
-        values += [_share(dr, half_h), _share(dc, half_w), _share(distance, half_h + half_w)]
-        values += [_share(lengths[j], 20), jnp.where(there[j], jnp.where(mate[j], ONE, -ONE), 0)]
-    return [jnp.where(length > 0, x, 0) for x in values]
+    rows, cols = (jnp.where(there, x, 0) for x in (rows, cols))
+    features = [_share(rows, half_h), _share(cols, half_w), _share(jnp.abs(rows) + jnp.abs(cols), half_h + half_w)]
+    features += [_share(lengths, 20), jnp.where(there, jnp.where(mate, ONE, -ONE), 0)]
+    return jnp.stack(values + [feature[j] for j in range(len(index)) for feature in features])
 
 
 def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_w: int) -> list[Array]:
-    """Beans by steps on the torus, nearest first: rows, columns, steps, steps less than the nearest other snake and
-    mate need (in quarters), each."""
+    """Five int32[A, ...] for each bean, the nearest by steps on the torus first.
+
+    Rows, columns and steps to it, and how many steps less than the nearest other snake and than the nearest mate, in
+    quarters.
+    """
     beans, snakes = game.beans, game.head.shape[0]
     count = len(beans)
-    rows, cols = difference(board, beans[:, None], game.head[None])  # [K, n]
-    steps = jnp.where(game.length[None] > 0, jnp.abs(rows) + jnp.abs(cols), half_h + half_w)
-    own = counting(agents, game.steps)  # [A]
-    lead = []
-    for group in (range(snakes), range(snakes // 2 if teams == 2 else snakes)):
-        other = jnp.full((count, agents, *game.steps.shape), half_h + half_w, jnp.int32)
-        for j in group:
-            other = jnp.where((own == j)[None], other, jnp.minimum(other, steps[:, j][:, None]))
-        lead.append(jnp.clip(other - steps[:, :agents], -4, 4) * (ONE // 4))
-    there = (beans != NOWHERE)[:, None]
-    rank = jnp.where(there, steps[:, :agents], 1 << 20) * count + counting(count, own)
-    features = [_share(rows[:, :agents], half_h), _share(cols[:, :agents], half_w)]
-    features += [_share(steps[:, :agents], half_h + half_w), *lead]
-    values = []
-    for _ in range(count):
-        best = there & (rank == jnp.min(rank, 0)[None])
-        values += [jnp.sum(jnp.where(best, x, 0), 0) for x in features]
-        rank = jnp.where(best, jnp.int32(2**31 - 1), rank)
-    return values
+
+    def measured(game: Game) -> tuple[Array, ...]:
+        """int32[K, n, ...] three times."""
+        rows, cols = difference(board, beans[:, None], game.head[None])
+        steps = jnp.where(game.length[None] > 0, jnp.abs(rows) + jnp.abs(cols), half_h + half_w)
+        return rows, cols, steps
+
+    def described(rows: Array, cols: Array, steps: Array) -> tuple[Array, Array]:
+        """int32[5, K, A, ...], values in list order; int32[K, A, ...], position by steps."""
+        mine = constant(np.eye(snakes, dtype=bool)[:, :agents], game.steps.shape)[None]  # [1, n, A]
+        lead = []
+        for group in (snakes, snakes // 2 if teams == 2 else snakes):
+            others = jnp.where(mine[:, :group], half_h + half_w, steps[:, :group, None])
+            lead.append(jnp.clip(jnp.min(others, 1) - steps[:, :agents], -4, 4) * (ONE // 4))
+        there = (beans != NOWHERE)[:, None]
+        own = steps[:, :agents]
+        features = [_share(rows[:, :agents], half_h), _share(cols[:, :agents], half_w)]
+        features = [jnp.where(there, x, 0) for x in (*features, _share(own, half_h + half_w), *lead)]
+        rank = jnp.where(there, own, 1 << 20) * count + counting(count, own[0])
+        return jnp.stack(features), jnp.sum((rank[None] < rank[:, None]).astype(jnp.int32), 1)
+
+    features, position = stage(described)(*stage(measured)(game))
+    ordered = [jnp.sum(jnp.where((position == k)[None], features, 0), 1) for k in range(count)]
+    return [values[j] for values in ordered for j in range(len(features))]

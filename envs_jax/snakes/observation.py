@@ -64,14 +64,14 @@ def _beans(game: Game, agents: int) -> list[Array]:
     return [jnp.broadcast_to(x[j], game.head[:agents].shape) for j in range(len(game.beans)) for x in columns]
 
 
-def _others(game: Game, agents: int, count: int) -> Array:
+def others_of(game: Game, agents: int, count: int) -> Array:
     """int32[count, A, ...]: the first `count` other snakes in index order, as indices."""
     own = counting(agents, game.steps)[None]
     index = counting(count, own[0])
     return index + (index >= own).astype(jnp.int32)
 
 
-def _pick(values: Array, index: Array) -> Array:
+def pick(values: Array, index: Array) -> Array:
     """values[n, ...] at index [count, A, ...], without a gather."""
     picked = jnp.zeros(index.shape, values.dtype)
     for k in range(len(values)):
@@ -81,8 +81,8 @@ def _pick(values: Array, index: Array) -> Array:
 
 def _heads(game: Game, agents: int, count: int) -> list[Array]:
     """Absolute row and column of the heads of the first `count` others."""
-    index = _others(game, agents, count)
-    rows, columns = _where_columns(_pick(game.length, index) > 0, _pick(game.head, index))
+    index = others_of(game, agents, count)
+    rows, columns = _where_columns(pick(game.length, index) > 0, pick(game.head, index))
     return [x[j] for j in range(count) for x in (rows, columns)]
 
 
@@ -123,14 +123,14 @@ def _nearest_beans(board: Board, game: Game, agents: int, missing: float) -> lis
 
 def _threat(board: Board, game: Game, other: Array, agents: int) -> Array:
     """float32[A, ...]: 1 / (distance of the heads + 1) x length of the snake `other` int32[A, ...]."""
-    head, length = (_pick(x, other[None])[0] for x in (game.head, game.length))
+    head, length = (pick(x, other[None])[0] for x in (game.head, game.length))
     near = 1 / (_distance(*difference(board, head, game.head[:agents])) + jnp.float32(1e-8) + 1)
     return near * length.astype(jnp.float32)
 
 
 def extended_30(board: Board, game: Game, agents: int) -> list[Array]:
     """30 values: the "first two others" of threats and heads are team mates, as published."""
-    others = _others(game, agents, 2)
+    others = others_of(game, agents, 2)
     zero = jnp.zeros_like(game.head[:agents])
     start = _start(board, game, agents)
     beans = _nearest_beans(board, game, agents, missing=2 * board.width)

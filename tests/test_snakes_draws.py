@@ -1,0 +1,162 @@
+"""Snakes: the laws of what is drawn, respawns without the engine's defects, and games from and to lists of cells."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.snakes import draws, respawn, rules, segments
+from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
+from envs_jax.snakes.room import always_room
+
+DRAWS = 100_000
+
+
+def assert_uniform(counts, size):
+    """Chi-squared of counts over `size` equally likely outcomes: within five standard deviations."""
+    counts = np.asarray(counts, float)
+    assert len(counts) == size
+    expected = counts.sum() / size
+    assert ((counts - expected) ** 2 / expected).sum() < size - 1 + 5 * (2 * (size - 1)) ** 0.5
+
+
+def words(*shape):
+    return jax.random.bits(jax.random.key(1), shape)
+
+
+def test_a_number_below_a_count_is_exact():
+    some = np.r_[0, 1, 2**31, 2**32 - 1, np.random.default_rng(0).integers(0, 2**32, 1000)].astype(np.uint32)
+    for count in (1, 3, 200, 800, 2048):
+        drawn = draws.one_of(jnp.asarray(some), jnp.full(len(some), count))
+        np.testing.assert_array_equal(drawn, (some.astype(np.uint64) * count) >> np.uint64(32))
+
+
+def test_cells_are_found_by_rank():
+    planes = np.random.default_rng(0).integers(0, 2**32, (5, 200), dtype=np.uint32)
+    cells = (planes[:, None] >> np.arange(32, dtype=np.uint32)[None, :, None] & 1).reshape(160, 200)
+    counts = cells.sum(0)
+    for share in (0.0, 0.5, 0.999):
+        rank = (share * counts).astype(np.int32)
+        row, column = draws.nth_cell(jnp.asarray(planes), jnp.asarray(rank))
+        wanted = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
+        np.testing.assert_array_equal(32 * row + column, wanted)
+
+
+def test_reversals_turn_into_the_other_three_directions():
+    drawn = draws.one_of(words(DRAWS), jnp.full(DRAWS, 3))
+    for direction in range(4):
+        taken = rules.resolved(jnp.full(DRAWS, direction), jnp.full(DRAWS, direction ^ 1), drawn)
+        counts = np.bincount(taken, minlength=4)
+        assert counts[direction ^ 1] == 0
+        assert_uniform(np.delete(counts, direction ^ 1), 3)
+
+
+def test_new_beans_are_uniform_without_replacement():
+    board = Board(3, 4)
+    bodies = [[(0, 0), (0, 1), (0, 2)], [(2, 3), (2, 2), (2, 1)]]
+    game = segments.from_segments(board, bodies, [2, 3], [(1, 1)], 3)
+    lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[..., None], DRAWS, -1), game)
+    beans = np.asarray(jax.jit(lambda game, w: draws.refill(board, game, w))(lanes, words(3, DRAWS)).beans)
+    assert (beans[0] == 32 + 1).all()
+    pairs, counts = np.unique(beans[1] * 1024 + beans[2], return_counts=True)
+    free = {32 * r + c for r in range(3) for c in range(4)} - {32 + 1, 0, 1, 2, 67, 66, 65}
+    assert {p // 1024 for p in pairs} == free
+    assert_uniform(counts, len(free) * (len(free) - 1))
+
+
+def test_snakes_start_uniformly_over_what_earlier_ones_leave():
+    board = Board(4, 5)
+    game = jax.tree.map(np.asarray, jax.jit(lambda w: draws.begin(board, w, 2, 1))(words(3, DRAWS)))
+    first = game.tail[0] * 4 + game.direction[0]
+    assert_uniform(np.unique(first, return_counts=True)[1], 80)
+    mine = first == (32 * 1 + 0) * 4 + 3  # cells (1, 0) (1, 1) (1, 2)
+    second = (game.tail[1] * 4 + game.direction[1])[mine]
+    taken = {(1, 0), (1, 1), (1, 2)}
+    places = 0
+    for cell in range(20):
+        for d in range(4):
+            r, c = divmod(cell, 5)
+            places += not taken & {((r + k * ROW_STEP[d]) % 4, (c + k * COLUMN_STEP[d]) % 5) for k in range(3)}
+    assert_uniform(np.unique(second, return_counts=True)[1], places)
+
+
+def test_beans_fill_what_is_left_and_no_more():
+    board = Board(3, 3)
+    game = jax.tree.map(np.asarray, draws.begin(board, words(2 + 5, 50), 2, 5))
+    assert ((game.beans >= 0).sum(0) == 3).all()
+    assert (game.beans[3:] == -1).all()
+
+
+def test_fixed_respawns_are_connected_and_look_ahead():
+    board = Board(4, 6)
+    rng = np.random.default_rng(3)
+    game = segments.from_segments(board, [[]], [0], [], 1)
+    free = rng.random((2000, 4, 6)) < 0.45
+    body = np.stack([(~free * (1 << np.arange(6))).sum(-1)] * 1, -1).astype(
+        np.uint32
+    )  # a snake that is everywhere else
+    lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[..., None], 2000, -1), game)
+    blocked = jnp.asarray(body.transpose(1, 2, 0))
+    lanes = dataclasses.replace(lanes, body=blocked)
+    came = jax.tree.map(np.asarray, jax.jit(lambda game: respawn.respawn(board, game, True))(lanes))
+    assert not came.split.any()
+    assert 0 < (came.length == 3).sum() < 2000
+    for i in np.flatnonzero(came.length == 3):
+        one = jax.tree.map(lambda x, i=i: x[..., i], came)
+        ((head, neck, last),), (direction,), _ = segments.to_segments(board, one)
+        assert all(free[i][cell] for cell in (head, neck, last))
+        step = lambda a, b: ((a[0] - b[0] + 1) % 4 - 1, (a[1] - b[1] + 1) % 6 - 1)  # noqa: E731
+        assert step(head, neck) == (ROW_STEP[direction], COLUMN_STEP[direction])
+        assert np.abs(step(neck, last)).sum() == 1
+
+
+def test_lists_of_cells_go_in_and_out():
+    board = Board(10, 20)
+    bodies = [[(0, 19), (0, 0), (0, 1), (1, 1)], [(5, 5), (5, 6), (5, 4)], []]  # the second has its head in the middle
+    game = segments.from_segments(board, bodies, [2, 0, 1], [(3, 3), (9, 19)], 5, 17)
+    assert game.split.tolist() == [False, True, False]
+    assert segments.to_segments(board, game) == (bodies, [2, 0, 1], [(3, 3), (9, 19)])
+    assert game.steps == 17
+
+
+@pytest.mark.parametrize(
+    ("bodies", "beans", "words"),
+    [
+        ([[(0, 0), (0, 1), (10, 0)]], [], "off the board"),
+        ([[(0, 0), (0, 1), (0, 2)]], [(0, 1)], "one cell"),
+        ([[(0, 0), (0, 1), (0, 5)]], [], "beside"),
+        ([[(0, 0), (0, 1), (0, 2)]], [(1, 1), (1, 2), (1, 3)], "keeps 2"),
+    ],
+)
+def test_lists_that_are_no_game(bodies, beans, words):
+    with pytest.raises(ValueError, match=words):
+        segments.from_segments(Board(10, 20), bodies, [0], beans, 2)
+
+
+def test_room_for_every_start():
+    assert always_room(Board(10, 20), 6)
+    assert always_room(Board(3, 4), 3)
+    assert always_room(Board(3, 3), 3)
+    assert not always_room(Board(3, 3), 4)
+    assert not always_room(Board(4, 4), 5)
+
+
+WORKED = [  # bodies, directions taken, bean, hit, rewards
+    ([[(5, 5), (5, 4), (5, 3)], [(3, 6), (4, 6), (5, 6)]], [3, 0], [], [0, 0], [0, 0]),
+    ([[(5, 5), (5, 4), (5, 3)], [(4, 6), (4, 7), (5, 7), (5, 6)]], [3, 2], [(4, 5)], [1, 0], [0, 1]),
+    ([[(5, 5), (5, 6), (6, 6), (6, 5)]], [1], [], [0], [0]),
+    ([[(5, 5), (5, 4), (5, 3), (5, 2), (5, 1)], [(5, 7), (5, 8), (5, 9)]], [3, 2], [(5, 6)], [1, 1], [-2, 0]),
+    ([[(5, 5), (5, 4), (5, 3)], [(5, 6), (5, 7), (5, 8)]], [3, 2], [], [1, 1], [0, 0]),
+]
+
+
+@pytest.mark.parametrize(("bodies", "taken", "beans", "hit", "paid"), WORKED)
+def test_worked_cases(bodies, taken, beans, hit, paid):
+    board = Board(10, 20)
+    game = jax.tree.map(jnp.asarray, segments.from_segments(board, bodies, taken, beans, 5))
+    after, reward, died = rules.move(board, game, jnp.asarray(taken, jnp.int32))
+    assert np.asarray(died).tolist() == [bool(h) for h in hit]
+    assert np.asarray(reward).tolist() == paid
+    assert (np.asarray(after.beans) == -1).all()
