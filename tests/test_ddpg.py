@@ -27,6 +27,8 @@ from jaxrl.parallel import Layout, logical_shards, make_mesh
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
 from jaxrl.trainer import BlockMetrics, Trainer, TrainState
 
+pytestmark = pytest.mark.unfinished
+
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
 SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
