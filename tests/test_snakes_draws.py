@@ -47,9 +47,11 @@ def test_cells_are_found_by_rank():
 
 
 def test_reversals_turn_into_the_other_three_directions():
-    drawn = draws.one_of(words(DRAWS), jnp.full(DRAWS, 3))
+    drawn = draws.turns(words(2, DRAWS), 8)
+    together = sum(3**i * np.asarray(drawn[:6])[i] for i in range(6))
+    assert_uniform(np.bincount(together, minlength=729), 729)
     for direction in range(4):
-        taken = rules.resolved(jnp.full(DRAWS, direction), jnp.full(DRAWS, direction ^ 1), drawn)
+        taken = rules.resolved(jnp.full(DRAWS, direction), jnp.full(DRAWS, direction ^ 1), drawn[direction * 2])
         counts = np.bincount(taken, minlength=4)
         assert counts[direction ^ 1] == 0
         assert_uniform(np.delete(counts, direction ^ 1), 3)

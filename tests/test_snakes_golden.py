@@ -18,12 +18,12 @@ SIX = [configuration for configuration in CONFIGURATIONS if configuration[2:4] =
 def test_recorded_choices_of_the_scripted_players(configuration):
     board, rows, games, record = recorded(configuration)
     half = configuration[2] // 2
-    words = jnp.zeros((half, len(rows)), jnp.uint32)
+    word = jnp.zeros(len(rows), jnp.uint32)
     used = (1, 2, 3, 4, 5)
 
     @jax.jit
     def act(level):
-        return opponents.act(board, games, slice(half, 2 * half), level, words, used)
+        return opponents.act(board, games, slice(half, 2 * half), level, word, used)
 
     checked = 0
     for place, level in enumerate(used):

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def scripted(env: "Snakes", state: "State", timestep: TimeStep, key: Array, *, level: int) -> Array:
     """What a scripted player would do in place of the learner."""
     del timestep
-    words = jax.random.bits(key, (env.num_agents,))
+    word = jax.random.bits(key)
     game = env.seen(state)
     return opponents.act(
-        env.board, game, slice(0, env.num_agents), jnp.int32(level), words, (level,), env.exclusive_beans
+        env.board, game, slice(0, env.num_agents), jnp.int32(level), word, (level,), env.exclusive_beans
     )
 
 

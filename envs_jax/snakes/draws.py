@@ -21,6 +21,20 @@ def one_of(word: Array, count: Array) -> Array:
     return ((high * count + (low * count >> jnp.uint32(16))) >> jnp.uint32(16)).astype(jnp.int32)
 
 
+PER_WORD = 6  # turns drawn from one word: biased by less than 3^6 / 2^32
+
+
+def turns(words: Array, snakes: int) -> Array:
+    """int32[n, ...]: 0, 1 or 2 for each snake, for words uint32[ceil(n / PER_WORD), ...]: their digits in base 3."""
+    three, drawn = jnp.full_like(words[0], 3), []
+    for first in range(0, snakes, PER_WORD):
+        word = words[first // PER_WORD]
+        for _ in range(min(PER_WORD, snakes - first)):
+            drawn.append(one_of(word, three))
+            word = word * three
+    return jnp.stack(drawn)
+
+
 def _nth_bit(word: Array, rank: Array) -> Array:
     """int32: number of the set bit with `rank` lower set bits."""
     found = jnp.zeros_like(rank)

@@ -184,8 +184,8 @@ class Snakes(Environment):
         return key_steps, jax.random.bits(key_start, (self.snakes + self.beans + 2,))
 
     def _draw_step(self, key: Array, steps: Array) -> Array:
-        """uint32[n + K + n]: the random words of a step."""
-        count = 2 * self.snakes + self.beans if 0 in self.schedule.used else self.snakes + self.beans
+        """uint32[K + turns + 1]: the random words of a step: for beans, for turns, for random opponents."""
+        count = self.beans + -(-self.snakes // draws.PER_WORD) + 1
         return jax.random.bits(jax.random.fold_in(key, steps), (count,))
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
@@ -224,17 +224,16 @@ class Snakes(Environment):
                 self.seen(state),
                 slice(half, snakes),
                 state.level,
-                words[snakes + beans :][:half],
+                words[-1],
                 self.schedule.used,
                 self.exclusive_beans,
             )
             action = jnp.concatenate([action, others])
         action = self._swapped(action, state.second)
-        drawn = draws.one_of(words[:snakes], jnp.full_like(words[:snakes], 3))
-        direction = rules.resolved(state.game.direction, action, drawn)
+        direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
         game, engine, hit = rules.move(board, state.game, direction)
         game = respawn.respawn(board, game, self.fixed_respawn)
-        game = draws.refill(board, game, words[snakes : snakes + beans])
+        game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         return state, self._show(state, engine, hit)
 

@@ -97,7 +97,7 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
 
 
 def act(
-    board: Board, game: Game, snakes: slice, level: Array, words: Array, used: tuple[int, ...], exclusive: bool = False
+    board: Board, game: Game, snakes: slice, level: Array, word: Array, used: tuple[int, ...], exclusive: bool = False
 ) -> Array:
     """int32[m, ...]: what scripted snakes do.
 
@@ -106,7 +106,7 @@ def act(
         game: before the step.
         snakes: which m snakes they are.
         level: int32[...], index in LEVELS.
-        words: uint32[m, ...], random.
+        word: uint32[...], random; two bits of it for each snake.
         used: the levels that can occur; no others are computed.
         exclusive: see the module's docstring.
     """
@@ -124,7 +124,7 @@ def act(
     chosen = [jnp.zeros_like(heads)] * len(LEVELS)
     for index in used:
         if index == RANDOM:
-            chosen[index] = (words >> jnp.uint32(30)).astype(jnp.int32)
+            chosen[index] = (word[None] >> 2 * counting(len(heads), word).astype(jnp.uint32)).astype(jnp.int32) & 3
             continue
         cost = costs[index in in_turn]
         if index == WEIGHING:
