@@ -61,6 +61,11 @@ class Train:
         while self.runs and time.monotonic() < until:
             time.sleep(min(0.005, seconds))
 
+    def wait_for_iteration(self, runs: Path, iteration: int) -> None:
+        """Until the metrics of the run have come so far, or the process ends."""
+        while self.runs and reached(runs) < iteration:
+            time.sleep(0.005)
+
     def kill(self) -> bool:
         """SIGKILL; False if the process had ended by itself."""
         killed = self.runs
@@ -81,6 +86,13 @@ def only_run(runs: Path) -> Path | None:
     return next(iter(runs.glob("*/*/config.yaml")), Path()).parent if any(runs.glob("*/*/config.yaml")) else None
 
 
+def reached(runs: Path) -> int:
+    """The iteration of the newest metrics of the only run below a folder; 0 if there are none."""
+    run = only_run(runs)
+    rows = read_metrics(run) if run else []
+    return rows[-1]["iteration"] if rows else 0
+
+
 def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
     """Digest of the final state, and the metrics that do not depend on time."""
     with Checkpoints(run / "checkpoints") as checkpoints:
@@ -88,22 +100,20 @@ def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
     return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
 
 
-def train_undisturbed(flags: list[str], folder: Path) -> tuple[Path, float, float]:
-    """A run, the seconds before its first block, and those after it."""
+def train_undisturbed(flags: list[str], folder: Path) -> tuple[float, float]:
+    """The seconds before the first block of a run, and those after it."""
     began = time.monotonic()
     process = Train([*flags, "--runs", str(folder / "undisturbed")], folder / "undisturbed.log")
     process.wait_for_first_block()
     starting = time.monotonic() - began
     process.finish()
-    run = only_run(folder / "undisturbed")
-    assert run is not None
-    return run, starting, time.monotonic() - began - starting
+    return starting, time.monotonic() - began - starting
 
 
 def train_killed(
-    flags: list[str], folder: Path, kills: int, starting: float, training: float, chance: random.Random
+    flags: list[str], folder: Path, kills: int, starting: float, iterations: int, chance: random.Random
 ) -> Path:
-    """A run of the same flags that is killed so many times."""
+    """A run of the same flags, and so many iterations, that is killed so many times."""
     runs, made = folder / "killed", 0
     while True:
         run = only_run(runs)
@@ -114,15 +124,13 @@ def train_killed(
         if chance.random() < STARTING:
             process.sleep(chance.uniform(0, starting))
         else:
-            process.wait_for_first_block()
-            process.sleep(chance.uniform(0, 1.5 * training / kills))
+            # Each kill has a part of the run of its own; the last fifth is left to those who look late.
+            process.wait_for_iteration(runs, int(0.8 * iterations * (made + chance.random()) / kills))
         if not process.kill():
             print(f"the run ended by itself after {made} of {kills} kills: give it more --total_episodes")
             break
         made += 1
-        run = only_run(runs)
-        rows = read_metrics(run) if run else []
-        print(f"kill {made:2d} at iteration {rows[-1]['iteration'] if rows else 0}", flush=True)
+        print(f"kill {made:2d} at iteration {reached(runs)}", flush=True)
     run = only_run(runs)
     assert run is not None
     return run
@@ -161,11 +169,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.out or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        undisturbed, starting, training = train_undisturbed(flags, folder)
+        starting, training = train_undisturbed(flags, folder)
         print(f"undisturbed: {starting:.1f} s to the first block, {training:.1f} s of training", flush=True)
         chance = random.Random(arguments.seed)
+        undisturbed = only_run(folder / "undisturbed")
+        assert undisturbed is not None
+        iterations = reached(folder / "undisturbed")
         runs = {"undisturbed": undisturbed}
-        runs["killed"] = train_killed(flags, folder, arguments.kills, starting, training, chance)
+        runs["killed"] = train_killed(flags, folder, arguments.kills, starting, iterations, chance)
         runs["damaged"] = damage_newest(undisturbed, folder)
         outcomes = {name: outcome(run) for name, run in runs.items()}
     digest, metrics = outcomes["undisturbed"]

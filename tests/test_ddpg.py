@@ -27,8 +27,6 @@ from jaxrl.parallel import Layout, logical_shards, make_mesh
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
 from jaxrl.trainer import BlockMetrics, Trainer, TrainState
 
-pytestmark = pytest.mark.unfinished
-
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
 SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
@@ -553,7 +551,11 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (CONTINUOUS, {}, "needs discrete actions"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
         (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' choices"),
-        (dataclasses.replace(SNAKES, observation=Box((2,))), {"scale_observation": True}, "needs bounds"),
+        (
+            dataclasses.replace(SNAKES, observation=Box((2,))),
+            {"scale_observation": True},
+            "needs observations with bounds",
+        ),
         (SNAKES, {"n_step": 0}, "n_step must be at least 1"),
         (SNAKES, {"actor_lr": 0.0}, "actor_lr must be above 0"),
         (SNAKES, {"max_grad_norm": -1.0}, "max_grad_norm must be 0 or above"),

@@ -11,8 +11,6 @@ from envs_jax.snakes import draws, respawn, rules, segments
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.room import always_room
 
-pytestmark = pytest.mark.unfinished
-
 DRAWS = 100_000
 
 

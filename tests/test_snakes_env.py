@@ -14,8 +14,6 @@ from envs_jax.snakes import full, reward, schedule, segments
 from envs_jax.snakes.board import Board
 from envs_jax.testing import check_env
 
-pytestmark = pytest.mark.unfinished
-
 
 def context(env, fraction=0.0):
     return env.context(type("Progress", (), {"fraction": jnp.float32(fraction)}))

@@ -9,8 +9,6 @@ from test_snakes_rules import CONFIGURATIONS, recorded, stack
 
 from envs_jax.snakes import observation, opponents, reward, segments
 
-pytestmark = pytest.mark.unfinished
-
 SIX = [configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)]
 
 

@@ -11,8 +11,6 @@ import pytest
 from envs_jax.snakes import draws, respawn, rules, segments
 from envs_jax.snakes.board import Board
 
-pytestmark = pytest.mark.unfinished
-
 CONFIGURATIONS = [
     (3, 3, 2, 1, 50),
     (3, 4, 3, 2, 50),
