@@ -87,11 +87,11 @@ def acting_flop(setup: Setup) -> float:
     """FLOP of acting in one environment for one step."""
     algo, timestep = _plain(setup.algo), _timesteps(setup, 1)
     policy = jax.eval_shape(algo.policy, setup.trainer.shapes().algo)
-    actor = jax.eval_shape(algo.init_actor, policy, timestep)
+    actor = jax.eval_shape(algo.init_actor, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
     keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
 
     def act(policy: Any, actor: Any, timestep: Any, keys: Any, progress: Any) -> Any:
-        return algo.act(policy, actor, timestep, keys, progress, explore=True)
+        return algo.act(policy, actor, timestep, keys, progress, "explore")
 
     return flops.count(act, policy, actor, timestep, keys, progress)
 
@@ -129,10 +129,12 @@ class Parts:
         """The first half of an iteration, as the trainer makes it."""
         trainer, phase = self.setup.trainer, self.phase
         kept = ((),) * 4 if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
-        policy = trainer.algo.policy(state.algo)
+        policy, context = trainer.algo.policy(state.algo), trainer.env.context(state.progress, state.pool)
 
         def fly(part: Any) -> Any:
-            return trainer._collect(policy, part, state.key, state.progress, phase, state.iterations, state.key)
+            return trainer._collect(
+                policy, context, part, state.key, state.progress, phase, state.iterations, state.key
+            )
 
         batch = (trainer.layout.env_indices(), *kept)
         return map_chunks(fly, batch, trainer._chunks(), out_axes=(1, 0, 0, 0))[:2]

@@ -160,6 +160,10 @@ class Environment:
         del progress
         return ()
 
+    def for_evaluation(self) -> "Environment":
+        """The environment in which a run chooses its best checkpoint; another one where training is scheduled."""
+        return self
+
     def moment(self, step: int) -> str:
         """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
         return f"step {step}"

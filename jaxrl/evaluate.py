@@ -193,7 +193,7 @@ def table(report: dict[str, Any], plain: bool) -> Table:
         digits = _decimals([curve["mean"][step] for curve in curves.values() for step in at])
         for row, (name, curve) in enumerate(curves.items()):
             cells = [_cell(curve["mean"][step], curve["ci95"][step], curve["std"][step], digits) for step in at]
-            style = "bold cyan" if name == LEARNED[0] else ""
+            style = "bold cyan" if name == next(iter(LEARNED)) else ""
             shown.add_row(metric if row == 0 else "", Text(name, style), *(Text(cell, style) for cell in cells))
         shown.add_section() if not plain else shown.add_row()
     return shown
@@ -270,7 +270,7 @@ def show(report: dict[str, Any], title: str) -> None:
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out episodes per policy (default: 200)")
     parser.add_argument("--policy", metavar="A,B,...", help="which policies; by default all: learned (best action), "
-                        "sampled (as it explores when schedules have ended) and every baseline")  # fmt: skip
+                        "sampled (drawn, not the best action) and every baseline")  # fmt: skip
     parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
     parser.add_argument("--at", metavar="K,L,...", help="steps to show; by default a third, two thirds and all")
     parser.add_argument(

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import Array, Discrete, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
-from jaxrl.algos.base import Algorithm, Progress, count
+from jaxrl.algos.base import Algorithm, Mode, Progress, count
 from jaxrl.parallel import AXIS, REPLICATED, largest_divisor, map_chunks, on_mesh
 from jaxrl.trainer import key_of_env
 
@@ -25,12 +25,11 @@ def ended() -> Progress:
     return Progress(far, far, far, far, far, jnp.float32(1))
 
 
-def learned(algo: Algorithm, progress: Progress | None = None, explore: bool = False) -> Policy:
-    """The policy of an algorithm: its best action, or (explore) a sample, by default as schedules end."""
-    progress = progress or ended()
+def learned(algo: Algorithm, mode: Mode = "best") -> Policy:
+    """The policy of an algorithm: what it takes for the best, or a sample."""
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
-        action, memory, _ = algo.act(params, memory, timestep, keys, progress, explore)
+        action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
         return action, memory
 
     return policy
@@ -98,7 +97,7 @@ class Evaluator:
     Attributes:
         env: the batched environment.
         policy: see `learned` and `scripted`.
-        init_memory: (parameters, time step [B]) -> the policy's memory.
+        init_memory: (parameters, time step [B], int32[B]) -> the policy's memory, as `Algorithm.init_actor`.
         episodes: how many, over all devices.
         chunk: at most so many at a time on a device; 0 = all.
         mesh: the devices; those are used whose number divides `episodes`.
@@ -109,7 +108,7 @@ class Evaluator:
     episodes: int
     mesh: Mesh
     chunk: int = 0
-    init_memory: Callable[[Any, TimeStep], Any] = lambda params, timestep: ()
+    init_memory: Callable[[Any, TimeStep, Array], Any] = lambda params, timestep, indices: ()
 
     def _fly(
         self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
@@ -119,7 +118,7 @@ class Evaluator:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)
         statistics = start_statistics(timestep)
-        memory = self.init_memory(params, timestep)
+        memory = self.init_memory(params, timestep, indices)
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
             memory, state, timestep, statistics = carry

@@ -19,6 +19,7 @@ from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, learned
 from jaxrl.parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
 from jaxrl.report.console import gibibytes
+from jaxrl.selfplay import SelfPlay
 from jaxrl.trainer import Trainer, TrainState
 
 
@@ -40,6 +41,11 @@ class Setup:
     mesh: Mesh
     plan: plan.Plan
     notes: list[str]
+
+    @property
+    def eval_env(self) -> BatchedEnvironment:
+        """That of the evaluations that choose the best checkpoint."""
+        return batched(self.env.env.for_evaluation())
 
     @property
     def eval_episodes(self) -> int:
@@ -96,7 +102,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
     )
     mesh = make_mesh(devices)
     trainer = Trainer(
-        env=env,
+        env=_with_self_play(env, algo, run),
         algo=algo,
         layout=algo.layout,
         mesh=mesh,
@@ -131,6 +137,30 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
     return layout, lambda layout: cls(spec, layout, **config.algo_settings), warning
+
+
+def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
+    """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
+    wanted = getattr(env.env, "takes_rivals", False)
+    if not (wanted or run.self_play):
+        return env
+    if not wanted:
+        raise UsageError(
+            f"self_play {run.self_play}: no opponent of '{env.spec.name}' is 'self'; name it in --opponent"
+        )
+    if not run.self_play:
+        raise UsageError("the opponent 'self' is played by snapshots of the learner: say how many with --self_play 4")
+    games = algo.layout.num_envs // algo.layout.shards
+    if games % run.self_play:
+        raise UsageError(
+            f"self_play {run.self_play} does not divide the {games} environments of a logical shard "
+            f"(num_envs {algo.layout.num_envs} / {algo.layout.shards}): use {largest_divisor(games, run.self_play)}"
+        )
+    if any(phase.restart for phase in algo.phases):
+        raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
+    if algo.recurrent:
+        raise UsageError("self_play needs a policy that remembers nothing from step to step")
+    return SelfPlay(env.env, env, algo, games // run.self_play, run.self_play, run.self_play_every)
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
@@ -213,10 +243,15 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
     key = place(jax.eval_shape(lambda: jax.random.key(0)))
     if run.eval_every:
         evaluator = Evaluator(
-            setup.env, learned(setup.algo), setup.eval_episodes, setup.mesh, run.rollout_chunk, setup.algo.init_actor
+            setup.eval_env,
+            learned(setup.algo),
+            setup.eval_episodes,
+            setup.mesh,
+            run.rollout_chunk,
+            setup.algo.init_actor,
         )
         policy = place(jax.eval_shape(setup.algo.policy, shapes.algo))
-        context = place(jax.eval_shape(setup.env.context, shapes.progress))
+        context = place(jax.eval_shape(setup.eval_env.context, shapes.progress))
         state = _local_size(shapes)
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
     if fresh:

@@ -370,7 +370,7 @@ class Session:
         """Score the policy on the selection episodes; True if it is the best so far."""
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
-        context = self.setup.env.context(state.progress)
+        context = self.setup.eval_env.context(state.progress)
         key = held_out_key(self.run.seed, SELECTION)
         key, context = jax.device_put((key, context), shardings(self.setup.mesh, REPLICATED))
         curves = self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context))

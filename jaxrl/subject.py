@@ -13,7 +13,7 @@ from envs_jax import base as environments
 from envs_jax.base import closest
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import config as configuration
-from jaxrl.algos.base import Algorithm
+from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.config import Config, EnvironmentFlags, Parser
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, either, ended, learned, scripted, scripted_names
@@ -21,7 +21,7 @@ from jaxrl.parallel import make_mesh
 from jaxrl.run_directory import CONFIG, open_run
 
 DEFAULT_ENV = "coverage"
-LEARNED = ("learned", "sampled")  # a run's policy: its best action; drawn, with the exploration that schedules end with
+LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample"}  # how a run's policy acts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +78,12 @@ class Subject:
         for name in names:
             self.check_policy(name)
         policies = [
-            learned(self.algo, explore=name == "sampled") if self.algo and name in LEARNED else scripted(self.env, name)
+            learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
             for name in names
         ]
 
-        def init_memory(params: Any, timestep: Any) -> Any:
-            return self.algo.init_actor(params[1], timestep) if self.algo else ()
+        def init_memory(params: Any, timestep: Any, indices: Any) -> Any:
+            return self.algo.init_actor(params[1], timestep, indices) if self.algo else ()
 
         return Evaluator(self.env, either(self.env, policies), episodes, make_mesh(devices), chunk, init_memory)
 

@@ -36,6 +36,7 @@ class TrainState:
         timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
         statistics: EpisodeStatistics, running [B], () where phases restart.
         key: key[], the run's, see `key_of_env` and `key_of_iteration`.
+        pool: what the environment keeps of policies (snapshots that play against the learner), mostly ().
         progress: Progress, counters.
         phase: int32[], index of the phase.
         iteration: uint32[], iterations done in this phase.
@@ -48,6 +49,7 @@ class TrainState:
     timestep: Any
     statistics: Any
     key: Any
+    pool: Any
     progress: Any
     phase: Any
     iteration: Any
@@ -120,6 +122,7 @@ class Trainer:
             timestep=split,
             statistics=split,
             key=REPLICATED,
+            pool=REPLICATED,
             progress=REPLICATED,
             phase=REPLICATED,
             iteration=REPLICATED,
@@ -154,8 +157,10 @@ class Trainer:
         def collect(state: TrainState) -> Trajectory:
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
             batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
-            policy = self.algo.policy(state.algo)
-            return self._collect(policy, batch, state.key, state.progress, phase, state.iterations, state.key)[0]
+            policy, context = self.algo.policy(state.algo), self.env.context(state.progress, state.pool)
+            return self._collect(policy, context, batch, state.key, state.progress, phase, state.iterations, state.key)[
+                0
+            ]
 
         time_first = PartitionSpec(None, AXIS)
         return jax.eval_shape(on_mesh(collect, self.mesh, (self.specs(),), time_first), self.shapes())
@@ -168,40 +173,50 @@ class Trainer:
         env: Any = ()
         timestep: Any = ()
         statistics: Any = ()
+        policy = self.algo.policy(algo)
+        pool = self.env.init_pool(policy)
         if self.keeps_envs:
-            policy = self.algo.policy(algo)
+            context = self.env.context(progress, pool)
 
             def begin(indices: Array) -> Any:
-                env, timestep = self._start(key_run, indices, 0, progress)
-                return self.algo.init_actor(policy, timestep), env, timestep, start_statistics(timestep)
+                env, timestep = self._start(key_run, indices, 0, context)
+                return self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
             actor, env, timestep, statistics = self.layout.over_envs(begin, self.layout.env_indices(), axis=0)
         return TrainState(
-            algo, actor, env, timestep, statistics, key_run, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
+            algo, actor, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         )
 
-    def _start(self, key: Array, indices: Array, episode: Any, progress: Progress) -> tuple[BatchState, TimeStep]:
+    def _start(self, key: Array, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
-        return self.env.reset(keys, self.env.context(progress), episode)
+        return self.env.reset(keys, context, episode)
 
     # One iteration
 
     def _collect(
-        self, policy: Any, batch: Any, key: Array, progress: Progress, phase: Phase, iteration: Array, run_key: Array
+        self,
+        policy: Any,
+        context: Any,
+        batch: Any,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+        iteration: Array,
+        run_key: Array,
     ) -> Any:
         """T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
-        spec, context = self.env.spec, self.env.context(progress)
+        spec = self.env.spec
         indices, actor, env, timestep, statistics = batch
         if phase.restart:
-            env, timestep = self._start(run_key, indices, iteration, progress)
+            env, timestep = self._start(run_key, indices, iteration, context)
             statistics = start_statistics(timestep)
-            actor = self.algo.init_actor(policy, timestep)
+            actor = self.algo.init_actor(policy, timestep, indices)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
         def one_step(carry: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
             actor, env, timestep, statistics = carry
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), indices)
-            action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, explore=True)
+            action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
             row = Trajectory(precision.store(spec, timestep, self.store), action, extras)
             if whole_episodes:
                 env, timestep = self.env.play(env, action, context)
@@ -225,12 +240,14 @@ class Trainer:
         trajectory = last = None
         episodes: dict[str, Array] = {}
         if phase.steps:
-            policy = self.algo.policy(state.algo)
+            policy, context = self.algo.policy(state.algo), self.env.context(progress, state.pool)
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
             batch = (layout.env_indices(), *(kept or ((), (), (), ())))
             trajectory, last, kept, ended = map_chunks(
                 layout.alone(
-                    lambda part: self._collect(policy, part, key_act, progress, phase, state.iterations, state.key)
+                    lambda part: self._collect(
+                        policy, context, part, key_act, progress, phase, state.iterations, state.key
+                    )
                 ),
                 batch,
                 self._chunks(),
@@ -254,6 +271,7 @@ class Trainer:
         state = dataclasses.replace(
             state,
             algo=algo,
+            pool=self.env.update_pool(state.pool, self.algo.policy(algo), progress),
             progress=progress,
             iteration=state.iteration + jnp.uint32(1),
             iterations=state.iterations + jnp.uint32(1),

@@ -740,9 +740,9 @@ def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
     timestep = dataclasses.replace(
         timestep, action_mask=jnp.asarray(mask), observation=timestep.observation.at[:, 0].set(0.3)
     )
-    act = jax.jit(lambda keys, explore: algo.act(policy, (), timestep, keys, start(), explore), static_argnums=1)
+    act = jax.jit(lambda keys, mode: algo.act(policy, (), timestep, keys, start(), mode), static_argnums=1)
     keys = jax.random.split(jax.random.key(4), copies)
-    return algo, policy, timestep, act(keys, True), act(keys, False)
+    return algo, policy, timestep, *(act(keys, mode) for mode in ("explore", "sample", "best"))
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
@@ -750,11 +750,11 @@ def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -
     return np.asarray(distributions.epsilon_mix(logits, epsilon), np.float64)
 
 
-@pytest.mark.parametrize("explore", [True, False])
-def test_masked_actions_are_never_chosen(draws: Any, explore: bool) -> None:
-    algo, policy, timestep, explored, greedy = draws
-    action, _, extras = explored if explore else greedy
-    mixed = probabilities(algo, policy, timestep, float(algo.epsilon(start())) if explore else 0.0)
+@pytest.mark.parametrize("mode", ["explore", "sample", "best"])
+def test_masked_actions_are_never_chosen(draws: Any, mode: str) -> None:
+    algo, policy, timestep, *acted = draws
+    action, _, extras = acted[("explore", "sample", "best").index(mode)]
+    mixed = probabilities(algo, policy, timestep, float(algo.epsilon(start())) if mode == "explore" else 0.0)
     open_, action, fell_back = np.asarray(timestep.action_mask), np.asarray(action), 0
     for copy in range(len(action)):
         for agent in range(3):
@@ -765,13 +765,13 @@ def test_masked_actions_are_never_chosen(draws: Any, explore: bool) -> None:
             assert mask[action[copy, agent]]
             pi = mixed[copy, agent] * mask / (mixed[copy, agent] * mask).sum()
             assert extras["log_prob"][copy, agent] == pytest.approx(np.log(pi[action[copy, agent]]), abs=1e-4)
-            if not explore:
+            if mode == "best":
                 assert pi[action[copy, agent]] == pytest.approx(pi.max(), rel=1e-5)
     assert fell_back > 50 and action.shape == (4_000, 3) and action.dtype == np.int32
 
 
 def test_actions_are_drawn_in_proportion(draws: Any) -> None:
-    algo, policy, timestep, explored, _ = draws
+    algo, policy, timestep, explored, _, _ = draws
     pi = probabilities(algo, policy, timestep, float(algo.epsilon(start())))[0, 0] * [1, 1, 0, 1]
     pi /= pi.sum()  # agent 0 sees the same everywhere
     seen = np.bincount(np.asarray(explored[0])[:, 0], minlength=4) / 4_000
@@ -780,11 +780,11 @@ def test_actions_are_drawn_in_proportion(draws: Any) -> None:
 
 
 def test_copies_act_by_their_own_keys(draws: Any) -> None:
-    algo, policy, timestep, explored, _ = draws
+    algo, policy, timestep, explored, _, _ = draws
     some = np.array([5, 17, 1203])
     keys = jax.random.split(jax.random.key(4), 4_000)[some]
     part = jax.tree.map(lambda x: x[some], timestep)
-    alone = algo.act(policy, (), part, keys, start(), explore=True)
+    alone = algo.act(policy, (), part, keys, start(), "explore")
     same(alone[0], explored[0][some])
 
 
@@ -792,7 +792,7 @@ def test_without_a_mask_every_action_is_open() -> None:
     algo = small()
     timestep = dataclasses.replace(random_timestep(np.random.default_rng(0), (200,), VECTOR), action_mask=None)
     policy = algo.init(jax.random.key(0), None).replicated.actor
-    action, _, extras = algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 200), start(), explore=True)
+    action, _, extras = algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 200), start(), "explore")
     assert extras["mask"].shape == (200, 2, 4) and bool(extras["mask"].all())
     assert set(np.ravel(action)) == {0, 1, 2, 3}
 

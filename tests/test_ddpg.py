@@ -249,11 +249,14 @@ def seen(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
     )  # fmt: skip
 
 
-def acted(algo: Ddpg, timestep: TimeStep, steps: int, explore: bool = True) -> Any:
+def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> Any:
     policy = algo.policy(algo.init(jax.random.key(1), None))
     keys = jax.random.split(jax.random.key(2), len(timestep.first))
-    act = jax.jit(functools.partial(algo.act, explore=explore))
-    return (*act(policy, (), timestep, keys, at_step(steps)), policy)
+    act = jax.jit(functools.partial(algo.act, mode=mode))
+    return (
+        *act(policy, algo.init_actor(policy, timestep, jnp.arange(len(keys))), timestep, keys, at_step(steps)),
+        policy,
+    )
 
 
 def test_an_environment_explores_with_all_agents_or_none() -> None:
@@ -289,7 +292,7 @@ def test_exploration_falls_with_every_step() -> None:
 
 def test_evaluation_takes_the_most_probable_action() -> None:
     algo = Ddpg(SNAKES, Layout(8))
-    action, _, _, policy = acted(algo, seen(32), 0, explore=False)
+    action, _, _, policy = acted(algo, seen(32), 0, "best")
     np.testing.assert_array_equal(action, np.argmax(algo.logits(policy, seen(32).observation), -1))
 
 
@@ -299,10 +302,10 @@ def test_closed_actions_are_never_taken(action_gradient: str) -> None:
     mask = random.random((4000, AGENTS, ACTIONS)) < 0.4
     mask[..., 0] |= ~mask.any(-1)
     algo = Ddpg(SNAKES, Layout(8), masking=True, eps_start=0.7, action_gradient=action_gradient)
-    for explore in (True, False):
-        action = np.asarray(acted(algo, seen(4000, mask), 0, explore)[0])
+    for mode in ("explore", "sample", "best"):
+        action = np.asarray(acted(algo, seen(4000, mask), 0, mode)[0])
         assert np.take_along_axis(mask, action[..., None], -1).all()
-        assert explore is False or all((action == a).any() for a in range(ACTIONS))
+        assert mode == "best" or all((action == a).any() for a in range(ACTIONS))
     with pytest.raises(ValueError, match="has no action masks: leave it out"):
         acted(algo, seen(8), 0)
 

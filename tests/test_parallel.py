@@ -101,7 +101,7 @@ class Scripted(Algorithm):
     def policy(self, state: AlgoState) -> Any:
         return ()
 
-    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, explore: bool) -> Any:
+    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
         draw = lambda key: jax.random.bernoulli(key, 0.7, (self.spec.num_agents,)).astype(jnp.int32)  # noqa: E731
         return jax.vmap(draw)(keys), actor, ()
 

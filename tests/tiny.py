@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import Array, pytree, setting
 from jaxrl import optimise
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, total
+from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, total
 
 
 @pytree
@@ -119,10 +119,10 @@ class TinyQ(Algorithm):
         return state.replicated["weights"]
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         greedy = jnp.argmax(timestep.observation @ policy, axis=-1).astype(jnp.int32)
-        if not explore:
+        if mode != "explore":
             return greedy, actor, ()
         epsilon = jnp.maximum(1 - total(progress.vector_steps) / 200, 0.2)
         shape = greedy.shape[1:]

@@ -30,7 +30,7 @@ class State:
     Attributes:
         key: key[], of the draws of its steps.
         game: what the rules know.
-        level: int32[], the scripted opponent, index in `opponents.LEVELS`.
+        level: int32[], who plays the other team, index in `schedule.PLAYERS`.
         second: bool[], the learner's team plays the second half of the snakes.
     """
 
@@ -59,7 +59,10 @@ class Snakes(Environment):
     beans: int = setting(5, "beans kept on the board")
     max_steps: int = setting(200, "steps of a game")
     teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
-    opponent: str = setting("2", "who plays the other team: 0 to 4, evasion, a mixture 0:1,2:3, a schedule or outside")
+    opponent: str = setting(
+        "2", "who plays the other team: 0 to 4, evasion, self, a mixture 0:1,2:3, a schedule or outside"
+    )
+    eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
     exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
     seat: str = setting("first", f"which team the learner plays: {', '.join(SEATS)} (drawn for each game)")
     observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
@@ -105,6 +108,8 @@ class Snakes(Environment):
                 f"{self.beans}; choose obs26 or obs_full"
             )
         schedule.parse(self.opponent)
+        if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
+            raise ValueError(f"snakes: eval_opponent is '{self.eval_opponent}'; choose scripted players")
 
     # What follows from the settings
 
@@ -128,7 +133,12 @@ class Snakes(Environment):
 
     @functools.cached_property
     def schedule(self) -> schedule.Schedule:
-        return schedule.parse(self.opponent) or schedule.Schedule((0.0,), ((1.0, 0.0, 0.0, 0.0, 0.0, 0.0),))
+        return schedule.parse(self.opponent)
+
+    @property
+    def takes_rivals(self) -> bool:
+        """Some games' other team is played from outside: `step` takes its actions behind the learner's."""
+        return self.scripted and schedule.SELF in self.schedule.used
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -161,17 +171,25 @@ class Snakes(Environment):
         )
 
     def context(self, progress: Any) -> Any:
-        """float32[6]: chances of the opponent levels of the games that begin now."""
+        """float32[7]: chances of the players of the other team in the games that begin now."""
         return self.schedule.at(progress.fraction)
+
+    def for_evaluation(self) -> "Snakes":
+        """Against `eval_opponent`."""
+        return self if self.outside else dataclasses.replace(self, opponent=self.eval_opponent)
 
     # Environment: one game without lanes
 
     def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
         state = self._begin(*self._draw_start(key), context)
-        return state, self._show(state)
+        return state, self._show(self.seen(state))
 
     def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
         return self._advance(state, self._draw_step(state.key, state.game.steps), action)
+
+    def rivals(self, state: State) -> tuple[TimeStep, Array]:
+        """What the other team sees, as if it were the learner's, and a key for what it draws in this step."""
+        return self._show(_half_turn(self.seen(state), self.snakes // 2)), self._rival_key(state)
 
     def batched(self) -> BatchedEnvironment:
         """The batch that `envs_jax.batch.batched` makes of this environment."""
@@ -187,6 +205,9 @@ class Snakes(Environment):
         """uint32[K + turns + 1]: the random words of a step: for beans, for turns, for random opponents."""
         count = self.beans + -(-self.snakes // draws.PER_WORD) + 1
         return jax.random.bits(jax.random.fold_in(key, steps), (count,))
+
+    def _rival_key(self, state: State) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(state.key, state.game.steps), 1)
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
         """The state at the start, for random words uint32[n + K + 2, ...]."""
@@ -217,35 +238,51 @@ class Snakes(Environment):
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """One step for random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        if self.scripted:
-            half = snakes // 2
-            others = opponents.act(
-                board,
-                self.seen(state),
-                slice(half, snakes),
-                state.level,
-                words[-1],
-                self.schedule.used,
-                self.exclusive_beans,
+        wanted = snakes if self.takes_rivals else self.num_agents
+        if len(action) != wanted:
+            raise ValueError(
+                f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
+                + ("; 'self' needs a run with --self_play" if self.takes_rivals else "")
             )
-            action = jnp.concatenate([action, others])
+        if self.scripted:
+            action = self._with_opponents(state, words[-1], action)
         action = self._swapped(action, state.second)
         direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
         game, engine, hit = rules.move(board, state.game, direction)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
-        return state, self._show(state, engine, hit)
+        return state, self._show(self.seen(state), *(self._swapped(x, state.second) for x in (engine, hit)))
 
-    def _show(self, state: State, engine: Array | None = None, hit: Array | None = None) -> TimeStep:
-        """The time step of a state; engine rewards int32[n, ...] and deaths bool[n, ...] of the step before, if any."""
-        game = self.seen(state)
+    def _with_opponents(self, state: State, word: Array, action: Array) -> Array:
+        """int32[n, ...]: the actions of the learner's team, then those of the other in the state's game."""
+        half = self.snakes // 2
+        players = tuple(k for k in self.schedule.used if k != schedule.SELF)
+        if not players:
+            return action
+        others = opponents.act(
+            self.board,
+            self.seen(state),
+            slice(half, self.snakes),
+            state.level,
+            word,
+            players,
+            self.exclusive_beans,
+        )
+        if self.takes_rivals:
+            others = jnp.where((state.level == schedule.SELF)[None], action[half:], others)
+        return jnp.concatenate([action[:half], others])
+
+    def _show(self, game: Game, engine: Array | None = None, hit: Array | None = None) -> TimeStep:
+        """The time step of a game as a team sees it, its own snakes first.
+
+        Engine rewards int32[n, ...] and deaths bool[n, ...] are those of the step before, if any.
+        """
         stuck, late = rules.ended(self.board, game, self.max_steps)
         start = engine is None or hit is None
         if engine is None or hit is None:
             engine, hit = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool)
             stuck = jnp.zeros_like(stuck)
-        engine, hit = (self._swapped(x, state.second) for x in (engine, hit))
         done = stuck | late
         truncated = late & ~stuck if self.time_limit == "truncate" else jnp.zeros_like(done)
         paid = self._pay(game, engine, hit, done)
@@ -387,7 +424,7 @@ class SnakesBatch(BatchedEnvironment):
         env = self._snakes
         step_keys, words = jax.vmap(lambda key, e: env._draw_start(jax.random.fold_in(key, e)))(keys, episode)
         state = env._begin(step_keys, words.T, context)
-        timestep = env._show(state)
+        timestep = env._show(env.seen(state))
         return BatchState(env=_lanes_first(state), key=keys, episode=episode), _lanes_first(timestep)
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
@@ -395,3 +432,9 @@ class SnakesBatch(BatchedEnvironment):
         words = jax.vmap(env._draw_step)(state.env.key, state.env.game.steps)
         games, timestep = env._advance(_lanes_last(state.env), words.T, action.T)
         return dataclasses.replace(state, env=_lanes_first(games)), _lanes_first(timestep)
+
+    def rivals(self, state: BatchState) -> tuple[TimeStep, Array]:
+        """See `Snakes.rivals`; leaves [B, ...]."""
+        games = _lanes_last(state.env)
+        timestep = self._snakes._show(_half_turn(self._snakes.seen(games), self._snakes.snakes // 2))
+        return _lanes_first(timestep), jax.vmap(self._snakes._rival_key)(state.env)

@@ -4,6 +4,7 @@
     plus         original + small terms
     v1.1         base + 30 for a meal + 0.1 if the engine's reward is < 0, else - 50 (the sign is wrong as published)
     v1.1_fixed   base + 30 for a meal + (-50 for a death, else 0.1)
+    lives        the engine's reward - 1 for a death, which alone makes a death at length 3 count
     score        change of the own team's score minus change of the other's
 
 The base pays the team for leading, at every step, or for having won, at the last one.
@@ -16,7 +17,7 @@ from envs_jax.snakes.board import NOWHERE
 from envs_jax.snakes.opponents import squared
 from envs_jax.snakes.rules import Game
 
-NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "score")
+NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "score")
 BASE = {  # by code: level, won, lost, in the lead, behind
     "original": (0, 50, -25, 10, -5),
     "plus": (0, 50, -25, 10, -5),
@@ -48,6 +49,8 @@ def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Arr
         hit: bool[A, ...].
         code: int32[...], see `lead_code`.
     """
+    if name == "lives":
+        return (engine - hit.astype(jnp.int32)).astype(jnp.float32)
     base = jnp.zeros(code.shape, jnp.float32)
     for number, value in enumerate(BASE[name]):
         base = jnp.where(code == number, jnp.float32(value), base)

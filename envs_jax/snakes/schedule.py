@@ -4,6 +4,7 @@
 0:1,2:3                  each episode draws its player: a quarter level 0, three quarters level 2
 0@0 1@0.1 2:1,evasion:1@0.5    mixtures, each from a share of training on; the shares rise from 0
 linear, exponential, curriculum     the published schedules of levels
+self:3,2:1               "self" is played from outside, by snapshots of the learner: see `Snakes.rivals`
 outside                  nobody: the actions of both teams come from outside
 """
 
@@ -16,6 +17,8 @@ from envs_jax.base import Array, closest
 from envs_jax.snakes.opponents import LEVELS
 
 OUTSIDE = "outside"
+PLAYERS = (*LEVELS, "self")
+SELF = PLAYERS.index("self")
 PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/snake
     "linear": (0.0, 0.25, 0.5, 0.75, 1.0),
     "exponential": tuple((k / 4) ** (2 / 3) for k in range(5)),
@@ -25,18 +28,18 @@ PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/sna
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Mixtures over LEVELS (chances that sum to 1) and the share of training from which each holds."""
+    """Mixtures over PLAYERS (chances that sum to 1) and the share of training from which each holds."""
 
     shares: tuple[float, ...]
     mixtures: tuple[tuple[float, ...], ...]
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Levels that ever play."""
-        return tuple(k for k in range(len(LEVELS)) if any(mixture[k] > 0 for mixture in self.mixtures))
+        """Players that ever play."""
+        return tuple(k for k in range(len(PLAYERS)) if any(mixture[k] > 0 for mixture in self.mixtures))
 
     def at(self, fraction: Array) -> Array:
-        """float32[6]: the mixture at a share of training."""
+        """float32[7]: the mixture at a share of training."""
         mixture = jnp.asarray(self.mixtures[0], jnp.float32)
         for share, later in zip(self.shares[1:], self.mixtures[1:], strict=True):
             mixture = jnp.where(fraction >= share, jnp.asarray(later, jnp.float32), mixture)
@@ -54,32 +57,32 @@ def _number(text: str, whole: str) -> float:
 
 
 def _mixture(text: str, whole: str) -> tuple[float, ...]:
-    weights = [0.0] * len(LEVELS)
+    weights = [0.0] * len(PLAYERS)
     for part in text.split(","):
         name, _, weight = part.partition(":")
-        if name not in LEVELS:
-            known = (*LEVELS, *PUBLISHED, OUTSIDE)
+        if name not in PLAYERS:
+            known = (*PLAYERS, *PUBLISHED, OUTSIDE)
             raise ValueError(f"snakes: unknown player '{name}' in the opponent '{whole}': {closest(name, known)}")
-        weights[LEVELS.index(name)] += _number(weight, whole) if weight else 1.0
+        weights[PLAYERS.index(name)] += _number(weight, whole) if weight else 1.0
     if not sum(weights) > 0.0:
         raise ValueError(f"snakes: all weights of '{text}' in the opponent '{whole}' are 0; make one of them positive")
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def parse(text: str) -> Schedule | None:
-    """The schedule that a text stands for, see the module; None for "outside".
+def parse(text: str) -> Schedule:
+    """The schedule that a text stands for, see the module; for "outside" one that nobody asks.
 
     Raises:
         ValueError: the text does not parse, or its shares of training do not rise from 0 to at most 1.
     """
     if text == OUTSIDE:
-        return None
+        return parse("0")
     if text in PUBLISHED:
         shares: tuple[float, ...] = PUBLISHED[text]
         return Schedule(shares, tuple(_mixture(LEVELS[k], text) for k in range(len(shares))))
     parts = [part.partition("@") for part in text.split()]
     if not parts:
-        raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*LEVELS, *PUBLISHED, OUTSIDE))}")
+        raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*PLAYERS, *PUBLISHED, OUTSIDE))}")
     shares = tuple(_number(share, text) if at else 0.0 for _, at, share in parts)
     if shares[0] != 0.0 or shares[-1] > 1.0 or any(a >= b for a, b in itertools.pairwise(shares)):
         raise ValueError(

@@ -5,7 +5,7 @@ compiled block, once per device, on that device's environments; sums over device
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,9 @@ import jax.numpy as jnp
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree, setting
 from jaxrl.parallel import Layout
 
-__all__ = ["AlgoState", "Algorithm", "Phase", "Progress", "Trajectory", "count", "setting", "total"]
+__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Trajectory", "count", "setting", "total"]
+
+Mode = Literal["explore", "sample", "best"]  # how a policy acts: as training does; without exploration; as best it can
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Algorithm:
     spec: EnvSpec
     layout: Layout
 
+    recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
+
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
         """Environments where the user names no number."""
@@ -160,13 +164,16 @@ class Algorithm:
         """The pytree that acting, evaluation and export need."""
         raise NotImplementedError("an algorithm needs policy(state)")
 
-    def init_actor(self, policy: Any, timestep: TimeStep) -> Any:
-        """Memory of the policy per environment (leaves [B, ...]), () by default; refill it where `first`."""
-        del policy, timestep
+    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+        """Memory of the policy per environment (leaves [B, ...]), () by default; refill it where `first`.
+
+        `indices` int32[B] tells the run's environments from each other, from 0 to num_envs - 1.
+        """
+        del policy, timestep, indices
         return ()
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Actions of a batch.
 
@@ -176,12 +183,12 @@ class Algorithm:
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
-            explore: False in evaluation.
+            mode: "explore" in training; "sample" and "best" in evaluation.
 
         Returns:
             action [B, A, ...], actor memory, extras (pytree [B, ...], stored in the trajectory).
         """
-        raise NotImplementedError("an algorithm needs act(policy, actor, timestep, keys, progress, explore)")
+        raise NotImplementedError("an algorithm needs act(policy, actor, timestep, keys, progress, mode)")
 
     def learn(
         self,

@@ -15,7 +15,7 @@ import optax
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, nets, optimise, returns
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, successors, total
+from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, setting, successors, total
 from jaxrl.precision import stored_dtype
 
 
@@ -314,14 +314,14 @@ class Coma(Algorithm):
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Logits of all agents at once, then agent after agent masks and samples (or takes the best)."""
         agents, actions = self.spec.num_agents, self._actions
         batch = keys.shape[0]
         flat = timestep.observation.reshape(batch * agents, *timestep.observation.shape[2:])
         logits = self.actor_net.apply(policy, flat).reshape(batch, agents, actions)
-        mixed = distributions.epsilon_mix(logits, self.epsilon(progress) if explore else 0.0)
+        mixed = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
         action_mask = timestep.action_mask
         if action_mask is None:
             action_mask = jnp.ones((batch, agents, actions), bool)
@@ -331,7 +331,7 @@ class Coma(Algorithm):
             for agent in range(agents):
                 mask = self.spec.next_mask(mask_state, open_, chosen, agent)
                 policy = distributions.renormalise(mixed[agent], mask)
-                if explore:
+                if mode != "best":
                     action = distributions.sample(jax.random.fold_in(key, agent), policy)
                 else:
                     action = jnp.argmax(jnp.where(mask, mixed[agent], -1.0)).astype(jnp.int32)
@@ -424,7 +424,7 @@ class Coma(Algorithm):
 
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
             timestep, keys = rows
-            action, _, _ = self.act(params.actor, (), timestep, keys, progress, explore=True)
+            action, _, _ = self.act(params.actor, (), timestep, keys, progress, "explore")
             critic_input = jax.vmap(self._critic_input)(timestep, action)
             values = self.values(network, critic_input.reshape(-1, *critic_input.shape[2:]))
             return distributions.choose(values, action.reshape(-1)).reshape(action.shape)

@@ -16,7 +16,7 @@ import optax
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, independent_mask, pytree
 from jaxrl import distributions, nets, optimise, replay
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
+from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.replay import Marks, Replay
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
@@ -96,6 +96,9 @@ class Ddpg(Algorithm):
     eps_start: float = setting(0.5, "exploration at the start")
     eps_decay: float = setting(0.99998, "factor of exploration per step of the batch of environments")
     eps_min: float = setting(0.0, "exploration never falls below this")
+    eps_spread: float = setting(
+        0.0, "environments explore from eps to eps^(1 + eps_spread), each by its own exponent (arXiv 1803.00933)"
+    )
     action_gradient: Literal["softmax", "gumbel", "expected"] = setting(
         "softmax",
         "softmax: critics see the softmax vector (published); gumbel: one-hot actions, relaxed for the actor "
@@ -132,7 +135,15 @@ class Ddpg(Algorithm):
         for name in ("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("max_grad_norm", "entropy_weight", "logit_weight", "warmup", "buffer_gb", "priority_alpha"):
+        for name in (
+            "max_grad_norm",
+            "eps_spread",
+            "entropy_weight",
+            "logit_weight",
+            "warmup",
+            "buffer_gb",
+            "priority_alpha",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
         for name in ("gamma", "tau", "eps_start", "eps_decay", "eps_min", "priority_beta"):
@@ -324,22 +335,31 @@ class Ddpg(Algorithm):
         decay = jnp.exp(jnp.float32(math.log(self.eps_decay)) * total(progress.vector_steps))
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
+    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+        """float32[B], the exponent of exploration of each environment, or () where all explore alike."""
+        if not self.eps_spread:
+            return ()
+        return 1 + self.eps_spread * indices.astype(jnp.float32) / max(self.layout.num_envs - 1, 1)
+
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, explore: bool
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions drawn from the softmax, with exploration; without `explore` the most probable ones.
+        """Actions drawn from the softmax, in training with exploration; with mode "best" the most probable ones.
 
         With "softmax" an environment explores with all its agents at once, by a vector of uniform numbers that is
         stored as it is. Otherwise every agent mixes in uniform actions by itself.
         """
         mask = self._mask(timestep)
         vector = masked_softmax(self.logits(policy, timestep.observation), mask)
-        if not explore:
+        if mode == "best":
             return jnp.argmax(vector, axis=-1).astype(jnp.int32), actor, ()
-        epsilon, published = self.epsilon(progress), self.action_gradient == "softmax"
+        published = self.action_gradient == "softmax"
+        epsilon = jnp.zeros(len(keys))
+        if mode == "explore":
+            epsilon = self.epsilon(progress) ** (actor if self.eps_spread else jnp.ones(len(keys)))
         open_ = jnp.ones(vector.shape, bool) if mask is None else mask
 
-        def one(vector: Array, open_: Array, key: Array) -> tuple[Array, Array]:
+        def one(vector: Array, open_: Array, key: Array, epsilon: Array) -> tuple[Array, Array]:
             key_coin, key_vector, key_action = jax.random.split(key, 3)
             if published:
                 random = jnp.where(open_, jax.random.uniform(key_vector, vector.shape), 0.0)
@@ -350,7 +370,7 @@ class Ddpg(Algorithm):
             action = jax.vmap(distributions.sample)(jax.random.split(key_action, len(vector)), chances)
             return action, vector
 
-        action, vector = jax.vmap(one)(vector, open_, keys)
+        action, vector = jax.vmap(one)(vector, open_, keys, epsilon)
         return action, actor, {"vector": vector} if published else ()
 
     def _mask(self, timestep: TimeStep) -> Array | None:

@@ -1,0 +1,145 @@
+"""Self-play: who plays the other team of which game, what it sees, how the pool changes, and that runs stay exact."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_session import outcome, resume, run
+
+import envs_jax
+from envs_jax.base import Array
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl import train
+from jaxrl.algos.base import Algorithm, count, start
+from jaxrl.parallel import Layout
+from jaxrl.selfplay import Rivals, SelfPlay
+
+BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
+SELF = (
+    "--algo ddpg --env snakes --height 4 --width 5 --snakes 2 --beans 2 --max_steps 5 --opponent self:3,0:1 "
+    "--observation obs_full --reward lives --num_envs 16 --logical_shards 4 --batch_size 16 --buffer_size 800 --units 8 "
+    "--depth 1 --critics 1 --n_step 1 --warmup 16 --self_play 2 --self_play_every 4 --total_env_steps 640 "
+    "--eval_every 0 --exact_sharding --devices 1"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum(Algorithm):
+    """Takes the action `parameters + what it sees`, and notes how it was asked."""
+
+    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
+        assert mode == "sample" and actor == () and len(keys) == len(timestep)
+        return (policy + timestep)[:, None], actor, ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Echo(BatchedEnvironment):
+    """Shows the other team of a game its number times 100; a step returns the actions."""
+
+    def rivals(self, state: Any) -> Any:
+        return 100 * state, jax.random.split(jax.random.key(0), len(state))
+
+    def play(self, state: Any, action: Array, context: Any) -> Any:
+        assert context == "own"
+        return state, action
+
+
+@pytest.mark.parametrize(
+    ("group", "players"),
+    [(0, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
+)
+def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
+    env: Any = Rivals(None, Echo(None), Sum(None, Layout(8)), group)  # type: ignore[arg-type]
+    own = jnp.full((8, 1), 7)
+    _, action = env.play(jnp.arange(8), own, ("own", jnp.array([1, 2])))
+    np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
+
+
+def test_games_that_do_not_divide_are_refused() -> None:
+    env: Any = Rivals(None, Echo(None), Sum(None, Layout(8)), 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="8 games do not divide into groups of 3 for each of 2 snapshots"):
+        env.play(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
+
+
+def test_the_oldest_snapshot_is_replaced() -> None:
+    env: Any = SelfPlay(None, None, None, 0, snapshots=3, every=2)  # type: ignore[arg-type]
+    pool, found = env.init_pool(jnp.float32(-1)), []
+    for call in range(9):
+        progress = dataclasses.replace(start(), learn_calls=count(call))
+        pool = jax.jit(env.update_pool)(pool, jnp.float32(call), progress)
+        found.append(pool.tolist())
+    assert found[0] == found[1] == [0, -1, -1] and found[2] == [0, 2, -1] and found[4] == [0, 2, 4]
+    assert found[5] == [0, 2, 4] and found[6] == [6, 2, 4] and found[8] == [6, 8, 4]
+
+
+@pytest.mark.parametrize("seat", ["first", "second"])
+def test_rivals_see_and_play_as_the_other_team_does(seat: str) -> None:
+    """A game whose other team is "self", beside the same game with both teams outside."""
+    settings = BOARD | {"observation": "obs_full"}
+    with_self = batched(envs_jax.make("snakes", opponent="self", seat=seat, **settings))
+    outside = batched(envs_jax.make("snakes", opponent="outside", seat=seat, **settings))
+    keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
+    one, seen = with_self.reset(keys, with_self.context(start()))
+    both, shown = outside.reset(keys, outside.context(start()))
+    rivals, play, play_both = (jax.jit(f) for f in (with_self.rivals, with_self.play, outside.play))
+    drawn = []
+    for _ in range(12):
+        theirs, rival_keys = rivals(one)
+        np.testing.assert_array_equal(jnp.concatenate([seen.observation, theirs.observation], 1), shown.observation)
+        drawn.append(jax.random.bits(rival_keys[0]))
+        action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
+        one, seen = play(one, action, with_self.context(start()))
+        both, shown = play_both(both, action, outside.context(start()))
+        for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(both.env.game), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert len({int(x) for x in drawn}) == 12
+
+
+def test_scripted_games_of_a_mixture_ignore_the_rivals() -> None:
+    mixed, plain = (batched(envs_jax.make("snakes", opponent=o, **BOARD)) for o in ("self,4", "4"))
+    keys, random = jax.random.split(jax.random.key(3), 40), np.random.default_rng(0)
+    one, _ = mixed.reset(keys, mixed.context(start()))
+    other, _ = plain.reset(keys, plain.context(start()))
+    scripted = np.asarray(one.env.level) == 4
+    assert 8 < scripted.sum() < 32
+    play, play_plain = jax.jit(mixed.play), jax.jit(plain.play)
+    for _ in range(6):
+        action = jnp.asarray(random.integers(0, 4, (40, 4)), jnp.int32)
+        one, _ = play(one, action, mixed.context(start()))
+        other, _ = play_plain(other, action[:, :2], plain.context(start()))
+    same = [
+        (np.asarray(a) == np.asarray(b)).reshape(40, -1).all(1)
+        for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(other.env.game), strict=True)
+    ]
+    same_games = np.all(same, axis=0)
+    assert same_games[scripted].all() and same_games[~scripted].sum() < 3
+
+
+@pytest.mark.slow
+def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> None:
+    whole = outcome(run(SELF, tmp_path / "one"))
+    assert outcome(run(f"{SELF} --devices 2", tmp_path / "two")) == whole
+    cut = run(f"{SELF} --total_env_steps 320 --schedule_env_steps 640", tmp_path / "cut")
+    resume(cut, "--total_env_steps 640")
+    assert outcome(cut) == whole
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--self_play 0", "say how many with --self_play"),
+        ("--self_play 3", "self_play 3 does not divide the 4 environments of a logical shard (num_envs 16 / 4): use 2"),
+        ("--opponent 2", "self_play 2: no opponent of 'snakes' is 'self'; name it in --opponent"),
+        ("--eval_opponent self", "eval_opponent is 'self'; choose scripted players"),
+        ("--self_play_every 0", "self_play_every must be above 0"),
+    ],
+)
+def test_impossible_settings_are_refused(
+    flags: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([*SELF.split(), *flags.split(), "--runs", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err
