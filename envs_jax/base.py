@@ -131,6 +131,36 @@ class EnvSpec:
     score_mode: Literal["min", "max"] = "max"
 
 
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """How policies are compared where another team plays: by `EnvSpec.score` at the end of games, and by who wins.
+
+    The metrics "win", "draw" and "loss" (0 or 1) tell how a game stands. Where `outside` is set, the batched
+    environment shows `rivals(state)` what the other team sees, and `play` takes its actions behind the learner's.
+
+    Attributes:
+        game: {setting: value}: what two policies must have been trained with alike to play one another.
+        settings: {setting: value}: how games against scripted players are set, where the user names nothing else.
+        league: the same for games that policies play among themselves, too.
+        rivals: {baseline: context}: the scripted players of the other team, and the context in which they play it.
+        outside: the context in which the other team's actions come from outside; None where they cannot.
+        beside: the baselines that a policy is compared with.
+        anchor: the baseline whose rating is fixed, and that rating.
+        games: how many a pair plays unless the user says.
+        drawn: the policy that counts draws its actions, and does not take the most probable one.
+    """
+
+    game: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    league: Mapping[str, Any]
+    rivals: Mapping[str, Any]
+    outside: Any
+    beside: tuple[str, ...]
+    anchor: tuple[str, float]
+    games: int = 1000
+    drawn: bool = False
+
+
 class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
@@ -167,6 +197,11 @@ class Environment:
     def moment(self, step: int) -> str:
         """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
         return f"step {step}"
+
+    @property
+    def contest(self) -> Contest | None:
+        """How policies are compared where another team plays; None where none does."""
+        return None
 
     def viewer(self) -> Any:
         """What draws recorded episodes, an `envs_jax.viewing.Viewer`; None where there is nothing to look at."""

@@ -4,6 +4,10 @@ All policies start from the same states, which training never sees, and are comp
 steps. Prints a table and writes every metric as a curve over the episode to a JSON file. Without RUN, scripted
 policies alone: python -m jaxrl.evaluate --policy ig --env coverage --q 7. The environment's settings are flags;
 they may differ from those of the run as far as its networks fit.
+
+Where two teams play, policies meet every scripted player of the other team, in both seats, and the ends of the games
+count. python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets runs and scripted players all meet each other
+and rates them.
 """
 
 import argparse
@@ -23,17 +27,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxrl import run_directory
-from jaxrl.config import exit_on_error
+from jaxrl import league, run_directory
+from jaxrl.config import exit_on_error, read_run
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import held_out_key, interval
 from jaxrl.files import write_atomically
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.subject import LEARNED, Subject, parse
+from jaxrl.subject import LEARNED, Subject, load, parse
 
 FILE = "evaluation.json"  # in the run's directory
 FORMAT = 1
-_FLIGHT = 2**26, 2**31  # bytes of environment state flown at a time, on a CPU and on an accelerator
+_EPISODES = 200
 _MOST_EPISODES = 1_000_000
 
 
@@ -50,26 +54,12 @@ def fly(
         names: some of `subject.policies`.
         episodes: how many.
         seed: of the held-out set.
-        devices: how many share the episodes.
-        chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
+        devices, chunk: see `Subject.evaluator`.
     """
-    devices = min(devices, episodes)
-    local = -(-episodes // devices)
-    rounds = -(-local // (chunk or default_chunk(subject)))
-    size = -(-local // rounds)
-    flown = devices * rounds * size  # a few more than asked for, so that every round is full
-    compiled = subject.evaluator(names, flown, devices, size).compiled()
+    compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
     for index, name in enumerate(names):
         curves = compiled(subject.parameters(index), held_out_key(seed, "evaluation"), subject.context)
         yield name, {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
-
-
-def default_chunk(subject: Subject) -> int:
-    """Episodes flown at a time on a device."""
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    state, _ = jax.eval_shape(subject.env.reset, keys, jax.eval_shape(lambda: subject.context))
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    return max(1, _FLIGHT[jax.default_backend() != "cpu"] // max(size, 1))
 
 
 def marks(steps: int) -> list[int]:
@@ -117,6 +107,17 @@ def evaluate(
         policies[name] = {metric: summarise(curves[metric]) for metric in _order(subject, curves)}
         began = time.monotonic()
     return {
+        **_head(subject, episodes, seed),
+        "at": at,
+        "moments": [subject.env.env.moment(step) for step in at],
+        "policies": policies,
+        "comparison": compare(policies, spec.score, spec.score_mode),
+    }
+
+
+def _head(subject: Subject, episodes: int, seed: int) -> dict[str, Any]:
+    """What every report says of where its numbers come from."""
+    return {
         "format": FORMAT,
         "run": subject.run_name,
         "algo": subject.config.algo if subject.config else None,
@@ -129,13 +130,62 @@ def evaluate(
         "seed": seed,
         "stream": "evaluation",
         "episodes": episodes,
-        "steps": spec.horizon,
-        "at": at,
-        "moments": [subject.env.env.moment(step) for step in at],
+        "score": subject.env.spec.score,
+        "score_mode": subject.env.spec.score_mode,
+        "steps": subject.env.spec.horizon,
+    }
+
+
+def compete(
+    subject: Subject,
+    names: Sequence[str],
+    games: int,
+    seed: int = 0,
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """All policies against every scripted player of the other team; the content of evaluation.json.
+
+    Args:
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        games: of each match.
+        seed, devices, chunk, say: see `evaluate`.
+    """
+    contest, spec = subject.env.env.contest, subject.env.spec
+    assert contest is not None
+    matches = [(name, rival) for name in names for rival in contest.rivals]
+    played = league.play(subject, matches, {}, games, seed, devices, chunk)
+    metrics = dict.fromkeys((spec.score, *spec.metrics, "return"))
+    return {
+        **_head(subject, games, seed),
+        "set": {name: subject.settings[name] for name in contest.settings},
+        "policies": {},  # curves over the episode, of which there are none
+        "matches": league.results(played, list(metrics), say),
+    }
+
+
+def compete_in_league(
+    wanted: league.League,
+    games: int,
+    seed: int = 0,
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """All players of a league against each other; the content of the file of `--against`."""
+    spec = next(iter(wanted.runs.values())).env.spec
+    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns, which differ with what a run was paid for
+    matches = league.results(wanted.play(games, seed, devices, chunk), list(metrics), say)
+    return {
+        "format": FORMAT,
+        "runs": {name: _head(run, games, seed) for name, run in wanted.runs.items()},
+        "games": games,
         "score": spec.score,
-        "score_mode": spec.score_mode,
-        "policies": policies,
-        "comparison": compare(policies, spec.score, spec.score_mode),
+        "anchor": wanted.anchor,
+        "ratings": wanted.ratings(matches, games),
+        "matches": matches,
     }
 
 
@@ -247,20 +297,50 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 
 def show(report: dict[str, Any], title: str) -> None:
     """Print table and conclusion to stdout: in colour for a terminal, aligned text otherwise."""
+    _print(
+        f"{title}: {report['episodes']:,} held-out episodes, seed {report['seed']}",
+        "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps",
+        lambda plain: [table(report, plain)],
+        conclusion(report),
+    )
+
+
+def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
+    """The same for the matches of policies; the last words are about the one named `headline`."""
+    matches = report["matches"]
+    _print(
+        f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}",
+        f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}",
+        lambda plain: [league.match_table(matches, plain)],
+        league.verdicts(matches, headline, report["score"], report["score_mode"]),
+    )
+
+
+def show_league(report: dict[str, Any]) -> None:
+    """The same for a league."""
+    _print(
+        f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair",
+        f"Elo with draws as half a point, {report['anchor']} fixed; below mean ± standard error, seen by the first",
+        lambda plain: league.league_tables(report["ratings"], report["matches"], report["score"], plain),
+        [],
+    )
+
+
+def _print(heading: str, legend: str, tables: Callable[[bool], list[Table]], lines: list[str]) -> None:
     console = Console(highlight=False)
     plain = not console.is_terminal
-    heading = f"{title}: {report['episodes']:,} held-out episodes, seed {report['seed']}"
-    legend = "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps"
     if plain:
-        buffer = io.StringIO()
-        Console(file=buffer, width=1000, highlight=False, color_system=None).print(table(report, plain))
-        print(heading, legend, "", sep="\n")
-        print("\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
+        print(heading, legend, sep="\n")
+        for shown in tables(plain):
+            buffer = io.StringIO()
+            Console(file=buffer, width=1000, highlight=False, color_system=None).print(shown)
+            print("\n" + "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
     else:
         console.print(Text(heading, "bold"))
         console.print(Text(legend, "dim"))
-        console.print(table(report, plain))
-    for line in conclusion(report):
+        for shown in tables(plain):
+            console.print(shown)
+    for line in lines:
         print(line) if plain else console.print(Text(line))
 
 
@@ -268,13 +348,18 @@ def show(report: dict[str, Any], title: str) -> None:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--episodes", default="200", metavar="N", help="held-out episodes per policy (default: 200)")
-    parser.add_argument("--policy", metavar="A,B,...", help="which policies; by default all: learned (best action), "
-                        "sampled (drawn, not the best action) and every baseline")  # fmt: skip
+    parser.add_argument("--episodes", metavar="N", help="held-out episodes per policy, or games per pair of players "
+                        f"(default: {_EPISODES}, or what the environment asks for)")  # fmt: skip
+    parser.add_argument("--policy", metavar="A,B,...", help="which policies: learned (best action), sampled (drawn, "
+                        "not the best action) or baselines; by default all, or some baselines where teams compete; "
+                        "with --against: which scripted players take part")  # fmt: skip
+    parser.add_argument("--against", metavar="RUN2", action="append", default=[],
+                        help="a league of RUN, this run (repeat it for more) and the scripted players")  # fmt: skip
     parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
     parser.add_argument("--at", metavar="K,L,...", help="steps to show; by default a third, two thirds and all")
     parser.add_argument(
         "--json",
+        "--out",
         metavar="FILE",
         help=f"where to write the numbers (default: RUN/{FILE} for all policies "
         "in the run's own environment, else nowhere)",
@@ -313,12 +398,12 @@ def check_writable(path: Path) -> None:
         raise UserError(f"cannot write {path} ({error.strerror}): choose a file in a writable directory") from None
 
 
-def _own_file(wanted: Subject, names: Sequence[str]) -> Path | None:
-    """Where a run keeps its evaluation: of all policies, in its own environment; None for anything else."""
+def _own_file(wanted: Subject, names: Sequence[str], usual: Sequence[str]) -> Path | None:
+    """Where a run keeps its evaluation: of the usual policies, in its own environment; None for anything else."""
     if wanted.run is None or wanted.config is None:
         return None
-    whole_ = set(names) == set(wanted.policies) and wanted.settings == wanted.config.env_settings
-    return wanted.run / FILE if whole_ else None
+    own = all(wanted.settings[name] == wanted.config.env_settings[name] for name in wanted.given)
+    return wanted.run / FILE if own and set(names) == set(usual) else None
 
 
 @exit_on_error
@@ -327,31 +412,78 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
-    episodes = whole(flags.episodes, "--episodes", 1, _MOST_EPISODES)
+    episodes = 0 if flags.episodes is None else whole(flags.episodes, "--episodes", 1, _MOST_EPISODES)
     seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
     chunk = whole(flags.chunk, "--chunk", 0, _MOST_EPISODES)
     present = jax.local_device_count()
     devices = present if flags.devices is None else whole(flags.devices, "--devices", 1, present)
+    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     wanted = read()
-    horizon = wanted.env.spec.horizon
-    at = sorted(whole(word, "--at", 0, horizon) for word in _several(flags.at or ""))
-    names = _several(flags.policy) if flags.policy is not None else list(wanted.policies)
+    if flags.against:
+        return _league(wanted, flags, episodes, seed, devices, chunk, say)
+    wanted = _set_for_contest(wanted)
+    contest = wanted.env.env.contest
+    competing = contest is not None and bool(contest.rivals)
+    usual = [*league.ranked(wanted), *contest.beside] if competing and wanted.run else list(wanted.policies)
+    names = usual if flags.policy is None else _several(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
-    path = Path(flags.json) if flags.json else _own_file(wanted, names)
+    if competing and flags.at is not None:
+        raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
+    at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in _several(flags.at or ""))
+    path = Path(flags.json) if flags.json else _own_file(wanted, names, usual)
     if path is not None:
         check_writable(path)
-    report = evaluate(wanted, names, episodes, seed, at, devices, chunk, lambda line: print(line, file=sys.stderr))
-    show(report, wanted.description)
-    if path is not None:
-        try:
-            write_atomically(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --json") from None
-        print(f"wrote {path}")
+    if competing:
+        report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
+        show_matches(report, wanted.description, names[0])
+    else:
+        report = evaluate(wanted, names, episodes or _EPISODES, seed, at, devices, chunk, say)
+        show(report, wanted.description)
+    _write(path, report)
     return 0
+
+
+def _set_for_contest(wanted: Subject) -> Subject:
+    """With the settings that its environment's contest is played with, but for those that the user gave."""
+    contest = wanted.env.env.contest
+    settings = contest.settings if contest else {}
+    return wanted.moved({name: value for name, value in settings.items() if name not in wanted.given})
+
+
+def _league(
+    wanted: Subject, flags: Any, episodes: int, seed: int, devices: int, chunk: int, say: Callable[[str], None]
+) -> int:
+    """The rest of `main` with --against."""
+    if wanted.run is None:
+        raise UsageError("--against plays a run against others: name the run first")
+    if flags.at is not None:
+        raise UsageError("--at shows steps of an episode, --against the end of games: leave one of them out")
+    players = None if flags.policy is None else _several(flags.policy)
+    others = [
+        load(run, config.env, config.env_settings, not flags.last) for run, config in map(read_run, flags.against)
+    ]
+    found = league.league([wanted, *others], players)
+    path = Path(flags.json) if flags.json else None
+    if path is not None:
+        check_writable(path)
+    report = compete_in_league(found, episodes or found.contest.games, seed, devices, chunk, say)
+    show_league(report)
+    _write(path, report)
+    return 0
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> None:
+    """Raises UserError."""
+    if path is None:
+        return
+    try:
+        write_atomically(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --json") from None
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,37 @@ def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     return policy
 
 
+class Rival(NamedTuple):
+    """A policy without memory for the other team: what that team sees, with a key per game, and how it acts on it."""
+
+    see: Callable[[BatchState], tuple[TimeStep, Array]]
+    policy: Policy
+
+
+def versus(first: Policy, rivals: Sequence[Rival]) -> Policy:
+    """The actions [B, A + A] of both teams, for parameters (the first team's, (k, those of all rivals)).
+
+    Rival k plays the other team; behind the last one nobody does, and the actions are 0.
+    """
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        own, (k, others) = params
+        action, memory = first(own, memory, state, timestep, keys)
+
+        def branch(rival: Rival, params: Any) -> Callable[[], Array]:
+            def act() -> Array:
+                seen, rival_keys = rival.see(state)
+                return rival.policy(params, (), state, seen, rival_keys)[0].astype(action.dtype)
+
+            return act
+
+        branches = [branch(rival, params) for rival, params in zip(rivals, others, strict=True)]
+        reaction = jax.lax.switch(k, [*branches, lambda: jnp.zeros_like(action)])
+        return jnp.concatenate([action, reaction], axis=1), memory
+
+    return policy
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Flies `episodes` episodes of one policy, compiled once per policy.
@@ -143,8 +174,8 @@ class Evaluator:
         """How many devices share the episodes."""
         return largest_divisor(self.episodes, self.mesh.size)
 
-    def compiled(self) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}."""
+    def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
+        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or their ends [episodes]."""
         local = self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
         mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
@@ -154,9 +185,14 @@ class Evaluator:
 
         def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
             indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
-            return map_chunks(lambda part: self._fly(params, part, key, context, see)[0], indices, chunks, out_axes=1)
 
-        split_episodes = jax.sharding.PartitionSpec(None, AXIS)
+            def part(indices: Array) -> dict[str, Array]:
+                curves = self._fly(params, indices, key, context, see)[0]
+                return {name: curve[-1] for name, curve in curves.items()} if final else curves
+
+            return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
+
+        split_episodes = jax.sharding.PartitionSpec(AXIS) if final else jax.sharding.PartitionSpec(None, AXIS)
         return jax.jit(on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes))
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:

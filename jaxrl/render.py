@@ -87,7 +87,7 @@ def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[s
         raise UserError(
             f"{path} is not an evaluation that jaxrl.evaluate wrote ({type(error).__name__}: {error})"
         ) from None
-    if about != (subject.name, _plain(subject.settings), subject.env.spec.horizon):
+    if curves and about != (subject.name, _plain(subject.settings), subject.env.spec.horizon):
         raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
     sign = 1 if report["score_mode"] == "min" else -1
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and finals[policy] is not None]

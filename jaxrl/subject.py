@@ -2,7 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from jaxrl import config as configuration
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.config import Config, EnvironmentFlags, Parser
 from jaxrl.errors import UsageError
-from jaxrl.evaluation import Evaluator, either, ended, learned, scripted, scripted_names
+from jaxrl.evaluation import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
 from jaxrl.parallel import make_mesh
 from jaxrl.run_directory import CONFIG, open_run
 
 DEFAULT_ENV = "coverage"
+_FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
 LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample"}  # how a run's policy acts
 
 
@@ -37,6 +39,7 @@ class Subject:
         algo: the run's algorithm.
         params: its policy.
         step: number of the checkpoint that they were read from.
+        given: the settings that the command line named.
     """
 
     env: BatchedEnvironment
@@ -47,6 +50,7 @@ class Subject:
     algo: Algorithm | None = None
     params: Any = ()
     step: int | None = None
+    given: frozenset[str] = frozenset()
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -73,19 +77,73 @@ class Subject:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
         raise UsageError(f"unknown policy '{name}': {closest(name, self.policies)}")
 
-    def evaluator(self, names: Sequence[str], episodes: int, devices: int = 1, chunk: int = 0) -> Evaluator:
-        """Flies the policies `names`; its parameters are (index of the policy, `params`). Raises UsageError."""
+    def moved(self, settings: Mapping[str, Any]) -> "Subject":
+        """The same policies with other settings of the environment. Raises UsageError if the run's does not fit."""
+        settings = {**self.settings, **settings}
+        env, algo = _made(self.name, settings), self.algo
+        if algo and self.config and settings != self.config.env_settings:
+            algo = _refitted(algo, env, self.params, settings, self.config.env_settings)
+        return dataclasses.replace(self, env=env, settings=settings, algo=algo)
+
+    def evaluator(
+        self,
+        names: Sequence[str],
+        episodes: int,
+        devices: int = 1,
+        chunk: int = 0,
+        rivals: Sequence[Rival] | None = None,
+    ) -> Evaluator:
+        """Flies the policies `names` for at least so many episodes.
+
+        Its parameters are those of `parameters`; with rivals see `versus`.
+
+        Args:
+            names: some of `policies`.
+            episodes: how many; a few more are flown where devices and chunks would not be full.
+            devices: how many share the episodes.
+            chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
+            rivals: who may play the other team where its actions come from outside.
+
+        Raises:
+            UsageError: an unknown policy, or nobody to play the other team.
+        """
         for name in names:
             self.check_policy(name)
+        contest = self.env.env.contest
+        if contest and contest.outside is not None and rivals is None:
+            players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
+            raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
         policies = [
             learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
             for name in names
         ]
+        policy = either(self.env, policies)
 
         def init_memory(params: Any, timestep: Any, indices: Any) -> Any:
-            return self.algo.init_actor(params[1], timestep, indices) if self.algo else ()
+            own = params if rivals is None else params[0]
+            return self.algo.init_actor(own[1], timestep, indices) if self.algo else ()
 
-        return Evaluator(self.env, either(self.env, policies), episodes, make_mesh(devices), chunk, init_memory)
+        devices = min(devices, episodes)
+        local = -(-episodes // devices)
+        rounds = -(-local // (chunk or self.default_chunk))
+        size = -(-local // rounds)
+        return Evaluator(
+            self.env,
+            policy if rivals is None else versus(policy, rivals),
+            devices * rounds * size,
+            make_mesh(devices),
+            size,
+            init_memory,
+        )
+
+    @property
+    def default_chunk(self) -> int:
+        """Episodes flown at a time on a device: by the bytes of their states and curves."""
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+        state, _ = jax.eval_shape(self.env.reset, keys, jax.eval_shape(lambda: self.context))
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        size += 4 * (self.env.spec.horizon + 1) * (len(self.env.spec.metrics) + 2)
+        return max(1, _FLIGHT[jax.default_backend() != "cpu"] // size)
 
     def parameters(self, index: int) -> tuple[Any, Any]:
         """What the functions of `evaluator` take to fly the policy `names[index]`."""
@@ -109,22 +167,24 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     Raises:
         UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
-    try:
-        made = batched(environments.make(env, **settings))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    found = Subject(_made(env, settings), env, settings)
     if run is None:
-        return Subject(made, env, settings)
+        return found
     from jaxrl.session import load_policy
 
     loaded = load_policy(run, best=best)
-    algo = loaded.algo
-    if settings != loaded.config.env_settings:
-        algo = _moved(algo, made, loaded.params, settings, loaded.config.env_settings)
-    return Subject(made, env, settings, run, loaded.config, algo, loaded.params, loaded.step)
+    found = dataclasses.replace(
+        found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step
+    )
+    return found.moved({})
 
 
-def _moved(
+def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
+    with configuration.usage_errors():
+        return batched(environments.make(env, **settings))
+
+
+def _refitted(
     algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
 ) -> Algorithm:
     """The algorithm for an environment of other settings than it was trained in. Raises UsageError."""
@@ -169,7 +229,8 @@ def parse(
     if run is None and parsed.last:
         raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
     settings = flags.settings(vars(parsed))
-    return parsed, lambda: load(run, env, settings, best=not parsed.last)
+    given = frozenset(settings) & frozenset(vars(parsed))
+    return parsed, lambda: dataclasses.replace(load(run, env, settings, best=not parsed.last), given=given)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

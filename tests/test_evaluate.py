@@ -78,8 +78,8 @@ def test_chunks_and_devices_change_nothing():
 
 def test_chunks_follow_the_size_of_the_state():
     small, large = (load(None, "coverage", make("coverage", q=q).__dict__ | {}) for q in (7, 57))
-    assert evaluate.default_chunk(corridor()) > 10_000
-    assert 5 <= evaluate.default_chunk(large) <= 64 < evaluate.default_chunk(small)
+    assert corridor().default_chunk > 10_000
+    assert 5 <= large.default_chunk <= 64 < small.default_chunk
 
 
 def test_marks_are_thirds():

@@ -1,5 +1,7 @@
 """Scripted policies in the learner's seat: policy(env, state, timestep, key) -> int32[A]; rules in `opponents`.
 
+And how policies are compared: in games against each of them.
+
 random      uniform, level 0
 level1 .. level4, evasion    as the opponents of these names, choosing beans each for itself as they do
 """
@@ -10,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from envs_jax.base import Array, TimeStep
-from envs_jax.snakes import opponents
+from envs_jax.base import Array, Contest, TimeStep
+from envs_jax.snakes import opponents, schedule
 
 if TYPE_CHECKING:
     from envs_jax.snakes.env import Snakes, State
@@ -32,3 +35,23 @@ BASELINES: dict[str, Callable[..., Array]] = {
     name: functools.partial(scripted, level=level)
     for level, name in enumerate(("random", "level1", "level2", "level3", "level4", "evasion"))
 }
+
+
+GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that make a game
+
+
+def contest(env: "Snakes") -> Contest:
+    """As published, but in both seats: drawn actions, games against each player of the opponent's mixture."""
+    only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
+    used = env.schedule.used if env.scripted else ()
+    everyone = ",".join(opponents.LEVELS)
+    return Contest(
+        game={name: getattr(env, name) for name in GAME},
+        settings={"opponent": everyone, "seat": "both"},
+        league={"opponent": f"{everyone},self", "seat": "both"},
+        rivals={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
+        outside=jnp.asarray(only[schedule.SELF]) if schedule.SELF in used else None,
+        beside=("random", "level2"),
+        anchor=("level2", 1000.0),
+        drawn=True,
+    )

@@ -7,7 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep, closest, pytree, setting
+from envs_jax.base import (
+    Array,
+    Box,
+    Contest,
+    Discrete,
+    Environment,
+    EnvSpec,
+    Reduction,
+    TimeStep,
+    closest,
+    pytree,
+    setting,
+)
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage.stages import stage
 from envs_jax.snakes import baselines, draws, full, observation, opponents, respawn, reward, rules, schedule
@@ -177,6 +189,10 @@ class Snakes(Environment):
     def for_evaluation(self) -> "Snakes":
         """Against `eval_opponent`."""
         return self if self.outside else dataclasses.replace(self, opponent=self.eval_opponent)
+
+    @property
+    def contest(self) -> Contest | None:
+        return baselines.contest(self) if self.teams == 2 else None
 
     # Environment: one game without lanes
 

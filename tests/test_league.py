@@ -1,0 +1,265 @@
+"""Games between policies: results against games played by hand, ratings against formulas, and what is refused."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.base import make
+from envs_jax.batch import batched
+from jaxrl import config, evaluate, league, train
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.evaluation import held_out_key
+from jaxrl.parallel import Layout
+from jaxrl.subject import Subject, load
+from jaxrl.trainer import key_of_env
+
+STEPS = 8
+TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "depth": 1, "num_envs": 8,
+        "batch_size": 8, "buffer_size": 256, "total_env_steps": 128}  # fmt: skip
+
+
+def subject(number: int, **settings) -> Subject:
+    """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
+    made = config.build({**TINY, **settings}, "the test")
+    env = batched(made.make_env())
+    algo = Ddpg(env.spec, Layout(8), **made.algo_settings)
+    params = algo.policy(algo.init(jax.random.key(number), None))
+    params = jax.tree.map(lambda x: 30.0 * x, params)
+    return Subject(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, number)
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Subject]:
+    """Two runs with other observations, rewards and opponents."""
+    return [subject(1), subject(2, observation="obs_full", reward="score", opponent="0:1,2:3")]
+
+
+# Ratings
+
+
+def test_two_players_by_hand():
+    """70 wins, 10 draws and 20 losses, and the game that each pair is given: 75.5 points of 101."""
+    wins, draws = np.array([[0, 70], [20, 0]]), np.array([[0, 10], [10, 0]])
+    rating, half = league.elo(wins, draws, 1, 1000.0)
+    share = 75.5 / 101
+    variance = (70.5 + 10 / 4) / 101 - share**2
+    slope = 400 / math.log(10) / (share * (1 - share))  # of 400 log10(p / (1 - p))
+    np.testing.assert_allclose(rating, [1000 + 400 * math.log10(share / (1 - share)), 1000])
+    np.testing.assert_allclose(half, [1.96 * slope * math.sqrt(variance / 101), 0])
+
+
+def test_ratings_reproduce_the_odds_that_made_the_games():
+    true = np.array([1000.0, 1130.0, 610.0, 1700.0])
+    expected = 1 / (1 + 10 ** ((true[None] - true[:, None]) / 400))
+    np.fill_diagonal(expected, 0)
+    for drawn in (0.0, 0.4):  # draws are half a point: the ratings do not see them
+        draws = 1e9 * drawn * np.minimum(expected, expected.T)
+        rating, half = league.elo(1e9 * expected - draws / 2, draws, 0, 1000.0)
+        np.testing.assert_allclose(rating, true, atol=1e-3)
+        assert half[0] == 0 and np.all(half[1:] < 0.1)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    true, random = np.array([0.0, 100.0, 250.0, -300.0]), np.random.default_rng(0)
+    inside = []
+    for _ in range(300):
+        wins, draws = np.zeros((2, 4, 4))
+        for i in range(4):
+            for j in range(i):
+                p = 1 / (1 + 10 ** ((true[j] - true[i]) / 400))
+                d = 0.5 * min(p, 1 - p)
+                wins[i, j], wins[j, i], draws[i, j] = random.multinomial(400, [p - d / 2, 1 - p - d / 2, d])
+                draws[j, i] = draws[i, j]
+        rating, half = league.elo(wins, draws, 0, 0.0)
+        inside.append(abs(rating - true)[1:] <= half[1:])
+    assert 0.92 < np.mean(inside) < 0.98
+
+
+def test_who_wins_everything_has_a_finite_rating():
+    rating, half = league.elo(np.triu(np.full((5, 5), 1000.0), 1), np.zeros((5, 5)), 2, 1000.0)
+    assert np.isfinite(rating).all() and np.isfinite(half).all() and np.all(np.diff(rating) < -500)
+    np.testing.assert_allclose(rating[0] - 1000, 1000 - rating[4])
+
+
+# Games
+
+
+def by_hand(first: Subject, second: Subject, games: int, seed: int) -> dict[str, np.ndarray]:
+    """Both teams' best actions, each from its own observation, in an environment that takes the actions of both."""
+    common = {"max_steps": STEPS, "opponent": "outside", "seat": "both"}
+    envs = [make("snakes_1v1", **common, observation=s.settings["observation"]) for s in (first, second)]
+    batches = [batched(env) for env in envs]
+    context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
+    keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    states, steps = zip(*(batch.reset(keys, context) for batch in batches), strict=True)
+    plays = [jax.jit(batch.play) for batch in batches]
+    for _ in range(STEPS):
+        actions = []
+        for k, one in enumerate((first, second)):
+            seen = steps[k].observation[:, k : k + 1]  # agent 0 is the first team, agent 1 the second
+            actions.append(jnp.argmax(one.algo.logits(one.params, seen), -1).astype(jnp.int32))
+        action = jnp.concatenate(actions, 1)
+        states, steps = zip(*(p(s, action, context) for p, s in zip(plays, states, strict=True)), strict=True)
+    return {name: np.asarray(value) for name, value in steps[0].metrics.items()}
+
+
+def test_runs_meet_each_with_its_own_eyes(two):
+    found = league.league(two, ["random", "level2"])
+    assert found.players == ("ddpg/1", "ddpg/2", "random", "level2")
+    played = {(first, second): ended for first, second, ended in found.play(40, seed=3, chunk=20)}
+    pairs = [("ddpg/1", "ddpg/2"), ("ddpg/1", "random"), ("ddpg/1", "level2"), ("random", "level2"),
+             ("ddpg/2", "random"), ("ddpg/2", "level2")]  # fmt: skip
+    assert list(played) == pairs
+    wanted = by_hand(*two, 40, 3)
+    for name in ("score", "opponent_score", "score_difference", "win", "draw", "loss"):
+        np.testing.assert_array_equal(played["ddpg/1", "ddpg/2"][name], wanted[name], err_msg=name)
+    assert len(np.unique(wanted["score_difference"])) > 1
+    turned = by_hand(two[1], two[0], 40, 3)
+    assert not np.array_equal(turned["score_difference"], -wanted["score_difference"])  # seats are not symmetric
+
+
+def test_each_scripted_player_plays_as_it_does_alone():
+    alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
+    wanted = evaluate._set_for_contest(alone)
+    matches = [(first, second) for first in ("random", "level2") for second in wanted.env.env.contest.rivals]
+    assert [second for _, second in matches[:6]] == ["random", "level1", "level2", "level3", "level4", "evasion"]
+    for first, second, ended in league.play(wanted, matches, {}, 30, seed=1):
+        opponent = {"random": "0", "evasion": "evasion"}.get(second, second[-1])
+        only = wanted.moved({"opponent": opponent})
+        ((_, curves),) = evaluate.fly(only, [first], 30, seed=1)
+        for name, values in ended.items():
+            np.testing.assert_array_equal(values, curves[name][-1], err_msg=f"{first} {second} {name}")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"width": 9}, "one was trained with width 9, the other with width 8"),
+        ({"max_steps": STEPS + 1}, "max_steps 9, the other with max_steps 8"),
+        ({"env": "snakes_3v3"}, "snakes 6"),
+        ({"env": "snakes_2p"}, "in its environment 'snakes_2p' no two teams meet"),
+    ],
+)
+def test_runs_of_other_games_do_not_meet(two, changes, words):
+    with pytest.raises(league.UsageError, match=words):
+        league.league([two[0], subject(3, **changes)])
+
+
+def test_a_run_does_not_meet_itself(two):
+    with pytest.raises(league.UsageError, match="runs/ddpg/1 is named twice"):
+        league.league([two[0], two[1], two[0]])
+
+
+def test_players_of_a_league(two):
+    with pytest.raises(league.UsageError, match="unknown player 'level22': did you mean 'level2'"):
+        league.league(two, ["level22"])
+    with pytest.raises(league.UsageError, match="as --opponent 2 says"):
+        league.league([dataclasses.replace(two[0], given=frozenset(["opponent"])), two[1]])
+    assert league.league(two, ["random"]).anchor == "ddpg/1" and league.league(two).anchor == "level2"
+    elsewhere = dataclasses.replace(two[0], run=Path("other/ddpg/2"))
+    assert league.league([two[1], elsewhere], []).players == ("runs/ddpg/2", "other/ddpg/2")
+
+
+def test_a_rival_from_outside_must_be_there(two):
+    with pytest.raises(league.UsageError, match=r"nobody is there to play the other team: .* --opponent 0,1,2"):
+        two[0].moved({"opponent": "self"}).evaluator(["learned"], 2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["--env", "snakes_1v1", "--against", "runs"], 2, "name the run first"),
+        (["--env", "snakes_1v1", "--at", "3"], 2, "the end of games counts"),
+        (["--env", "snakes_1v1", "--policy", "level5"], 2, "did you mean 'level4'"),
+        (["--against"], 2, "--against needs a value"),
+        (["{run}"], 1, "there is no checkpoint in"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
+    (tmp_path / "config.yaml").write_text(config.build(TINY, "the test").to_yaml())
+    assert evaluate.main([word.format(run=tmp_path) for word in argv]) == code
+    out, err = capsys.readouterr()
+    assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
+
+
+# Words
+
+
+def _match(first: str, second: str, difference: float, half: float, win: float) -> dict:
+    numbers = {"score_difference": (difference, half), "win": (win, 0.0), "draw": (0.0, 0.0), "loss": (1 - win, 0.0)}
+    return {"first": first, "second": second} | {
+        name: {"mean": mean, "std": 1.0, "ci95": ci95, "error": ci95 / 1.96} for name, (mean, ci95) in numbers.items()
+    }
+
+
+def test_verdicts_go_by_the_interval():
+    matches = [_match("sampled", "random", 2.0, 0.5, 0.9), _match("sampled", "level1", -0.4, 0.5, 0.5),
+               _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
+    (sentence,) = league.verdicts(matches, "sampled", "score_difference", "max")
+    assert sentence == ("By the 95 % interval of its score_difference, sampled beats random; loses to level2; "
+                        "cannot be told from level1.")  # fmt: skip
+    assert "beats level2; loses to random" in league.verdicts(matches, "sampled", "score_difference", "min")[0]
+    assert league.verdicts(matches, "learned", "score_difference", "max") == []
+
+
+def test_results_by_hand():
+    ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
+    said: list[str] = []
+    (found,) = league.results([("a", "b", ended)], ["score_difference", "win"], said.append)
+    assert (found["first"], found["second"], found["win"]["mean"]) == ("a", "b", 0.5)
+    deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
+    assert found["score_difference"] == pytest.approx(
+        {"mean": 1.0, "std": deviation, "ci95": 1.96 * deviation / 2, "error": deviation / 2}
+    )
+    assert said[0].startswith("a against b: 4 games in")
+
+
+# The verb, with runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Two short runs on the small board, the second with other observations and rewards."""
+    root, found = tmp_path_factory.mktemp("runs"), []
+    flags = [f"--{name}={value}" for name, value in TINY.items()]
+    for more in ([], ["--observation=obs_full", "--reward=score"]):
+        assert train.main([*flags, *more, "--runs", str(root)]) == 0
+        found.append(Path((root / "latest").read_text().strip()))
+    return found
+
+
+def test_a_run_against_every_scripted_player(runs, capsys):
+    assert evaluate.main([str(runs[0]), "--episodes", "20"]) == 0
+    out, _ = capsys.readouterr()
+    report = json.loads((runs[0] / evaluate.FILE).read_text())
+    first = list(dict.fromkeys(match["first"] for match in report["matches"]))
+    assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 6
+    assert report["env_settings"]["seat"] == "both" and report["settings"]["seat"] == "first"
+    match = report["matches"][0]
+    row = next(line for line in out.splitlines() if line.startswith("sampled"))
+    assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['error']:.2f}" in row
+    assert sum(match[name]["mean"] for name in league.OUTCOMES) == pytest.approx(1)
+    assert "By the 95 % interval of its score_difference, sampled" in out and f"wrote {runs[0]}" in out
+
+
+def test_a_league_of_two_runs(runs, tmp_path, capsys):
+    path = tmp_path / "league.json"
+    assert evaluate.main([str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--out", str(path)]) == 0
+    out, _ = capsys.readouterr()
+    report = json.loads(path.read_text())
+    assert len(report["ratings"]) == 8 and len(report["matches"]) == 8 * 7 // 2
+    assert report["ratings"]["level2"]["elo"] == 1000 and report["anchor"] == "level2"
+    assert sum(row["points"] for row in report["ratings"].values()) == pytest.approx(8 / 2)
+    best = next(iter(report["ratings"]))
+    assert any(line.startswith(best) for line in out.splitlines()) and "fixed" in out
+    assert evaluate.main([str(runs[0]), "--against", str(runs[0])]) == 2
+    assert "is named twice" in capsys.readouterr().err
