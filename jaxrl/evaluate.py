@@ -423,20 +423,21 @@ def main(argv: Sequence[str]) -> int:
         return _league(wanted, flags, episodes, seed, devices, chunk, say)
     wanted = _set_for_contest(wanted)
     contest = wanted.env.env.contest
-    competing = contest is not None and bool(contest.rivals)
-    usual = [*league.ranked(wanted), *contest.beside] if competing and wanted.run else list(wanted.policies)
+    if contest and not contest.rivals:  # nobody but the learner plays
+        contest = None
+    usual = [*league.ranked(wanted), *contest.beside] if contest and wanted.run else list(wanted.policies)
     names = usual if flags.policy is None else _several(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
-    if competing and flags.at is not None:
+    if contest and flags.at is not None:
         raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
     at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in _several(flags.at or ""))
     path = Path(flags.json) if flags.json else _own_file(wanted, names, usual)
     if path is not None:
         check_writable(path)
-    if competing:
+    if contest:
         report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])
     else:

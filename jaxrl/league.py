@@ -126,7 +126,8 @@ def results(
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[dict[str, Any]]:
     """What is reported of matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
-    found, began = [], time.monotonic()
+    found: list[dict[str, Any]] = []
+    began = time.monotonic()
     for first, second, ended in played:
         numbers = {metric: interval(np.asarray(ended[metric], np.float64)) for metric in metrics}
         for values in numbers.values():
@@ -246,7 +247,7 @@ def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
         if run.run.resolve() == other.run.resolve():
             raise UsageError(f"{run.run} is named twice: against itself a policy is neither better nor worse")
         games = [_contest(one.moved(one.config.env_settings)).game for one in (run, other) if one.config]
-        odd = [name for name in games[0] | games[1] if games[0].get(name) != games[1].get(name)]
+        odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if odd:
             told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]
             raise UsageError(
