@@ -124,17 +124,23 @@ def test_runs_meet_each_with_its_own_eyes(two):
     assert not np.array_equal(turned["score_difference"], -wanted["score_difference"])  # seats are not symmetric
 
 
-def test_each_scripted_player_plays_as_it_does_alone():
-    alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    wanted = evaluate._set_for_contest(alone)
-    matches = [(first, second) for first in ("random", "level2") for second in wanted.env.env.contest.rivals]
-    assert [second for _, second in matches[:6]] == ["random", "level1", "level2", "level3", "level4", "evasion"]
-    for first, second, ended in league.play(wanted, matches, {}, 30, seed=1):
-        opponent = {"random": "0", "evasion": "evasion"}.get(second, second[-1])
-        only = wanted.moved({"opponent": opponent})
-        ((_, curves),) = evaluate.fly(only, [first], 30, seed=1)
-        for name, values in ended.items():
-            np.testing.assert_array_equal(values, curves[name][-1], err_msg=f"{first} {second} {name}")
+def test_each_scripted_player_is_the_level_of_its_name():
+    wanted = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
+    rivals = evaluate._set_for_contest(wanted).env.env.contest.rivals
+    levels = {"random": "0", "level1": "1", "level2": "2", "level3": "3", "level4": "4", "evasion": "evasion"}
+    assert list(rivals) == list(levels)
+    for name, context in rivals.items():
+        np.testing.assert_array_equal(context, wanted.moved({"opponent": levels[name]}).context)
+    assert list(wanted.moved({"opponent": "0:1,3:2"}).env.env.contest.rivals) == ["random", "level3"]
+
+
+def test_a_scripted_player_plays_as_it_does_alone():
+    alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, seat="both")))
+    among = alone.moved({"opponent": "0,3"})
+    ((_, curves),) = evaluate.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
+    ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
+    for name, values in ended.items():
+        np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
 
 
 # What is refused
@@ -237,6 +243,7 @@ def runs(tmp_path_factory) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_against_every_scripted_player(runs, capsys):
     assert evaluate.main([str(runs[0]), "--episodes", "20"]) == 0
     out, _ = capsys.readouterr()
@@ -251,6 +258,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     assert "By the 95 % interval of its score_difference, sampled" in out and f"wrote {runs[0]}" in out
 
 
+@pytest.mark.slow
 def test_a_league_of_two_runs(runs, tmp_path, capsys):
     path = tmp_path / "league.json"
     assert evaluate.main([str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--out", str(path)]) == 0
