@@ -402,8 +402,9 @@ def _own_file(wanted: Subject, names: Sequence[str], usual: Sequence[str]) -> Pa
     """Where a run keeps its evaluation: of the usual policies, in its own environment; None for anything else."""
     if wanted.run is None or wanted.config is None:
         return None
-    own = all(wanted.settings[name] == wanted.config.env_settings[name] for name in wanted.given)
-    return wanted.run / FILE if own and set(names) == set(usual) else None
+    contest = wanted.env.env.contest
+    own = {**wanted.config.env_settings, **(contest.settings if contest else {})}
+    return wanted.run / FILE if wanted.settings == own and set(names) == set(usual) else None
 
 
 @exit_on_error
