@@ -22,9 +22,17 @@ def context(env, fraction=0.0):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"observation": "obs_full", "reward": "score", "opponent": "0:1,2:1,evasion:1", "seat": "both"},
-        {"height": 3, "width": 3, "beans": 1, "opponent": "outside", "time_limit": "truncate", "reward": "v1.1_fixed"},
-        {"height": 4, "width": 5, "teams": 1, "snakes": 3, "fixed_respawn": True, "observation": "obs_full"},
+        {"observation": "obs_full", "reward": "score", "opponent": "0:1,2:1,evasion:1", "seat": "both", "masks": True},
+        {
+            "height": 3,
+            "width": 3,
+            "beans": 1,
+            "opponent": "outside",
+            "masks": True,
+            "time_limit": "truncate",
+            "reward": "v1.1_fixed",
+        },
+        {"height": 4, "width": 5, "teams": 1, "snakes": 3, "observation": "obs_full", "reward": "lives"},
     ],
 )
 def test_contract(settings):
@@ -212,6 +220,31 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
         np.testing.assert_array_equal(seen[: 4 * 49], again[: 4 * 49])
         half = np.isin(np.abs(again), 100)  # at half the board both signs stand for the same way
         np.testing.assert_array_equal(np.where(half, 0, seen), np.where(half, 0, again))
+
+
+OPEN_DIRECTIONS = (  # of the first snake: bodies, directions, up, down, left, right
+    ([[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]], [2, 0], [True, True, True, False]),
+    ([[(0, 0), (0, 1), (0, 2), (1, 2)], [(5, 0), (5, 7), (4, 7)]], [2, 3], [False, True, True, False]),
+    ([[(0, 0), (0, 1), (0, 2)], [(2, 1), (2, 0), (1, 0)]], [2, 3], [True, True, True, False]),  # a tail leaves
+    ([[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]], [0, 0], [True, False, True, False]),  # after a respawn
+    (  # no way out
+        [[(0, 0), (0, 1), (0, 2)], [(2, 0), (1, 0), (1, 7), (0, 7), (5, 7), (5, 0), (5, 1)]],
+        [2, 1],
+        [True] * 3 + [False],
+    ),
+)
+
+
+@pytest.mark.parametrize(("bodies", "directions", "wanted"), OPEN_DIRECTIONS)
+def test_open_directions_by_hand(bodies, directions, wanted):
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, [(3, 5)], 3))
+    np.testing.assert_array_equal(full.open_directions(BOARD, game, 1)[0], wanted)
+
+
+def test_lives_are_paid_by_points_and_deaths():
+    metrics = play(envs_jax.make("snakes", reward="lives", max_steps=40), "level2", 20)
+    np.testing.assert_allclose(metrics["rewards"].sum(1), metrics["score"] - metrics["deaths"])
+    assert metrics["deaths"].max() > 0
 
 
 def test_fixed_reward_counts_deaths():

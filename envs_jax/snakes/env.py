@@ -79,6 +79,7 @@ class Snakes(Environment):
     seat: str = setting("first", f"which team the learner plays: {', '.join(SEATS)} (drawn for each game)")
     observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
     reward: str = setting("original", f"what snakes are paid: {', '.join(reward.NAMES)}")
+    masks: bool = setting(False, "whether snakes are told which directions are open, for --masking")
     time_limit: str = setting("terminate", "what the end of the time does: terminate (as published) or truncate")
     fixed_respawn: bool = setting(False, "whether snakes respawn connected and with true directions")
 
@@ -304,7 +305,7 @@ class Snakes(Environment):
         paid = self._pay(game, engine, hit, done)
         return TimeStep(
             observation=stage(self._observe)(game),
-            action_mask=None,
+            action_mask=stage(self._open)(game) if self.masks else None,
             mask_state=(),
             global_state=(),
             reward=jnp.zeros_like(paid) if start else paid,
@@ -343,6 +344,13 @@ class Snakes(Environment):
         own, others = self._both(rules.score(game))
         code = reward.lead_code(own, others, done) if self.teams == 2 else jnp.zeros_like(own)
         return reward.shaped(self.reward, game, engine[:agents], hit[:agents], code)
+
+    def _open(self, game: Game) -> Array:
+        """bool[A, 4, ...]: the directions that every agent may choose."""
+        if self.outside:
+            half = self.snakes // 2
+            return jnp.concatenate([full.open_directions(self.board, g, half) for g in (game, _half_turn(game, half))])
+        return full.open_directions(self.board, game, self.num_agents)
 
     def _observe(self, game: Game) -> Array:
         """[A, F, ...]: what every agent sees."""

@@ -109,13 +109,25 @@ def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
     return jnp.where(there[None], values, 0).astype(jnp.int8)
 
 
+def _blocked(board: Board, game: Game, agents: int) -> list[Array]:
+    """bool[A, ...] for each direction: a body lies there, tails apart, which move away unless their snake eats."""
+    tails = union(board.mark(game.tail), 1)
+    near = board.around((body_plane(game) & ~tails)[:, None], game.head[:agents], 1)
+    return [bit(near[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+
+
+def open_directions(board: Board, game: Game, agents: int) -> Array:
+    """bool[A, 4, ...]: directions that are neither blocked nor backwards; all but backwards where none is left."""
+    back = jnp.stack([game.direction[:agents] == d ^ 1 for d in range(4)], 1)
+    free = ~(back | jnp.stack(_blocked(board, game, agents), 1))
+    return jnp.where(jnp.any(free, 1, keepdims=True), free, ~back)
+
+
 def _rest(board: Board, game: Game, agents: int, teams: int) -> Array:
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
-    tails = union(board.mark(game.tail), 1)
-    near = board.around((body_plane(game) & ~tails)[:, None], head, 1)
-    values += [ONE * bit(near[1 + r], 1 + c).astype(jnp.int32) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+    values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents)]
     values.append(_share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     values += _beans(board, game, agents, teams, half_h, half_w)
