@@ -195,7 +195,7 @@ def test_the_full_observation_by_hand():
     assert mates[3, 3] == 100 and mates.sum() == 100
     assert rivals[2, 3] == 100 and rivals.sum() == 100
     assert bean[4, 3] == 100 and bean.astype(int).sum() == 100  # (3, 4) is 4 columns away
-    direction, blocked, length, beans, other = np.split(rest[:, 0], [4, 8, 9, 24])
+    direction, blocked, length, beans, other, _ = np.split(rest[:, 0], [4, 8, 9, 24, 29])
     assert direction.tolist() == [0, 0, 100, 0]
     assert blocked.tolist() == [100, 0, 0, 100]
     assert length == [20]
@@ -220,6 +220,33 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
         np.testing.assert_array_equal(seen[: 4 * 49], again[: 4 * 49])
         half = np.isin(np.abs(again), 100)  # at half the board both signs stand for the same way
         np.testing.assert_array_equal(np.where(half, 0, seen), np.where(half, 0, again))
+
+
+def _cells_behind(bodies, start):
+    """How many cells of BOARD the moves from `start` on come to, found cell by cell."""
+    leaves = {cell: len(body) - j for body in bodies for j, cell in enumerate(body)}
+    leaves = {cell: k if k <= full.REACH else 99 for cell, k in leaves.items()}
+    come = {start} if leaves.get(start, 0) <= 1 else set()
+    for k in range(2, full.MOVES + 1):
+        beside = {((r + dr) % 6, (c + dc) % 8) for r, c in come for dr, dc in ((0, 1), (1, 0), (0, -1), (-1, 0))}
+        come |= {cell for cell in beside if leaves.get(cell, 0) <= k}
+    return len(come)
+
+
+def test_room_is_what_moves_come_to():
+    bodies = [
+        [(2, 2), (2, 3), (2, 4), (1, 4), (0, 4), (0, 3), (0, 2), (0, 1), (1, 1), (2, 1), (3, 1)],
+        [(3, 3), (3, 4), (3, 5), (3, 6)],
+    ]
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, [2, 2], [(5, 5)], 3))
+    found = np.asarray(full.room(BOARD, game, 2, full.leaving(BOARD, game)))
+    for agent, (r, c) in enumerate(body[0] for body in bodies):
+        beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
+        assert found[:, agent].tolist() == [_cells_behind(bodies, cell) for cell in beside]
+    assert found[2, 0] == 0 < found[0, 0]
+    seen = full.columns(BOARD, game, 2, 2)[-8:]
+    np.testing.assert_array_equal(seen[:4], np.minimum(found * 5, 100))
+    np.testing.assert_array_equal(seen[4:], np.minimum(found, 100))
 
 
 OPEN_DIRECTIONS = (  # of the first snake: bodies, directions, up, down, left, right

@@ -9,17 +9,19 @@ in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the
     rivals    heads of others
     bean
 
-then columns (see `columns`): direction, blocked neighbours, lengths, beans by wrapped distance, heads of all others.
+then columns (see `columns`): direction, blocked neighbours, lengths, beans by wrapped distance, heads of all others,
+room behind each neighbour.
 """
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.coverage.stages import stage
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, constant, counting, union
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, constant, counting, total, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
 
@@ -27,6 +29,7 @@ RADIUS = 3
 SIDE = 2 * RADIUS + 1
 PLANES = 4
 REACH = 5
+MOVES = 10
 ONE = 100
 
 
@@ -43,7 +46,7 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        return PLANES * SIDE * SIDE + 4 + 4 + 1 + 5 * self.beans + 5 * (self.snakes - 1)
+        return PLANES * SIDE * SIDE + 4 + 4 + 1 + 5 * self.beans + 5 * (self.snakes - 1) + 8
 
 
 def leaving(board: Board, game: Game) -> list[Array]:
@@ -72,14 +75,36 @@ def _share(value: Array, most: int) -> Array:
     return jnp.clip(jnp.round(value.astype(jnp.float32) * (ONE / most)), -ONE, ONE).astype(jnp.int32)
 
 
-def _crop(board: Board, game: Game, agents: int, teams: int) -> Array:
+def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
+    """int32[4, A, ...]: cells that a snake comes to in 1 to MOVES moves of which the first has a given direction.
+
+    Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
+    """
+    head = game.head[:agents]
+
+    def enter(head: Array, free: Array) -> Array:
+        beside = [board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)]
+        return jnp.stack(beside, 1) & free[:, None, None]
+
+    def spread(cells: Array, free: Array) -> Array:
+        around = [board.seen_from(cells, d) for d in range(4)]
+        return union(jnp.stack([cells, *around])) & free[:, None, None]
+
+    free = ~body_plane(game) & board.full_row | leave[0]
+    cells = stage(enter)(head, free)
+    for k in range(1, MOVES):
+        free = free | leave[k] if k < REACH else free
+        cells = stage(spread)(cells, free)
+    return total(jax.lax.population_count(cells).astype(jnp.int32))
+
+
+def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array]) -> Array:
     """int32[PLANES S S, A, ...]"""
     half, lanes = game.head.shape[0] // 2, game.steps.shape
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     mates = union(heads[:, :half], 1)[:, None] if teams == 2 else heads[:, :agents]
     rivals = union(heads, 1)[:, None] & ~mates
 
-    leave = leaving(board, game)
     stays = body_plane(game) & ~union(jnp.stack(leave))
     times = [  # in binary, how long cells are taken: 0 free, k for `leave`, REACH + 1 for longer
         union(jnp.stack([plane for k, plane in enumerate((*leave, stays), 1) if k >> p & 1]))[:, None]
@@ -103,8 +128,15 @@ def _crop(board: Board, game: Game, agents: int, teams: int) -> Array:
 def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
     """int8[F, A, ...] with F of `Layout.size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
+    leave = leaving(board, game)
+    behind = room(board, game, agents, leave)
     values = jnp.concatenate(
-        [_crop(board, game, agents, teams), stage(lambda game: _rest(board, game, agents, teams))(game)]
+        [
+            _crop(board, game, agents, teams, leave),
+            stage(lambda game: _rest(board, game, agents, teams))(game),
+            _share(behind, 20),
+            _share(behind, 100),
+        ]
     )
     return jnp.where(there[None], values, 0).astype(jnp.int8)
 
