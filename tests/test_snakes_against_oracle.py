@@ -1,0 +1,354 @@
+"""Snakes against the NumPy oracle of bench/snakes: any board, crowded or played positions, both seats, all players."""
+
+import functools
+import itertools
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_snakes_env import context
+from test_snakes_rules import jit, lane, stack
+
+import envs_jax
+from bench.snakes import oracle
+from bench.snakes.oracle import Settings, State
+from bench.snakes.oracle_opponents import LEVELS, choose
+from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments
+from envs_jax.snakes import env as snakes_env
+from envs_jax.snakes.board import Board
+
+BOARDS = [  # height, width, snakes, beans, teams
+    (3, 3, 1, 1, 1),
+    (3, 3, 2, 3, 2),
+    (4, 4, 3, 8, 1),
+    (3, 24, 4, 2, 2),
+    (12, 3, 4, 6, 2),
+    (5, 7, 6, 5, 2),
+    (9, 8, 7, 4, 1),
+    (10, 20, 6, 5, 2),
+    (12, 24, 8, 7, 2),
+]
+LANES = 24
+SCRIPTED = (1, 2, 3, 4, 5)  # indices in LEVELS
+SHAPED = tuple(name for name in oracle.REWARDS if name != "score")
+
+few = functools.partial(
+    settings, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+# ---------------------------------------------------------------- positions and actions
+
+
+def crowded(rule: Settings, rng: np.random.Generator, share: float) -> State:
+    """Winding snakes that take about a share of the board, with any directions, and some beans."""
+    most = max(3, int(share * rule.height * rule.width / rule.num_snakes))
+    for _ in range(1000):
+        taken: set[oracle.Cell] = set()
+        bodies = []
+        for _ in range(rule.num_snakes):
+            body = [(int(rng.integers(rule.height)), int(rng.integers(rule.width)))]
+            wanted = int(rng.integers(3, most + 1))
+            while len(body) < wanted and body[0] not in taken:
+                ways = {rule.neighbour(body[-1], d) for d in oracle.DIRECTIONS} - taken - set(body)
+                if not ways:
+                    break
+                body.append(sorted(ways)[rng.integers(len(ways))])
+            if len(body) >= 3:
+                bodies.append(body)
+                taken.update(body)
+        if len(bodies) == rule.num_snakes:
+            break
+    else:
+        return oracle.reset(rule, rng)
+    state = State(bodies, rng.integers(4, size=rule.num_snakes).tolist(), [])
+    free = oracle.free_cells(state, rule)
+    count = min(len(free), int(rng.integers(rule.num_beans + 1)))
+    state.beans = [free[k] for k in rng.choice(len(free), count, replace=False)]
+    return state
+
+
+def wishes(rule: Settings, state: State, rng: np.random.Generator, greed: float) -> list[int]:
+    """Actions of all snakes: the straight way to a bean, or anything."""
+    random = rng.integers(4, size=rule.num_snakes)
+    straight = choose(state, rule, range(rule.num_snakes), 1)
+    return np.where(rng.random(rule.num_snakes) < greed, straight, random).tolist()
+
+
+def events(rule: Settings, before: State, resolved: list[int], after: State, outcome: oracle.Outcome) -> Counter[str]:
+    """What a step has shown, so that a comparison can tell what it has met."""
+    seen: Counter[str] = Counter()
+    heads = [rule.neighbour(body[0], d) for body, d in zip(before.bodies, resolved, strict=True)]
+    seen["contested bean"] = sum(heads.count(bean) > 1 for bean in before.beans)
+    seen["meal"] = outcome.rewards.count(1)
+    seen["death"] = sum(outcome.hit)
+    seen["dear death"] = sum(paid < 0 for paid in outcome.rewards)
+    seen["several deaths"] = sum(outcome.hit) > 1
+    tails = {body[-1] for body in before.bodies}
+    seen["safe tail"] = sum(head in tails and not died for head, died in zip(heads, outcome.hit, strict=True))
+    for i, j in itertools.combinations(range(len(heads)), 2):
+        seen["swapped heads"] += heads[i] == before.bodies[j][0] and heads[j] == before.bodies[i][0]
+    for i in np.flatnonzero(outcome.hit):
+        if after.bodies[i]:
+            around = [rule.neighbour(after.bodies[i][0], d) for d in oracle.DIRECTIONS]
+            seen["head in the middle"] += set(after.bodies[i][1:]) < set(around)
+            seen["into the neck"] += after.bodies[i][1] == around[after.directions[i]]
+        else:
+            seen["no room"] += 1
+    return seen
+
+
+# ---------------------------------------------------------------- the rules part by part, all in one program
+
+
+def columns(parts: list[jax.Array]) -> jax.Array:
+    """[A, F, B] float32"""
+    return jnp.stack([x.astype(jnp.float32) for x in parts], 1)
+
+
+@functools.cache
+def program(case: tuple[int, ...]) -> Any:
+    """What is seen and chosen in a game, its step, and what the step pays, for every seat."""
+    height, width, snakes, beans, teams = case
+    board, agents = Board(height, width), snakes // teams
+    builders = {"26": observation.classic}
+    if (snakes, beans, teams) == (6, 5, 2):
+        builders |= {"30": observation.extended_30, "35": observation.extended_35}
+
+    @jit
+    def run(game: Any, action: Any, turns: Any, words: Any, level: Any, code: Any, fixed: Any) -> dict[str, Any]:
+        turn = functools.partial(snakes_env._half_turn, half=agents)
+        seats = [game] if teams == 1 else [game, turn(game)]
+        direction = rules.resolved(game.direction, action, turns)
+        moved, engine, hit = rules.move(board, game, direction)
+        ways = (respawn.respawn(board, moved, way) for way in (True, False))
+        kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
+        after = draws.refill(board, kept, words)
+        afters = [after] if teams == 1 else [after, turn(after)]
+        return {
+            "seen": {name: [columns(build(board, g, agents)) for g in seats] for name, build in builders.items()},
+            "chosen": [  # by the first snakes of each view; whether they exclude each other's beans
+                [opponents.act(board, g, slice(0, agents), level, words[0], SCRIPTED, own) for own in (False, True)]
+                for g in seats
+            ],
+            "direction": direction,
+            "after": after,
+            "kept": (kept.beans >= 0).sum(0),
+            "reward": engine,
+            "hit": hit,
+            "ended": rules.ended(board, after, 7),
+            "paid": {
+                name: [
+                    reward.shaped(name, g, *(jnp.roll(x, -s * agents, 0)[:agents] for x in (engine, hit)), code)
+                    for s, g in enumerate(afters)
+                ]
+                for name in SHAPED
+            },
+        }
+
+    return run
+
+
+def as_state(board: Board, game: Any) -> State:
+    bodies, directions, beans = segments.to_segments(board, game)
+    return State(bodies, directions, beans, int(game.steps) + 1)
+
+
+def of_the_living(state: State) -> tuple[Any, ...]:
+    """A state without the meaningless directions of snakes off the board."""
+    directions = [d if body else None for body, d in zip(state.bodies, state.directions, strict=True)]
+    return state.bodies, directions, state.step_count
+
+
+def check_view(rule: Settings, state: State, out: Any, level: int) -> None:
+    for seat in range(rule.teams):
+        for layout, seen in out["seen"].items():
+            wanted = oracle.observe(state, rule, layout, seat)
+            np.testing.assert_allclose(seen[seat], wanted, rtol=1e-6 if layout != "26" else 0)
+        for exclusive, chosen in enumerate(out["chosen"][seat]):
+            wanted = choose(state, rule, rule.team(seat), LEVELS[level], exclusive_beans=bool(exclusive))
+            assert chosen.tolist() == wanted, (LEVELS[level], exclusive)
+
+
+def check_step(rule: Settings, before: State, action: list[int], out: Any, after: State, code: int) -> Counter[str]:
+    resolved = out["direction"].tolist()
+    oracle.check_resolved(resolved, action, before.directions)
+    outcome = oracle.advance(before, resolved, rule)
+    assert of_the_living(after) == of_the_living(outcome.state)
+    assert out["kept"] == len(outcome.state.beans)
+    assert after.beans[: out["kept"]] == outcome.state.beans
+    oracle.check_new_beans(after.beans[out["kept"] :], outcome.state, rule)
+    assert out["reward"].tolist() == outcome.rewards
+    assert out["hit"].tolist() == outcome.hit
+    assert any(out["ended"]) == outcome.done
+    for name, paid in out["paid"].items():
+        for seat in range(rule.teams):
+            team = rule.team(seat)
+            wanted = oracle.shaped_rewards(name, after, outcome.rewards, outcome.hit, code, team)
+            np.testing.assert_allclose(paid[seat], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+    return events(rule, before, resolved, after, outcome)
+
+
+@pytest.mark.parametrize("case", BOARDS, ids=str)
+def test_every_part_equals_the_oracle(case: tuple[int, ...]) -> None:
+    height, width, snakes, beans, teams = case
+    board, met = Board(height, width), Counter[str]()
+
+    @few(max_examples=8)
+    @given(
+        seed=st.integers(0, 2**31),
+        share=st.sampled_from([0.0, 0.4, 0.8, 0.95]),
+        greed=st.sampled_from([0.0, 0.5, 0.9]),
+        steps=st.integers(1, 6),
+        fixed=st.booleans(),
+    )
+    def compare(seed: int, share: float, greed: float, steps: int, fixed: bool) -> None:
+        rng = np.random.default_rng(seed)
+        rule = Settings(height, width, snakes, beans, 7, teams, fixed)
+        states = [crowded(rule, rng, share) if share else oracle.reset(rule, rng) for _ in range(LANES)]
+        game = stack([segments.from_segments(board, s.bodies, s.directions, s.beans, beans) for s in states])
+        alive = [True] * LANES
+        for _ in range(steps + 1):
+            actions = [wishes(rule, state, rng, greed) for state in states]
+            level, code = rng.integers(1, 6, LANES), rng.integers(0, 5, LANES)
+            turns, words = rng.integers(0, 3, (snakes, LANES)), rng.integers(0, 2**32, (beans, LANES), np.uint32)
+            numbers = (np.array(actions).T, turns, words, level, code)
+            out = program(case)(
+                game, *(jnp.asarray(x.astype(np.int32) if x is not words else x) for x in numbers), fixed
+            )
+            game, out = out["after"], jax.tree.map(np.asarray, out)
+            for i in np.flatnonzero(alive):
+                mine = lane(out, i)
+                check_view(rule, states[i], mine, level[i])
+                alive[i] = all(states[i].bodies)  # where a respawn has failed the game is over
+                if alive[i]:
+                    after = as_state(board, mine["after"])
+                    met.update(check_step(rule, states[i], actions[i], mine, after, int(code[i])))
+                    states[i] = after
+
+    compare()
+    wanted = {"meal", "death", "dear death", "safe tail"}
+    if snakes > 1:
+        wanted |= {"contested bean", "several deaths", "swapped heads"}
+    if snakes > 3:
+        wanted |= {"head in the middle", "into the neck"}
+    assert not [event for event in wanted if not met[event]], met
+
+
+# ---------------------------------------------------------------- whole environments
+
+MIXTURE = "1:1,2:1,3:1,4:1,evasion:1"
+ENVIRONMENTS: list[dict[str, Any]] = [
+    {"seat": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
+    {"height": 5, "width": 9, "seat": "second", "observation": "obs30", "reward": "v1.1", "time_limit": "truncate"},
+    {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "seat": "both", "exclusive_beans": True,
+     "fixed_respawn": True, "reward": "v1.1_fixed"},
+    {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original"},
+    {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "original"},
+    {"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
+]  # fmt: skip
+
+
+def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> None:
+    seats = range(2) if env.outside else [seat]
+    layout = env.observation.removeprefix("obs")
+    wanted = np.concatenate([game.observe(layout, s) for s in seats])
+    np.testing.assert_allclose(timestep.observation, wanted, rtol=1e-6)
+    own, other = game.totals, np.zeros_like(game.totals)
+    mine, theirs = game.settings.team(seat), range(0)
+    if game.settings.teams == 2:
+        theirs = game.settings.team(1 - seat)
+        own, other = game.totals[mine], game.totals[theirs]
+    cells = env.beans + sum(map(len, game.state.bodies))
+    late = game.state.step_count > env.max_steps and all(game.state.bodies) and cells <= env.height * env.width
+    truncated = late and env.time_limit == "truncate"
+    assert (timestep.terminated, timestep.truncated) == (game.done and not truncated, truncated)
+    if timestep.first:
+        np.testing.assert_array_equal(timestep.reward, 0)
+        return
+    if env.reward == "score":
+        paid = np.full(env.num_agents, game.rewards[mine].sum() - game.rewards[theirs].sum())
+    else:
+        paid = np.concatenate([game.shaped(env.reward, s) for s in seats])
+    np.testing.assert_allclose(timestep.reward, paid, rtol=1e-6, atol=1e-6)
+    measured = {
+        "score": own.sum(),
+        "deaths": game.hit[mine].sum(),
+        "meals": (game.rewards[mine] > 0).sum(),
+        "opponent_score": other.sum(),
+        "score_difference": own.sum() - other.sum(),
+        "win": own.sum() > other.sum(),
+        "draw": own.sum() == other.sum(),
+        "loss": own.sum() < other.sum(),
+        "opponent_deaths": game.hit[theirs].sum(),
+        "opponent_meals": (game.rewards[theirs] > 0).sum(),
+    }
+    assert {name: float(measured[name]) for name in env.spec.metrics} == timestep.metrics
+
+
+@pytest.mark.parametrize("setting", ENVIRONMENTS, ids=lambda setting: "-".join(map(str, setting.values())))
+def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
+    env = envs_jax.make("snakes", max_steps=8, **setting)
+    batch, now = env.batched(), context(env)
+    reset, play = jit(batch.reset), jit(batch.play)
+    words_of = jit(jax.vmap(lambda state: env._draw_step(state.key, state.game.steps)))
+    rule = Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams, env.fixed_respawn)
+
+    @few(max_examples=3)
+    @given(seed=st.integers(0, 2**31), greed=st.sampled_from([0.3, 0.8]))
+    def compare(seed: int, greed: float) -> None:
+        rng = np.random.default_rng(seed)
+        state, timestep = reset(jax.random.split(jax.random.key(seed), LANES), now)
+        starts = jax.tree.map(np.asarray, (state.env.game, state.env.second, state.env.level))
+        seats, levels = np.asarray(starts[1]).astype(int), starts[2]
+        games = []
+        for i in range(LANES):
+            start = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], starts[0]))
+            check_start(rule, start)
+            games.append(oracle.Game(rule, state=start))
+        for step in range(env.max_steps + 1):
+            shown = jax.tree.map(np.asarray, timestep)
+            for i, game in enumerate(games):
+                if game.state.step_count == step + 1:  # else it has ended before
+                    check_timestep(env, game, jax.tree.map(lambda x, i=i: x[i], shown), seats[i])
+            wanted = [wishes(rule, game.state, rng, greed) for game in games]
+            agents = [
+                game.settings.team(seats[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
+            ]
+            action = np.array([[w[k] for k in a] for w, a in zip(wanted, agents, strict=True)], np.int32)
+            digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
+            state, timestep = play(state, jnp.asarray(action), now)
+            after = jax.tree.map(np.asarray, state.env.game)
+            for i, game in enumerate(games):
+                if game.done:
+                    continue
+                if env.scripted:
+                    others = rule.team(1 - seats[i])
+                    answers = choose(game.state, rule, others, LEVELS[levels[i]], exclusive_beans=env.exclusive_beans)
+                    for k, answer in zip(others, answers, strict=True):
+                        wanted[i][k] = answer
+                reached = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], after))
+                resolved = [
+                    a if a != d ^ 1 else [w for w in range(4) if w != a][digit]
+                    for a, d, digit in zip(wanted[i], game.state.directions, digits[i], strict=True)
+                ]
+                outcome = oracle.advance(game.state, resolved, rule)
+                game.step(wanted[i], resolved, reached.beans[len(outcome.state.beans) :])
+                assert of_the_living(game.state) == of_the_living(reached)
+                assert game.state.beans == reached.beans
+
+    compare()
+
+
+def check_start(rule: Settings, start: State) -> None:
+    """Straight snakes that look ahead, and all the beans that there is room for."""
+    for body, direction in zip(start.bodies, start.directions, strict=True):
+        assert len(body) == 3
+        assert [rule.neighbour(cell, direction) for cell in body[1:]] == body[:2]
+    assert sum(map(len, start.bodies)) == len({cell for body in start.bodies for cell in body})
+    oracle.check_new_beans(start.beans, State(start.bodies, start.directions, []), rule)
