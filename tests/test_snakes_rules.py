@@ -22,6 +22,9 @@ CONFIGURATIONS = [
     (10, 20, 6, 5, 200),
 ]
 
+# Compiling takes longer than playing here, so the compiler is told not to optimise.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
 
 def stack(games):
     """Games side by side on a last axis."""
@@ -69,7 +72,7 @@ def test_recorded_steps_are_reproduced(configuration):
     board, rows, games, record = recorded(configuration)
     snakes, beans, limit = configuration[2:]
 
-    @jax.jit
+    @jit
     def core(game, direction, words):
         moved, reward, hit = rules.move(board, game, direction)
         kept = respawn.respawn(board, moved)
