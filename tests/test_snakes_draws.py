@@ -7,15 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envs_jax.snakes import draws, respawn, rules, segments
+import envs_jax
+from envs_jax.batch import BatchState
+from envs_jax.snakes import draws, opponents, respawn, rules, segments
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
+from envs_jax.snakes.env import State
 from envs_jax.snakes.room import always_room
 
 DRAWS = 100_000
+ENDED = type("Progress", (), {"fraction": jnp.float32(1)})
 
 
 def assert_uniform(counts, size):
-    """Chi-squared of counts over `size` equally likely outcomes: within five standard deviations."""
+    """Chi-squared of counts over `size` equally likely outcomes: at most five standard deviations above its mean.
+
+    A correct law fails at one in a million draws or fewer, and the draws are the same in every run.
+    """
     counts = np.asarray(counts, float)
     assert len(counts) == size
     expected = counts.sum() / size
@@ -24,6 +31,10 @@ def assert_uniform(counts, size):
 
 def words(*shape):
     return jax.random.bits(jax.random.key(1), shape)
+
+
+def keys():
+    return jax.random.split(jax.random.key(2), DRAWS)
 
 
 def test_a_number_below_a_count_is_exact():
@@ -71,17 +82,56 @@ def test_new_beans_are_uniform_without_replacement():
 def test_snakes_start_uniformly_over_what_earlier_ones_leave():
     board = Board(4, 5)
     game = jax.tree.map(np.asarray, jax.jit(lambda w: draws.begin(board, w, 2, 1))(words(3, DRAWS)))
-    first = game.tail[0] * 4 + game.direction[0]
-    assert_uniform(np.unique(first, return_counts=True)[1], 80)
-    mine = first == (32 * 1 + 0) * 4 + 3  # cells (1, 0) (1, 1) (1, 2)
-    second = (game.tail[1] * 4 + game.direction[1])[mine]
-    taken = {(1, 0), (1, 1), (1, 2)}
-    places = 0
-    for cell in range(20):
-        for d in range(4):
-            r, c = divmod(cell, 5)
-            places += not taken & {((r + k * ROW_STEP[d]) % 4, (c + k * COLUMN_STEP[d]) % 5) for k in range(3)}
-    assert_uniform(np.unique(second, return_counts=True)[1], places)
+    cell = game.tail // 32 * board.width + game.tail % 32
+    first, second = np.asarray(cell * 4 + game.direction)
+    assert_uniform(np.bincount(first, minlength=80), 80)
+
+    def covered(place):
+        (r, c), d = divmod(place // 4, 5), place % 4
+        return {((r + k * ROW_STEP[d]) % 4, (c + k * COLUMN_STEP[d]) % 5) for k in range(3)}
+
+    room = np.array([[not covered(one) & covered(two) for two in range(80)] for one in range(80)])
+    counts = np.zeros((80, 80))
+    np.add.at(counts, (first, second), 1)
+    assert not counts[~room].any()
+    for lying in (False, True):  # all first snakes up or down leave as many places, so do all left or right
+        some = np.arange(80) % 4 // 2 == lying
+        assert_uniform(counts[some][room[some]], 40 * (52 if lying else 54))
+
+
+def test_resets_draw_every_part_on_its_own():
+    """The place of the snake and that of the bean, of the environment's own random words."""
+    env = envs_jax.make("snakes", height=3, width=3, snakes=1, beans=1, teams=1)
+    state, _ = jax.jit(lambda keys: env.batched().reset(keys, env.context(ENDED)))(keys())
+    game = jax.tree.map(np.asarray, state.env.game)
+    outcome = (game.tail[:, 0] * 4 + game.direction[:, 0]) * 128 + game.beans[:, 0]
+    assert_uniform(np.unique(outcome, return_counts=True)[1], 9 * 4 * 6)
+
+
+def test_steps_draw_every_part_on_its_own():
+    """Two turns and a new bean, of the environment's own random words; a random opponent may turn or not."""
+    env = envs_jax.make("snakes_1v1", beans=1, opponent="0")
+    bodies = [[(1, 1), (1, 2), (1, 3)], [(4, 5), (4, 4), (4, 3)]]
+    game = segments.from_segments(env.board, bodies, [2, 3], [], 1)
+    lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, 0), game)
+    state, _ = jax.eval_shape(lambda k: env.batched().reset(k, env.context(ENDED)), keys())
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.env.level, state.env.second, state.episode))
+    state = BatchState(env=State(keys(), lanes, *zeros[:2]), key=keys(), episode=zeros[2])
+    back = jnp.full((DRAWS, 1), 3, jnp.int32)
+    state, _ = jax.jit(lambda state: env.batched().play(state, back, env.context(ENDED)))(state)
+    game = jax.tree.map(np.asarray, state.env.game)
+    assert (game.direction[:, 0] != 3).all() and (game.direction[:, 1] != 2).all()
+    outcome = (game.direction[:, 0] * 4 + game.direction[:, 1]) * 256 + game.beans[:, 0]
+    assert_uniform(np.unique(outcome, return_counts=True)[1], 3 * 3 * (48 - 6))
+
+
+def test_random_opponents_are_uniform_and_independent():
+    bodies = [[(r, 0), (r, 1), (r, 2)] for r in (0, 2, 4)]
+    game = jax.tree.map(jnp.asarray, segments.from_segments(Board(6, 8), bodies, [0] * 3, [], 1))
+    chosen = jax.vmap(lambda word: opponents.act(Board(6, 8), game, slice(0, 3), jnp.int32(0), word, (0,)))(
+        words(DRAWS)
+    )
+    assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
 
 
 def test_beans_fill_what_is_left_and_no_more():
