@@ -25,6 +25,26 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
     ],
+    "snakes": [
+        {"height": 5, "width": 6, "max_steps": 6},
+        {"max_steps": 6, "observation": "obs30", "reward": "plus", "seat": "second", "opponent": "evasion"},
+        {"max_steps": 6, "observation": "obs35", "reward": "v1.1", "seat": "both", "opponent": "curriculum"},
+        {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
+    ],
+    "snakes_3v3": [
+        {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score"},
+        {"max_steps": 6, "observation": "obs35"},
+    ],
+    "snakes_1v1": [
+        {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
+        {"max_steps": 6, "height": 3, "width": 3, "beans": 1, "opponent": "outside", "reward": "v1.1_fixed"},
+    ],
+    "snakes_2p": [
+        {"max_steps": 6, "fixed_respawn": True, "observation": "obs_full"},
+    ],
+    "snakes_5p": [
+        {"max_steps": 6, "time_limit": "truncate"},
+    ],
 }
 
 
