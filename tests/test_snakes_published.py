@@ -1,0 +1,67 @@
+"""The comparison with the original engine's published figures: how it judges, and a few games of every pair."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench.snakes import published
+
+CASE = published.Case("0", "2", 800, ((0.74, 0.03), (20.34, 0.40)), (0.6, 97.9, 1.5), (59.3, 11.9), (14.7, 94.2))
+
+
+def games(**shifted):
+    """2,000 games with the published means and plausible spreads; `shifted` is added to a metric of every game."""
+    means = dict(zip(published.EVENTS, (*CASE.deaths, *CASE.meals), strict=True))
+    means |= {name: mean for name, (mean, _) in zip(published.SCORES, CASE.score, strict=True)}
+    spread = np.tile([-4.0, 4.0], 1000)
+    results = {n: np.arange(2000) < 20 * share for n, share in zip(published.RESULTS, CASE.result, strict=True)}
+    values = {name: mean + spread for name, mean in means.items()} | {n: x.astype(float) for n, x in results.items()}
+    return {name: x + shifted.get(name, 0.0) for name, x in values.items()}
+
+
+def differing(**shifted):
+    return {row["metric"] for row in published.compare(CASE, games(**shifted)) if not row["within"]}
+
+
+def test_figures_within_three_errors_agree():
+    """Errors by hand: our own is 4 / sqrt(2000) = 0.0894; the table's rounding allows half a unit of its last digit."""
+    assert not differing()
+    score = 3 * np.hypot(0.03, 0.0894) + 0.005  # published error and ours
+    assert not differing(score=score - 0.002)
+    assert differing(score=score + 0.002) == {"score"}
+    deaths = 3 * 4 * np.sqrt(1 / 2000 + 1 / 800) + 0.05  # our spread stands for both
+    assert not differing(deaths=deaths - 0.01)
+    assert differing(deaths=deaths + 0.01) == {"deaths"}
+    wins = 3 * np.sqrt(0.006 * 0.994 * (1 / 2000 + 1 / 800))  # a binomial error, here of the published share
+    assert not differing(win=0.8 * wins)
+    assert differing(win=2 * wins) == {"win"}
+
+
+def test_a_table_says_what_differs():
+    text = published.table(published.compare(CASE, games(meals=9.0)))
+    assert [line.split()[-1] for line in text.splitlines()] == ["agrees", "agrees", "agrees", "DIFFERS"]
+    assert text.startswith("random against level 2")
+
+
+def test_the_oracle_plays_the_same_games(monkeypatch, tmp_path, capsys):
+    """Both engines fill the same figures; the verdict goes to the exit code and the file."""
+    few = published.play_numpy(CASE, 3, 0)
+    assert set(few) == set(games())
+    assert (few["win"] + few["loss"] + few["draw"] == 1).all()
+    assert (few["opponent_deaths"] > 0).all() and (few["opponent_meals"] > few["opponent_score"]).all()
+    monkeypatch.setattr(published, "CASES", (CASE,))
+    monkeypatch.setattr(published, "play", lambda case, episodes, seed: games(meals=9.0))
+    out = tmp_path / "published.json"
+    assert published.main(["--episodes", "2000", "--out", str(out)]) == 1
+    assert "8 of 9 figures agree" in capsys.readouterr().out
+    assert [row["metric"] for row in json.loads(out.read_text())["rows"] if not row["within"]] == ["meals"]
+    assert published.main(["--engine", "torch"]) == 2
+    assert "jax, numpy" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", published.CASES, ids=lambda case: case.name)
+def test_scores_of_the_original_engine(case):
+    rows = published.compare(case, published.play(case, 2000, 0))
+    assert [row for row in rows if not row["within"]] == []
