@@ -249,7 +249,7 @@ ENVIRONMENTS: list[dict[str, Any]] = [
     {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "seat": "both", "exclusive_beans": True,
      "fixed_respawn": True, "reward": "v1.1_fixed"},
     {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original"},
-    {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "original"},
+    {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "lives"},
     {"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
 ]  # fmt: skip
 
@@ -271,7 +271,9 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> Non
     if timestep.first:
         np.testing.assert_array_equal(timestep.reward, 0)
         return
-    if env.reward == "score":
+    if env.reward == "lives":
+        paid = game.rewards - game.hit
+    elif env.reward == "score":
         paid = np.full(env.num_agents, game.rewards[mine].sum() - game.rewards[theirs].sum())
     else:
         paid = np.concatenate([game.shaped(env.reward, s) for s in seats])
