@@ -42,7 +42,11 @@ class RunSettings:
     total_episodes: int = setting(0, "stop after so many episodes, for environments of fixed episode length")
     max_seconds: float = setting(0.0, "stop after so many seconds of training (of each process); moves no schedule")
     schedule_env_steps: int = setting(0, "what schedules count as the whole run; 0 = the total of the first start")
-    init_from: str = setting("", "start with the weights of this run (of its best checkpoint); empty = fresh ones")
+    init_from: str = setting(
+        "",
+        "start with the weights of this run (of its best checkpoint), or of actor.pth[,critic.pth] of the published "
+        "snakes trainer; empty = fresh ones",
+    )
     devices: int = setting(0, "local devices to use; 0 = all")
     exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
     logical_shards: int = setting(

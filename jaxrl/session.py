@@ -22,7 +22,7 @@ import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
 from jaxrl import config as configuration
-from jaxrl import run_directory
+from jaxrl import run_directory, torch_weights
 from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.checkpoint import CheckpointError, Checkpoints
 from jaxrl.config import FREE_ON_RESUME, Config, read_run
@@ -38,6 +38,7 @@ from jaxrl.report.writer import Writer
 from jaxrl.trainer import BlockMetrics, TrainState
 
 SELECTION = "selection"
+_FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
 GROWTH = 4  # a block is at most so many times as long as the one before: the first ones say little about their pace
 COMPARABLE = 2**28  # a plan of fewer bytes drowns in what the process needs besides
 
@@ -549,11 +550,14 @@ def load_policy(run: str | Path, best: bool = True) -> Loaded:
 
 
 def load_weights(run: str, setup: Setup) -> Any:
-    """What `Algorithm.init` takes as inputs, from another run of the same algorithm.
+    """What `Algorithm.init` takes as inputs, from another run of the same algorithm or from files of PyTorch.
 
     Raises:
-        UsageError: another algorithm, or networks of another shape.
+        UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
+    if run.endswith(torch_weights.SUFFIX):
+        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
+        return _anywhere(torch_weights.load(run, setup.algo, key))
     directory, config = read_run(run)
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not fit")

@@ -1,0 +1,255 @@
+"""A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
+
+It needs NumPy alone (and Python 3.7); weights and settings stand in weights.npz beside this file. Observations are
+those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are built a second time
+here only because the platform has no JAX, and gives lists of cells; jaxrl's tests hold the two equal.
+
+Where a snake heads is not told: `last_direction` is one step old. It is taken to head from its second segment to its
+head, which is wrong only right after some respawns across the edge of the board.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
+RADIUS, REACH, ONE = 3, 5, 100  # of obs_full: cells around the head, moves looked ahead, the largest value
+
+
+class Board:
+    """The game as the team of the controlled snake sees it: its own snakes come first.
+
+    Attributes:
+        height, width: rows and columns.
+        beans: cells (row, column) in the platform's order.
+        snakes: cells of each snake, head first; none for a snake that could not respawn.
+        half: number of snakes of a team.
+        own: which of them is controlled.
+    """
+
+    def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
+        self.height, self.width = observation["board_height"], observation["board_width"]
+        self.most_beans = settings["beans"]
+        self.beans = [(int(r), int(c)) for r, c in observation[1]]
+        snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
+        self.half = len(snakes) // 2
+        seat, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
+        self.snakes = snakes[self.half :] + snakes[: self.half] if seat else snakes
+
+    def beside(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
+        """The neighbour of a cell on the torus."""
+        return (cell[0] + move[0]) % self.height, (cell[1] + move[1]) % self.width
+
+    def difference(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of the short way from b to a."""
+        return _wrapped(a[0] - b[0], self.height), _wrapped(a[1] - b[1], self.width)
+
+    def others(self, i: int) -> list[int]:
+        """All snakes but i."""
+        return [k for k in range(len(self.snakes)) if k != i]
+
+
+def _wrapped(x: int, size: int) -> int:
+    """The shorter way around a torus of so many cells; at exactly half of it both signs survive."""
+    if abs(x) <= size // 2:
+        return x
+    return x - size if x > 0 else x + size
+
+
+# Observations of snake i: lists of numbers
+
+
+def obs26(board: Board, i: int) -> list[float]:
+    """26 values, or as many as other numbers of snakes and beans give."""
+    return [*_place_and_codes(board, i), *_beans(board), *_heads(board, board.others(i))]
+
+
+def obs30(board: Board, i: int) -> list[float]:
+    """30 values."""
+    others = board.others(i)[:2]
+    threats = [_threat(board, i, k) / 3 for k in others]
+    nearest = _nearest_beans(board, i, 2 * board.width)
+    return [*_place_and_codes(board, i), *nearest, *threats, *_beans(board), 0, 0, *_heads(board, others)]
+
+
+def obs35(board: Board, i: int) -> list[float]:
+    """35 values."""
+    own, nearest = len(board.snakes[i]), _nearest_beans(board, i, 0)
+    threats = [_threat(board, i, k) / own for k in (3, 4)]
+    return [*obs26(board, i)[:16], *nearest, own / 20, *_heads(board, board.others(i)), *threats]
+
+
+def _place_and_codes(board: Board, i: int) -> list[float]:
+    """Own head; what is up, down, left and right of it: 0 nothing, 1 a bean, k + 2 snake k."""
+    head = board.snakes[i][0]
+    codes = dict.fromkeys(board.beans, 1)
+    for k, body in enumerate(board.snakes):
+        codes.update(dict.fromkeys(body, k + 2))
+    return [*head, *(codes.get(board.beside(head, move), 0) for move in MOVES)]
+
+
+def _beans(board: Board) -> list[float]:
+    missing = board.most_beans - len(board.beans)
+    return [x for bean in board.beans for x in bean] + [0, 0] * missing
+
+
+def _heads(board: Board, snakes: list[int]) -> list[float]:
+    return [x for k in snakes for x in (board.snakes[k][0] if board.snakes[k] else (0, 0))]
+
+
+def _nearest_beans(board: Board, i: int, missing: float) -> list[float]:
+    """Columns, rows and distance to the two nearest beans, ties in list order."""
+    ways = [board.difference(bean, board.snakes[i][0]) for bean in board.beans]
+    ways.sort(key=lambda way: way[0] ** 2 + way[1] ** 2)
+    found = [(columns, rows, np.hypot(rows, columns)) for rows, columns in ways[:2]]
+    return [x for bean in [*found, (0, 0, missing), (0, 0, missing)][:2] for x in bean]
+
+
+def _threat(board: Board, i: int, k: int) -> float:
+    """Length of snake k over the distance of the heads."""
+    if not board.snakes[k]:
+        return 0.0
+    return len(board.snakes[k]) / (np.hypot(*board.difference(board.snakes[k][0], board.snakes[i][0])) + 1e-8 + 1)
+
+
+def obs_full(board: Board, i: int) -> list[float]:
+    """A crop around the head, then what the snake, its way, beans and other snakes are; in hundredths."""
+    head = board.snakes[i][0]
+    around = np.arange(-RADIUS, RADIUS + 1)
+    crop = _planes(board)[:, ((head[0] + around) % board.height)[:, None], (head[1] + around) % board.width]
+    moved = board.difference(head, board.snakes[i][1])
+    heading = [ONE * (moved == move) for move in MOVES]
+    solid = {cell for body in board.snakes for cell in body[:-1]}
+    blocked = [ONE * (board.beside(head, move) in solid) for move in MOVES]
+    others = [x for k in board.others(i) for x in _other(board, i, k)]
+    return [*crop.ravel(), *heading, *blocked, _share(len(board.snakes[i]), 20), *_described_beans(board, i), *others]
+
+
+def _planes(board: Board) -> np.ndarray:
+    """[4, height, width]: how long cells stay taken, heads of the own team, heads of the other, beans."""
+    planes = np.zeros((4, board.height, board.width))
+    for k, body in enumerate(board.snakes):
+        for moves, cell in enumerate(reversed(body), 1):
+            planes[0][cell] = min(moves, REACH + 1) * ONE // (REACH + 1)
+        if body:
+            planes[1 if k < board.half else 2][body[0]] = ONE
+    for bean in board.beans:
+        planes[3][bean] = ONE
+    return planes
+
+
+def _share(value: float, most: int) -> int:
+    """Hundredths of `most`, at most 100 either way."""
+    return max(-ONE, min(ONE, round(value * ONE / most)))
+
+
+def _halves(board: Board) -> tuple[int, int]:
+    return max(1, board.height // 2), max(1, board.width // 2)
+
+
+def _other(board: Board, i: int, k: int) -> list[int]:
+    """Rows, columns and steps to the head of snake k, its length, mate or rival."""
+    if not board.snakes[k]:
+        return [0] * 5
+    rows, columns = board.difference(board.snakes[k][0], board.snakes[i][0])
+    half_h, half_w = _halves(board)
+    way = [_share(rows, half_h), _share(columns, half_w), _share(abs(rows) + abs(columns), half_h + half_w)]
+    return [*way, _share(len(board.snakes[k]), 20), ONE if k < board.half else -ONE]
+
+
+def _described_beans(board: Board, i: int) -> list[int]:
+    """Five numbers for each bean, nearest by steps first: rows, columns, steps, lead over all others, over mates."""
+    half_h, half_w = _halves(board)
+    most = half_h + half_w
+    beans = []
+    for bean in board.beans:
+        ways = [board.difference(bean, body[0]) if body else (half_h, half_w) for body in board.snakes]
+        steps = [abs(rows) + abs(columns) for rows, columns in ways]
+        leads = []
+        for group in (len(steps), board.half):
+            rival = min([step for k, step in enumerate(steps[:group]) if k != i], default=most)
+            leads.append(max(-4, min(4, min(rival, most) - steps[i])) * ONE // 4)
+        way = [_share(ways[i][0], half_h), _share(ways[i][1], half_w), _share(steps[i], most)]
+        beans.append((steps[i], [*way, *leads]))
+    beans.sort(key=lambda bean: bean[0])  # stable: ties stay in list order
+    return [x for _, values in beans for x in values] + [0] * 5 * (board.most_beans - len(beans))
+
+
+LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full}
+
+
+# The network
+
+
+class Policy:
+    """What the weights file holds: `settings` and the arrays of the actor."""
+
+    def __init__(self, path: str) -> None:
+        with np.load(path, allow_pickle=False) as file:
+            self.weights = {name: file[name] for name in file.files if name != "settings"}
+            self.settings: dict[str, Any] = json.loads(str(file["settings"]))
+
+    def team(self, board: Board) -> np.ndarray:
+        """float32[A, F]: what each snake of the team sees; zeros for one that could not respawn."""
+        see = LAYOUTS[self.settings["observation"]]
+        rows = np.zeros((board.half, self.settings["inputs"]), np.float32)
+        for i in range(board.half):
+            if board.snakes[i]:
+                rows[i] = see(board, i)
+        return rows
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        """float32[A, 4] of observations float32[A, F]."""
+        settings = self.settings
+        x = x / np.float32(settings["scale"])
+        for layer in range(settings["depth"]):
+            x = self._dense(x, f"fc{layer + 1}")
+            if layer or settings["rectify_first"]:
+                x = np.maximum(self._norm(x, layer + 1) if settings["layer_norm"] else x, 0)
+            if layer == 0 and settings["communication"]:
+                x = np.concatenate([self._lstm(x, "there"), self._lstm(x[::-1], "back")[::-1]], axis=1)
+        return self._dense(x, "out")
+
+    def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
+        return x @ self.weights[f"{name}_kernel"] + self.weights[f"{name}_bias"]
+
+    def _norm(self, x: np.ndarray, layer: int) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(1e-6))
+        return normal * self.weights[f"norm{layer}_scale"] + self.weights[f"norm{layer}_bias"]
+
+    def _lstm(self, x: np.ndarray, way: str) -> np.ndarray:
+        """[A, F] -> [A, units]: one LSTM over the snakes in the order of the rows."""
+        state = cell = np.zeros(len(self.weights[f"lstm_{way}_state_kernel"]), np.float32)
+        states = []
+        for row in self._dense(x, f"lstm_{way}_input"):
+            enter, keep, new, show = np.split(row + self._dense(state, f"lstm_{way}_state"), 4)
+            cell = _sigmoid(keep) * cell + _sigmoid(enter) * np.tanh(new)
+            state = _sigmoid(show) * np.tanh(cell)
+            states.append(state)
+        return np.stack(states)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # which cannot overflow
+
+
+POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))
+
+
+def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool = False) -> list[list[int]]:
+    """The action of the controlled snake as the platform wants it: up, down, left, right, one of them 1.
+
+    Drawn from the softmax by NumPy's global generator, which seeds of the platform reach, or (exported with --greedy)
+    the most probable one.
+    """
+    board = Board(observation, POLICY.settings)
+    logits = POLICY.logits(POLICY.team(board))[board.own]
+    if not POLICY.settings["greedy"]:
+        logits = logits + np.random.gumbel(size=len(logits))  # the largest is then a draw from the softmax
+    chosen = int(np.argmax(logits))
+    return [[int(action == chosen) for action in range(len(logits))]]

@@ -1,0 +1,243 @@
+"""Exported agents: they see and decide as the JAX policy does, play by the original rules, or are refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_snakes_rules import stack
+
+from bench.snakes import agent_games, oracle
+from bench.snakes.oracle_opponents import choose, scripted
+from envs_jax.base import make
+from envs_jax.snakes import full, segments
+from envs_jax.snakes.env import State
+from jaxrl import export, train
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.errors import UserError
+from jaxrl.export import jidi_settings, write_jidi
+from jaxrl.parallel import Layout
+
+STATES = 500
+MODERN = {"first_layer": "relu", "layer_norm": True, "initialiser": "he", "scale_observation": True, "depth": 3}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "3v3 obs26": ("snakes_3v3", "obs26", {}),
+    "3v3 obs30": ("snakes_3v3", "obs30", {}),
+    "3v3 obs35": ("snakes_3v3", "obs35", {}),
+    "3v3 obs_full": ("snakes_3v3", "obs_full", MODERN),
+    "1v1 obs26": ("snakes_1v1", "obs26", MODERN),
+    "1v1 obs_full": ("snakes_1v1", "obs_full", {"layer_norm": True}),
+}
+
+
+def algorithm(env: Any, **settings: Any) -> Ddpg:
+    return Ddpg(env.spec, Layout(1), **{"units": 32, "batch_size": 8, "buffer_size": 64} | settings)
+
+
+def exported(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
+    """The agent's module, loaded as the platform would."""
+    write_jidi(out, jidi_settings(env, algo, greedy), params)
+    return agent_games.load_agent(out)
+
+
+def played(settings: oracle.Settings, number: int) -> list[oracle.State]:
+    """States of games between scripted players of several strengths, one of which plays at random now and then."""
+    rng, states = np.random.default_rng(1), []
+    levels: list[Any] = [(2, 2), (0, 2), ("evasion", 1), (0, 0), (4, 3)]
+    while len(states) < number:
+        game = oracle.Game(settings, rng)
+        pair = levels[len(states) // settings.max_step % len(levels)]
+        while not game.done and len(states) < number:
+            states.append(game.state)
+            snakes = [settings.team(seat) for seat in (0, 1)]
+            game.step([a for seat in (0, 1) for a in choose(game.state, settings, snakes[seat], pair[seat], rng)])
+    return states
+
+
+def heading(state: oracle.State, settings: oracle.Settings) -> list[int]:
+    """The way from the second segment to the head."""
+    return [
+        next((d for d in range(4) if body and settings.neighbour(body[1], d) == body[0]), 0) for body in state.bodies
+    ]
+
+
+def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -> np.ndarray:
+    """Observations [2, N, A, F] of the JAX environment in both seats."""
+    games = stack(
+        [
+            segments.from_segments(env.board, s.bodies, heading(s, settings), s.beans, env.beans, s.step_count - 1)
+            for s in states * 2
+        ]
+    )
+    second = jnp.arange(2 * len(states)) >= len(states)
+    state = State(jnp.zeros(2 * len(states)), games, jnp.zeros(2 * len(states), jnp.int32), second)
+    seen = jax.jit(lambda state: env._observe(env.seen(state)))(state)
+    return np.moveaxis(np.asarray(seen), -1, 0).reshape(2, len(states), *seen.shape[:2])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
+    """Observations, logits of both networks and drawn actions on 1,000 states of played games, half in each seat."""
+    name, layout, options = CASES[case]
+    env, settings = make(name, observation=layout, seat="both"), oracle.CONFIGURATIONS[name]
+    states = played(settings, STATES)
+    pointed = [heading(s, settings) == s.directions for s in states]
+    assert 0.8 < np.mean(pointed) < 1  # some respawns point into the neck
+    seen = reference(env, settings, states)
+    agents = {}
+    for network in ("mlp", "bicnet"):
+        algo = algorithm(env, network=network, **options)
+        params = algo.init(jax.random.key(3), None).replicated.actor
+        params = jax.tree.map(lambda x: 3 * x + 0.01 * jnp.cos(jnp.arange(x.size).reshape(x.shape)), params)
+        logits = np.asarray(algo.logits(params, jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
+        agents[network] = exported(tmp_path / network, env, algo, params), logits.reshape(*seen.shape[:3], 4)
+        assert len(np.unique(np.argmax(logits, -1))) == 4
+    rng = np.random.default_rng(2)
+    for seat in (0, 1):
+        for number, state in enumerate(states):
+            snake = int(rng.choice(settings.team(seat)))
+            observation = agent_games.observation(state, settings, snake, None)
+            for network, (agent, logits) in agents.items():
+                board = agent.Board(observation, agent.POLICY.settings)
+                team = agent.POLICY.team(board)
+                np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6, err_msg=network)
+                wanted = logits[seat, number]
+                np.testing.assert_allclose(agent.POLICY.logits(team), wanted, rtol=1e-4, atol=1e-4, err_msg=network)
+                np.random.seed(number)
+                noise = np.random.gumbel(size=4)
+                np.random.seed(number)
+                chosen = agent.my_controller(observation, None, False)
+                sums = wanted[snake % len(wanted)] + noise
+                if np.diff(np.sort(sums))[-1] > 1e-3:
+                    assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
+
+
+def test_a_snake_that_is_off_the_board(tmp_path: Path) -> None:
+    """It sees zeros and is seen as zeros, as in JAX; so are missing beans."""
+    settings = oracle.CONFIGURATIONS["snakes_3v3"]
+    states = [s for s in played(settings, 400) if all((0, 0) not in body for body in s.bodies)][::40]
+    for number, state in enumerate(states):
+        state.bodies[number % 6] = []
+        del state.beans[number % 4 :]
+    for layout in ("obs26", "obs30", "obs35", "obs_full"):
+        env = make("snakes_3v3", observation=layout, seat="both")
+        algo = algorithm(env)
+        agent = exported(tmp_path / layout, env, algo, algo.init(jax.random.key(0), None).replicated.actor)
+        seen = reference(env, settings, states)
+        for seat, number in np.ndindex(2, len(states)):
+            observation = agent_games.observation(states[number], settings, 3 * seat, None)
+            team = agent.POLICY.team(agent.Board(observation, agent.POLICY.settings))
+            np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6, err_msg=layout)
+
+
+def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
+    env, settings = make("snakes_1v1"), oracle.CONFIGURATIONS["snakes_1v1"]
+    algo = algorithm(env)
+    params = algo.init(jax.random.key(0), None).replicated.actor
+    drawing, greedy = (exported(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
+    observation = agent_games.observation(played(settings, 5)[4], settings, 1, [0, 0])
+    logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board(observation, greedy.POLICY.settings)))[0]
+    best = [[int(action == np.argmax(logits)) for action in range(4)]]
+    assert all(greedy.my_controller(observation, None) == best for _ in range(20))
+    np.random.seed(0)
+    drawn = np.sum([drawing.my_controller(observation, None) for _ in range(2000)], axis=0)[0]
+    wanted = 2000 * np.exp(logits) / np.exp(logits).sum()
+    assert np.sum((drawn - wanted) ** 2 / wanted) < 16.3  # 0.999 quantile of chi-squared, 3 degrees of freedom
+
+
+def hand_made(env: Any, algo: Ddpg) -> Any:
+    """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
+    params = jax.tree.map(np.zeros_like, algo.init(jax.random.key(0), None).replicated.actor)
+    kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
+    blocked = np.prod(full.Layout(env.snakes, env.beans).planes) + 4
+    bean = blocked + 4 + 1
+    for d in range(4):
+        kernel[blocked + d, d] = -10
+        out[d, d] = 1
+    kernel[bean, 0], kernel[bean, 1] = -1 / env.width, 1 / env.width  # in shares of half the rows and columns
+    kernel[bean + 1, 2], kernel[bean + 1, 3] = -1 / env.height, 1 / env.height
+    return jax.tree.map(jnp.asarray, params)
+
+
+def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
+    """A policy that goes for beans and avoids walls of snakes beats random players in either seat, fast enough."""
+    env = make("snakes_3v3", observation="obs_full")
+    algo = algorithm(env, units=4, depth=1)
+    agent = exported(tmp_path, env, algo, hand_made(env, algo), greedy=True)
+    seconds: list[float] = []
+    policy = agent_games.controlled(agent.my_controller, seconds)
+    settings = oracle.Settings(max_step=60)
+    for seat in (0, 1):
+        own, other = agent_games.games(policy, scripted(0), settings, 10, seat, seed=4)
+        assert (own > other).sum() >= 9 and own.mean() > 4 + other.mean()
+    assert len(seconds) == 2 * 10 * 60 * 3
+    assert np.median(seconds) < 0.005
+
+
+def refused(env: str, sentence: str, algo: type = Ddpg, settings: dict[str, Any] | None = None, **changes: Any) -> None:
+    made = make(env, **changes)
+    sizes: Any = {"units": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
+    with pytest.raises(UserError, match=sentence) as caught:
+        jidi_settings(made, algo(made.spec, Layout(8), **sizes | (settings or {})), False)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+def test_what_the_platform_cannot_run_is_refused() -> None:
+    refused("coverage", "the jidi format is for snakes, the run was trained on 'coverage'", Coma, q=5)
+    refused("snakes_3v3", "6 snakes in 2 teams, 8 x 20 cells and beans 5: train on snakes_3v3", height=8)
+    refused("snakes_5p", "5 snakes in 1 team, 10 x 20 cells")
+    refused("snakes_1v1", "1v1 on 10 x 20|10 x 20 cells and beans 5", height=10, width=20)
+    refused("snakes_3v3", "10 x 20 cells and beans 3", beans=3)
+    refused("snakes_3v3", "plays both teams", opponent="outside")
+    refused("snakes_3v3", "needs action masks", settings={"masking": True})
+
+
+RUN = (
+    "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --num_envs 8 --max_steps 5 --eval_every 0 "
+    "--buffer_size 800 --total_env_steps 8 --devices 1"
+)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a run on disk to a script that plays what was exported."""
+    assert train.main([*RUN.split(), "--runs", str(tmp_path / "runs")]) == 0
+    run, out = (tmp_path / "runs" / "latest").read_text().strip(), tmp_path / "out"
+    words = [run, "--format", "jidi"]
+    capsys.readouterr()
+    for argv, sentence in (
+        ([run], "say what to write: --format jidi"),
+        ([run, "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
+        (words, "say where to write: --out DIR"),
+        (["nowhere", *words[1:], "--out", str(out)], "nowhere does not exist"),
+        ([*words, "--out", str(tmp_path / "runs" / "latest")], "choose another --out"),
+    ):
+        assert export.main(argv) in (1, 2)
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert export.main([*words, "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["submission.py", "weights.npz"]
+    assert (out / "submission.py").read_bytes() == export.AGENT.read_bytes()
+    capsys.readouterr()
+    assert agent_games.main([str(out), "--games", "2", "--opponents", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[2:5]] == [["2", "first"], ["2", "second"], ["2", "both"]]
+    assert agent_games.main([str(tmp_path)]) == 1
+    assert "name the directory that jaxrl.export wrote" in capsys.readouterr().err
+
+
+def test_the_agent_needs_numpy_alone(tmp_path: Path) -> None:
+    env = make("snakes_1v1", observation="obs_full")
+    algo = algorithm(env, network="bicnet")
+    exported(tmp_path, env, algo, algo.init(jax.random.key(0), None).replicated.actor)
+    script = (
+        "import sys, submission; seen = {1: [[0, 0]], 2: [[2, 2], [2, 1], [2, 0]], 3: [[4, 4], [4, 5], [4, 6]], "
+        "'board_width': 8, 'board_height': 6, 'controlled_snake_index': 3, 'last_direction': None}; "
+        "print(sum(submission.my_controller(seen, [])[0]), sorted({'jax', 'jaxrl', 'envs_jax'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("1 []", "")

@@ -1,0 +1,208 @@
+"""Weights of the published trainer: its files are read without PyTorch, and our networks then compute what its did."""
+
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl import session, torch_weights, train
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.config import parse
+from jaxrl.errors import UserError
+from jaxrl.parallel import Layout
+from jaxrl.prepare import assemble
+from jaxrl.torch_weights import read, team_net
+
+RANDOM = np.random.default_rng(0)
+TOTAL = "--total_env_steps 1 --devices 1"
+
+
+def tensors(inputs: int, outputs: int, units: int = 256, lstm: bool = False) -> dict[str, np.ndarray]:
+    """Random weights in the layout of the published networks."""
+    shapes: dict[str, tuple[int, ...]] = {"prev_dense.0": (units, inputs), "post_dense.0": (units, (1 + lstm) * units)}
+    shapes["post_dense.2"] = (outputs, units)
+    made = {f"{name}.weight": shape for name, shape in shapes.items()}
+    made |= {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    for suffix in ("", "_reverse") if lstm else ():
+        made |= {f"comm_net.lstm.weight_{kind}_l0{suffix}": (4 * units, units) for kind in ("ih", "hh")}
+        made |= {f"comm_net.lstm.bias_{kind}_l0{suffix}": (4 * units,) for kind in ("ih", "hh")}
+    return {name: RANDOM.normal(size=shape, scale=0.06).astype(np.float32) for name, shape in made.items()}
+
+
+def archive(path: Path, tensors: dict[str, np.ndarray], pickled: bytes | None = None) -> Path:
+    """A file as `torch.save` lays it out, its pickle written opcode by opcode."""
+
+    def word(text: str) -> bytes:
+        return b"X" + struct.pack("<I", len(text)) + text.encode()
+
+    def numbers(values: tuple[int, ...]) -> bytes:
+        return b"(" + b"".join(b"J" + struct.pack("<i", x) for x in values) + b"t"
+
+    empty = b"ccollections\nOrderedDict\n)R"
+    data = b"\x80\x02" + empty + b"("
+    for key, (name, x) in enumerate(tensors.items()):
+        strides = tuple(int(np.prod(x.shape[k + 1 :])) for k in range(x.ndim))
+        storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word(str(key)) + word("cpu")
+        storage += b"J" + struct.pack("<i", x.size) + b"tQ"
+        data += word(name) + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers(x.shape)
+        data += numbers(strides) + b"\x89" + empty + b"tR"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickled or data + b"u.")
+        for key, x in enumerate(tensors.values()):
+            file.writestr(f"archive/data/{key}", x.tobytes())
+    return path
+
+
+def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Section 10.1 of the specification for teams [N, A, inputs], in float64."""
+    w = {name: x.astype(np.float64) for name, x in tensors.items()}
+    x = x @ w["prev_dense.0.weight"].T + w["prev_dense.0.bias"]
+    ways = []
+    for suffix in ("", "_reverse") if len(w) > 6 else ():
+        order = range(x.shape[1])[:: -1 if suffix else 1]
+        state = cell = np.zeros((len(x), x.shape[2]))
+        states: dict[int, np.ndarray] = {}
+        for agent in order:
+            gates = sum(
+                v @ w[f"comm_net.lstm.weight_{kind}_l0{suffix}"].T + w[f"comm_net.lstm.bias_{kind}_l0{suffix}"]
+                for kind, v in (("ih", x[:, agent]), ("hh", state))
+            )
+            enter, forget, new, show = np.split(gates, 4, axis=1)
+            squash = lambda v: 1 / (1 + np.exp(-v))  # noqa: E731
+            cell = squash(forget) * cell + squash(enter) * np.tanh(new)
+            state = squash(show) * np.tanh(cell)
+            states[agent] = state
+        ways.append(np.stack([states[agent] for agent in sorted(states)], 1))
+    x = np.concatenate(ways, 2) if ways else x
+    x = np.maximum(x @ w["post_dense.0.weight"].T + w["post_dense.0.bias"], 0)
+    return x @ w["post_dense.2.weight"].T + w["post_dense.2.bias"]
+
+
+def test_files_are_read_without_torch(tmp_path: Path) -> None:
+    written = tensors(7, 4, units=5, lstm=True)
+    found = read(archive(tmp_path / "actor.pth", written))
+    assert found.keys() == written.keys()
+    for name, values in written.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
+def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
+    """The whole way from files to both networks of a run."""
+    actor, critic = tensors(26, 4, lstm=lstm), tensors(30, 1, lstm=lstm)
+    files = [archive(tmp_path / f"{name}.pth", x) for name, x in (("actor", actor), ("critic", critic))]
+    preset = "bicnet" if lstm else "ddpg_competition"
+    setup = assemble(parse(f"--config {preset} {TOTAL} --init_from {files[0]},{files[1]}".split()).config)
+    algo = setup.algo
+    assert isinstance(algo, Ddpg)
+    inputs = session.load_weights(setup.config.run.init_from, setup)
+    params = algo.init(jax.random.key(0), inputs).replicated
+    seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
+    vector = RANDOM.dirichlet(np.ones(4), (9, 3)).astype(np.float32)
+    logits, values = algo.logits(params.actor, seen), algo.values(params.target_critic, seen, vector)
+    np.testing.assert_allclose(logits, expected(actor, seen), rtol=1e-4, atol=1e-4)
+    wanted = expected(critic, np.concatenate([seen, vector], -1))
+    np.testing.assert_allclose(values[0], wanted[..., 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
+def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
+    """A module under the published names, saved by torch itself, and its output."""
+    torch = pytest.importorskip("torch")
+    nn, width = torch.nn, 2 if lstm else 1
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prev_dense = nn.Sequential(nn.Linear(26, 256))
+            if lstm:
+                self.comm_net = nn.Module()
+                self.comm_net.lstm = nn.LSTM(256, 256, batch_first=True, bidirectional=True)
+            self.post_dense = nn.Sequential(nn.Linear(256 * width, 256), nn.ReLU(), nn.Linear(256, 4))
+
+        def forward(self, x: Any) -> Any:
+            x = self.prev_dense(x)
+            return self.post_dense(self.comm_net.lstm(x)[0] if lstm else x)
+
+    torch.manual_seed(0)
+    net = Net()
+    torch.save(net.state_dict(), tmp_path / "actor.pth")
+    algo = Ddpg(parse(f"--config ddpg_competition {TOTAL}".split()).config.make_env().spec, Layout(1),
+                network="bicnet" if lstm else "mlp")  # fmt: skip
+    seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
+    logits = algo.logits(team_net(read(tmp_path / "actor.pth")), seen)
+    wanted = net(torch.tensor(seen)).detach().numpy()
+    np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_critic_a_new_one_is_drawn(tmp_path: Path) -> None:
+    file = archive(tmp_path / "actor.pth", tensors(26, 4))
+    drawn = []
+    for seed in (1, 1, 2):
+        setup = assemble(parse(f"--config ddpg_competition {TOTAL} --seed {seed}".split()).config)
+        drawn.append(session.load_weights(str(file), setup)["critic"]["params"]["fc1_kernel"])
+        assert drawn[-1].shape == (1, 30, 256)
+        assert 0.9 * 30**-0.5 < np.abs(drawn[-1]).max() <= 30**-0.5  # torch's default
+    assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
+
+
+WRONG = {
+    "another observation": ("--config ddpg_ext30", "26 inputs, 2 layers of 256 units, 4 outputs, the actor of this run "
+                            "has 30 inputs, 2 layers"),
+    "another network": ("--config bicnet", "the actor of this run has 26 inputs, 2 layers of 256 units, an LSTM, 4 ou"),
+    "a better observation": ("--config ddpg", "the actor of this run has 255 inputs, 2 layers of 256 units, layer n"),
+    "a ReLU": ("--config ddpg_competition --first_layer relu", "give --first_layer linear --scale_observation false"),
+    "scaled": ("--config ddpg_competition --scale_observation", "give --first_layer linear --scale_observation false"),
+    "two critics": ("--config ddpg_competition --critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
+                    "uts, the critic of this run has 2 times 30 inputs"),
+    "another algorithm": ("--config coma_quick", "holds weights of the published snakes trainer: use them with ddpg"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_weights_that_do_not_fit(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv, sentence = WRONG[wrong]
+    file = archive(tmp_path / "actor.pth", tensors(26, 4))
+    both = f"{file},{file}" if "critic" in sentence else file
+    assert train.main([*argv.split(), *TOTAL.split()[2:], "--init_from", str(both), "--runs", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert list(tmp_path.iterdir()) == [file]
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return print, ("ran code",)
+
+
+def test_files_that_are_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tensors(3, 2, units=2)
+    bent = {name: x for name, x in whole.items() if name != "post_dense.0.bias"}
+    contents = {
+        "no torch file": (tmp_path / "text.pth", "is not a state dict that torch.save"),
+        "code": (archive(tmp_path / "evil.pth", whole, pickle.dumps(Evil())), "it holds builtins.print, only tensors"),
+        "other": (archive(tmp_path / "list.pth", whole, pickle.dumps([1, 2])), "it is not a dictionary of tensors"),
+        "absent": (tmp_path / "absent.pth", "No such file or directory"),
+    }
+    contents["no torch file"][0].write_text("weights")
+    for path, sentence in contents.values():
+        with pytest.raises(UserError, match=sentence):
+            read(path)
+    assert "ran code" not in capsys.readouterr().out
+    torn = archive(tmp_path / "torn.pth", whole)
+    torn.write_bytes(torn.read_bytes()[:-30])
+    with pytest.raises(UserError, match=r"torn\.pth is not a state dict"):
+        read(torn)
+    with pytest.raises(ValueError, match=r"it lacks 'post_dense\.0\.bias'"):
+        team_net(bent)
+    with pytest.raises(ValueError, match=r"it has 'module\.x'"):
+        team_net(whole | {"module.x": whole["post_dense.2.bias"]})
+    with pytest.raises(UserError, match="names 3 files"):
+        torch_weights.load("a.pth,b.pth,c.pth", None, jax.random.key(0))  # type: ignore[arg-type]
