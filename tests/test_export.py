@@ -1,5 +1,6 @@
 """Exported agents: they see and decide as the JAX policy does, play by the original rules, or are refused."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +17,17 @@ from bench.snakes.oracle_opponents import choose, scripted
 from envs_jax.base import make
 from envs_jax.snakes import full, segments
 from envs_jax.snakes.env import State
-from jaxrl import export, train
+from jaxrl import export, run_directory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.config import parse
 from jaxrl.errors import UserError
 from jaxrl.export import jidi_settings, write_jidi
 from jaxrl.parallel import Layout
+from jaxrl.prepare import assemble
 
-STATES = 500
+STATES, BARED = 500, 20
 MODERN = {"first_layer": "relu", "layer_norm": True, "initialiser": "he", "scale_observation": True, "depth": 3}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "3v3 obs26": ("snakes_3v3", "obs26", {}),
@@ -80,59 +84,51 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
     return np.moveaxis(np.asarray(seen), -1, 0).reshape(2, len(states), *seen.shape[:2])
 
 
+def bared(states: list[oracle.State], most_beans: int) -> list[oracle.State]:
+    """Some of the states, each without a snake and with fewer beans."""
+    corner = [
+        s for s in states if all((0, 0) not in body for body in s.bodies)
+    ]  # where JAX keeps what is off the board
+    made = []
+    for number, state in enumerate(corner[:: len(corner) // BARED][:BARED]):
+        bodies = [[] if k == number % len(state.bodies) else body for k, body in enumerate(state.bodies)]
+        made.append(dataclasses.replace(state, bodies=bodies, beans=state.beans[: number % (most_beans + 1)]))
+    return made
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
-    """Observations, logits of both networks and drawn actions on 1,000 states of played games, half in each seat."""
+    """Observations, logits of both networks and drawn actions on 1,000 states of games, half of them in each seat."""
     name, layout, options = CASES[case]
     env, settings = make(name, observation=layout, seat="both"), oracle.CONFIGURATIONS[name]
-    states = played(settings, STATES)
+    states = played(settings, STATES - BARED)
     pointed = [heading(s, settings) == s.directions for s in states]
     assert 0.8 < np.mean(pointed) < 1  # some respawns point into the neck
+    states += bared(states, settings.num_beans)
     seen = reference(env, settings, states)
-    agents = {}
+    agents = []
     for network in ("mlp", "bicnet"):
         algo = algorithm(env, network=network, **options)
-        params = algo.init(jax.random.key(3), None).replicated.actor
+        params = jax.jit(lambda key, algo=algo: algo.init(key, None).replicated.actor)(jax.random.key(3))
         params = jax.tree.map(lambda x: 3 * x + 0.01 * jnp.cos(jnp.arange(x.size).reshape(x.shape)), params)
-        logits = np.asarray(algo.logits(params, jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
-        agents[network] = exported(tmp_path / network, env, algo, params), logits.reshape(*seen.shape[:3], 4)
+        logits = np.asarray(jax.jit(algo.logits)(params, jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
+        agents.append((exported(tmp_path / network, env, algo, params), logits.reshape(*seen.shape[:3], 4)))
         assert len(np.unique(np.argmax(logits, -1))) == 4
     rng = np.random.default_rng(2)
-    for seat in (0, 1):
-        for number, state in enumerate(states):
-            snake = int(rng.choice(settings.team(seat)))
-            observation = agent_games.observation(state, settings, snake, None)
-            for network, (agent, logits) in agents.items():
-                board = agent.Board(observation, agent.POLICY.settings)
-                team = agent.POLICY.team(board)
-                np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6, err_msg=network)
-                wanted = logits[seat, number]
-                np.testing.assert_allclose(agent.POLICY.logits(team), wanted, rtol=1e-4, atol=1e-4, err_msg=network)
-                np.random.seed(number)
-                noise = np.random.gumbel(size=4)
-                np.random.seed(number)
-                chosen = agent.my_controller(observation, None, False)
-                sums = wanted[snake % len(wanted)] + noise
-                if np.diff(np.sort(sums))[-1] > 1e-3:
-                    assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
-
-
-def test_a_snake_that_is_off_the_board(tmp_path: Path) -> None:
-    """It sees zeros and is seen as zeros, as in JAX; so are missing beans."""
-    settings = oracle.CONFIGURATIONS["snakes_3v3"]
-    states = [s for s in played(settings, 400) if all((0, 0) not in body for body in s.bodies)][::40]
-    for number, state in enumerate(states):
-        state.bodies[number % 6] = []
-        del state.beans[number % 4 :]
-    for layout in ("obs26", "obs30", "obs35", "obs_full"):
-        env = make("snakes_3v3", observation=layout, seat="both")
-        algo = algorithm(env)
-        agent = exported(tmp_path / layout, env, algo, algo.init(jax.random.key(0), None).replicated.actor)
-        seen = reference(env, settings, states)
-        for seat, number in np.ndindex(2, len(states)):
-            observation = agent_games.observation(states[number], settings, 3 * seat, None)
-            team = agent.POLICY.team(agent.Board(observation, agent.POLICY.settings))
-            np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6, err_msg=layout)
+    for seat, number in np.ndindex(2, len(states)):
+        snake = int(rng.choice(settings.team(seat)))
+        observation = agent_games.observation(states[number], settings, snake, None)
+        agent, logits = agents[number % 2]
+        team = agent.POLICY.team(agent.Board(observation, agent.POLICY.settings))
+        np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6)
+        for other, wanted in agents:
+            np.testing.assert_allclose(other.POLICY.logits(team), wanted[seat, number], rtol=1e-4, atol=1e-4)
+        np.random.seed(number)
+        sums = logits[seat, number][snake % settings.team_size] + np.random.gumbel(size=4)
+        np.random.seed(number)
+        chosen = agent.my_controller(observation, None, False)
+        if np.diff(np.sort(sums))[-1] > 1e-3:
+            assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
 
 
 def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
@@ -197,21 +193,22 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
     refused("snakes_3v3", "needs action masks", settings={"masking": True})
 
 
-RUN = (
-    "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --num_envs 8 --max_steps 5 --eval_every 0 "
-    "--buffer_size 800 --total_env_steps 8 --devices 1"
-)
+RUN = "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a run on disk to a script that plays what was exported."""
-    assert train.main([*RUN.split(), "--runs", str(tmp_path / "runs")]) == 0
-    run, out = (tmp_path / "runs" / "latest").read_text().strip(), tmp_path / "out"
-    words = [run, "--format", "jidi"]
+    setup = assemble(parse(f"{RUN} --devices 1".split()).config)
+    run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1")
+    run_directory.write_config(run, setup.config.to_yaml())
+    state = setup.trainer.init(jax.random.key(0))
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        checkpoints.save(1, state, {})
+    out, words = tmp_path / "out", [str(run), "--format", "jidi"]
     capsys.readouterr()
     for argv, sentence in (
-        ([run], "say what to write: --format jidi"),
-        ([run, "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
+        ([str(run)], "say what to write: --format jidi"),
+        ([str(run), "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
         (words, "say where to write: --out DIR"),
         (["nowhere", *words[1:], "--out", str(out)], "nowhere does not exist"),
         ([*words, "--out", str(tmp_path / "runs" / "latest")], "choose another --out"),
@@ -222,6 +219,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([*words, "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["submission.py", "weights.npz"]
     assert (out / "submission.py").read_bytes() == export.AGENT.read_bytes()
+    agent, actor = agent_games.load_agent(out), setup.algo.policy(state.algo)["params"]
+    np.testing.assert_array_equal(agent.POLICY.weights["fc2_kernel"], actor["fc2_kernel"])
     capsys.readouterr()
     assert agent_games.main([str(out), "--games", "2", "--opponents", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -10,10 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import session, torch_weights, train
-from jaxrl.algos.ddpg import Ddpg
+from jaxrl import algos, session, torch_weights, train
 from jaxrl.config import parse
-from jaxrl.errors import UserError
+from jaxrl.errors import UsageError, UserError
 from jaxrl.parallel import Layout
 from jaxrl.prepare import assemble
 from jaxrl.torch_weights import read, team_net
@@ -91,20 +90,22 @@ def test_files_are_read_without_torch(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
+def algorithm(argv: str) -> Any:
+    """The algorithm of a command line, without a run around it."""
+    config = parse(f"{argv} {TOTAL}".split()).config
+    return algos.find(config.algo)(config.make_env().spec, Layout(8), **config.algo_settings)
+
+
 @pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
 def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
-    """The whole way from files to both networks of a run."""
+    """From two files to the outputs of both networks."""
     actor, critic = tensors(26, 4, lstm=lstm), tensors(30, 1, lstm=lstm)
     files = [archive(tmp_path / f"{name}.pth", x) for name, x in (("actor", actor), ("critic", critic))]
-    preset = "bicnet" if lstm else "ddpg_competition"
-    setup = assemble(parse(f"--config {preset} {TOTAL} --init_from {files[0]},{files[1]}".split()).config)
-    algo = setup.algo
-    assert isinstance(algo, Ddpg)
-    inputs = session.load_weights(setup.config.run.init_from, setup)
-    params = algo.init(jax.random.key(0), inputs).replicated
+    algo = algorithm(f"--config {'bicnet' if lstm else 'ddpg_competition'}")
+    params = torch_weights.load(f"{files[0]},{files[1]}", algo, jax.random.key(0))
     seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
     vector = RANDOM.dirichlet(np.ones(4), (9, 3)).astype(np.float32)
-    logits, values = algo.logits(params.actor, seen), algo.values(params.target_critic, seen, vector)
+    logits, values = algo.logits(params["actor"], seen), algo.values(params["critic"], seen, vector)
     np.testing.assert_allclose(logits, expected(actor, seen), rtol=1e-4, atol=1e-4)
     wanted = expected(critic, np.concatenate([seen, vector], -1))
     np.testing.assert_allclose(values[0], wanted[..., 0], rtol=1e-4, atol=1e-4)
@@ -132,8 +133,7 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Net()
     torch.save(net.state_dict(), tmp_path / "actor.pth")
-    algo = Ddpg(parse(f"--config ddpg_competition {TOTAL}".split()).config.make_env().spec, Layout(1),
-                network="bicnet" if lstm else "mlp")  # fmt: skip
+    algo = algorithm(f"--config ddpg_competition --network {'bicnet' if lstm else 'mlp'}")
     seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
     logits = algo.logits(team_net(read(tmp_path / "actor.pth")), seen)
     wanted = net(torch.tensor(seen)).detach().numpy()
@@ -141,12 +141,13 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
 
 
 def test_without_a_critic_a_new_one_is_drawn(tmp_path: Path) -> None:
-    file = archive(tmp_path / "actor.pth", tensors(26, 4))
+    file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
+    algo = algorithm("--config ddpg_competition --units 8 --buffer_size 200")
     drawn = []
     for seed in (1, 1, 2):
-        setup = assemble(parse(f"--config ddpg_competition {TOTAL} --seed {seed}".split()).config)
-        drawn.append(session.load_weights(str(file), setup)["critic"]["params"]["fc1_kernel"])
-        assert drawn[-1].shape == (1, 30, 256)
+        weights = torch_weights.load(str(file), algo, jax.random.key(seed))
+        drawn.append(weights["critic"]["params"]["fc1_kernel"])
+        assert drawn[-1].shape == (1, 30, 8)
         assert 0.9 * 30**-0.5 < np.abs(drawn[-1]).max() <= 30**-0.5  # torch's default
     assert np.array_equal(drawn[0], drawn[1]) and not np.array_equal(drawn[0], drawn[2])
 
@@ -160,18 +161,30 @@ WRONG = {
     "scaled": ("--config ddpg_competition --scale_observation", "give --first_layer linear --scale_observation false"),
     "two critics": ("--config ddpg_competition --critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
                     "uts, the critic of this run has 2 times 30 inputs"),
-    "another algorithm": ("--config coma_quick", "holds weights of the published snakes trainer: use them with ddpg"),
+    "another algorithm": ("--config coma_quick --width 4", "holds weights of the published snakes trainer: use them"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_weights_that_do_not_fit(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_do_not_fit(wrong: str, tmp_path: Path) -> None:
     argv, sentence = WRONG[wrong]
     file = archive(tmp_path / "actor.pth", tensors(26, 4))
-    both = f"{file},{file}" if "critic" in sentence else file
-    assert train.main([*argv.split(), *TOTAL.split()[2:], "--init_from", str(both), "--runs", str(tmp_path)]) == 2
+    both = f"{file},{file}" if "critic" in sentence else str(file)
+    with pytest.raises(UsageError) as caught:
+        torch_weights.load(both, algorithm(argv), jax.random.key(0))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--init_from` finds files as it finds runs, and refuses those that do not fit before a run is made."""
+    file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
+    argv = f"--config ddpg_competition --units 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
+    setup = assemble(parse([*argv.split(), str(file)]).config)
+    weights = session.load_weights(str(file), setup)["actor"]["params"]
+    np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
+    assert train.main([*argv.replace("--units 8", "--units 9").split(), str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert error.startswith("error: ") and error.count("\n") == 1 and "layers of 8 units" in error
     assert list(tmp_path.iterdir()) == [file]
 
 
