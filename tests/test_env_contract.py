@@ -32,15 +32,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
     ],
     "snakes_3v3": [
-        {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score"},
-        {"max_steps": 6, "observation": "obs35"},
+        {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score", "masks": True},
     ],
     "snakes_1v1": [
         {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
-        {"max_steps": 6, "height": 3, "width": 3, "beans": 1, "opponent": "outside", "reward": "v1.1_fixed"},
+        {
+            "max_steps": 6,
+            "height": 3,
+            "width": 3,
+            "beans": 1,
+            "opponent": "outside",
+            "reward": "v1.1_fixed",
+            "masks": True,
+        },
     ],
     "snakes_2p": [
-        {"max_steps": 6, "fixed_respawn": True, "observation": "obs_full"},
+        {"max_steps": 6, "fixed_respawn": True, "observation": "obs_full", "reward": "lives"},
     ],
     "snakes_5p": [
         {"max_steps": 6, "time_limit": "truncate"},
