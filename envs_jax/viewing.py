@@ -8,7 +8,7 @@ import dataclasses
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from envs_jax.base import Environment, TimeStep
 
 INK, GREY = "#1d2733", "#8a94a0"
+RATES = (1, 2, 5, 10, 30)  # steps per second that a page offers
 _PLAIN = {"random": GREY, "learned": "#0072b2", "sampled": "#56b4e9"}
 _OTHERS = ("#d55e00", "#cc79a7", "#009e73", "#e69f00", "#7a5195", "#8c564b")
 
@@ -61,8 +62,29 @@ class Record:
         return self.env.moment(step)
 
 
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve of an episode, with a label at its end.
+
+    Attributes:
+        label: a few words.
+        colour: as in HTML, "#rrggbb".
+        values: float[T + 1].
+    """
+
+    label: str
+    colour: str
+    values: np.ndarray
+
+
 class Viewer(Protocol):
-    """Draws records of one environment."""
+    """Draws records of one environment.
+
+    Attributes:
+        rate: time steps per second that a reader can follow.
+    """
+
+    rate: int
 
     def html(self, record: Record) -> str:
         """A page that plays the record: one text without references to anything outside it."""
@@ -85,11 +107,15 @@ def label(policy: str) -> str:
     return f"{policy} (mean)"
 
 
-def plot_metric(axes: Any, record: Record, metric: str, step: int | None = None) -> None:
+def plot_metric(
+    axes: Any, record: Record, metric: str, step: int | None = None, lines: Sequence[Line] | None = None
+) -> None:
     """A metric over the episode on matplotlib axes: this episode up to `step`, means of `references` with their bands.
 
-    Labels stand at the right ends of the curves, moved apart where they would overlap.
+    Labels stand at the right ends of the curves, moved apart where they would overlap. `lines`: see `page`.
     """
+    if lines is None:
+        lines = [Line(f"this episode ({record.policy})", INK, np.asarray(record.curves[metric]))]
     steps, colour = np.arange(record.steps + 1), colours(record)
     step = record.steps if step is None else step
     ends = []
@@ -99,11 +125,12 @@ def plot_metric(axes: Any, record: Record, metric: str, step: int | None = None)
             axes.plot(steps, mean, color=colour[name], linewidth=1.6, linestyle=(0, (5, 1.5)), zorder=2)
             axes.fill_between(steps, mean - half, mean + half, color=colour[name], alpha=0.14, linewidth=0)
             ends.append((mean[-1], label(name), colour[name], "normal"))
-    own = np.asarray(record.curves[metric])
-    axes.plot(steps, own, color=INK, linewidth=1.2, alpha=0.22, zorder=3)
-    axes.plot(steps[: step + 1], own[: step + 1], color=INK, linewidth=2.6, zorder=4, solid_capstyle="round")
-    axes.plot(step, own[step], "o", color=INK, markersize=7, zorder=5, clip_on=False)
-    ends.append((own[-1], f"this episode ({record.policy})", INK, "bold"))
+    for line in lines:
+        own, ink = line.values, line.colour
+        axes.plot(steps, own, color=ink, linewidth=1.2, alpha=0.22, zorder=3)
+        axes.plot(steps[: step + 1], own[: step + 1], color=ink, linewidth=2.6, zorder=4, solid_capstyle="round")
+        axes.plot(step, own[step], "o", color=ink, markersize=7, zorder=5, clip_on=False)
+        ends.append((own[-1], line.label, ink, "bold"))
     axes.margins(x=0.01, y=0.06)
     axes.set_xlim(0, record.steps)
     low, high = axes.get_ylim()
@@ -111,7 +138,8 @@ def plot_metric(axes: Any, record: Record, metric: str, step: int | None = None)
     places = spread([float((end[0] - low) / (high - low)) for end in ends], gap=0.075)
     places = [max(place, 0.03 + 0.075 * i) for i, place in enumerate(places)]  # above the axis
     for place, (_, text, ink, weight) in zip(places, ends, strict=True):
-        axes.text(1.012, place, text, transform=axes.transAxes, color=ink, weight=weight, va="center", fontsize=9.5)
+        axes.annotate(text, (1, place), (7, 0), xycoords="axes fraction", textcoords="offset points", color=ink,
+                      weight=weight, va="center", fontsize=9.5)  # fmt: skip
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors="#4a5560", labelsize=9)
@@ -158,7 +186,17 @@ def figure(width: float, height: float, dpi: int) -> Any:
 # The page
 
 
-def page(record: Record, scene: str, legend: str, script: str, data: Mapping[str, Any]) -> str:
+def page(
+    record: Record,
+    scene: str,
+    legend: str,
+    script: str,
+    data: Mapping[str, Any],
+    figures: Sequence[str] | None = None,
+    lines: Mapping[str, Sequence[Line]] | None = None,
+    moments: Sequence[str] | None = None,
+    rate: int = 2,
+) -> str:
     """A page that plays a record.
 
     Args:
@@ -167,17 +205,27 @@ def page(record: Record, scene: str, legend: str, script: str, data: Mapping[str
         legend: HTML under the curves; a checkbox `<input type=checkbox data-layer=ID>` shows and hides element ID.
         script: JavaScript that defines `function draw(step, data)`, which makes the scene show a time step.
         data: what `draw` gets, JSON types only.
+        figures: names of `record.curves` in the order of their tiles, the one drawn first in front; None: all, the
+            score in front.
+        lines: {figure: curves drawn in place of the episode's only one}.
+        moments: words for the time steps [T + 1] in place of the environment's.
+        rate: steps per second at first, one of RATES.
     """
     names = [record.env.spec.score, *(name for name in record.curves if name != record.env.spec.score)]
     if record.env.spec.fixed_horizon:
         names = [name for name in names if name != "length"]
+    names = list(figures or names)
     colour = colours(record)
     shown = {
         "steps": record.steps,
-        "moments": [record.moment(step) for step in range(record.steps + 1)],
+        "moments": list(moments or [record.moment(step) for step in range(record.steps + 1)]),
         "policy": record.policy,
         "curves": {"reward": _list(record.rewards)} | {name: _list(record.curves[name]) for name in names},
         "metric": names[0],
+        "lines": {
+            name: [{"name": line.label, "colour": line.colour, "curve": _list(line.values)} for line in group]
+            for name, group in (lines or {}).items()
+        },
         "references": [
             {
                 "name": label(name),
@@ -193,6 +241,7 @@ def page(record: Record, scene: str, legend: str, script: str, data: Mapping[str
         "SCENE": scene,
         "LEGEND": legend,
         "SCRIPT": script,
+        "RATES": "".join(f'<option value="{r}"{" selected" * (r == rate)}>{r} / s</option>' for r in RATES),
         "DATA": _json({"player": shown, "scene": data}),
     }
     return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _PAGE)
@@ -241,7 +290,7 @@ main { max-width: 1240px; margin: 0 auto; padding: 0 20px 20px; display: grid; g
 kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4px; padding: 0 4px;
   font: 11px ui-monospace, monospace; background: #fff; }
 .side { display: grid; gap: 12px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 8px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 8px; }
 .tiles button { font: inherit; text-align: left; background: var(--card); border: 1px solid var(--line); color: inherit;
   border-radius: 10px; padding: 7px 10px; cursor: pointer; }
 .tiles button[aria-pressed=true] { border-color: var(--accent); box-shadow: inset 0 0 0 1px var(--accent); }
@@ -270,9 +319,7 @@ kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4p
 <button id="last" title="end (End)" aria-label="end">
 <svg viewBox="0 0 20 20"><path d="M14 4h2v12h-2zM4 4v12l9-6z"/></svg></button>
 <input id="slider" type="range" min="0" step="1" value="0" aria-label="time step">
-<select id="speed" aria-label="steps per second">
-<option value="1">1 / s</option><option value="2" selected>2 / s</option><option value="5">5 / s</option>
-<option value="10">10 / s</option><option value="30">30 / s</option></select>
+<select id="speed" aria-label="steps per second">@RATES@</select>
 </div>
 <div class="now"><span><b id="step"></b> <span id="moment"></span></span>
 <span><kbd>space</kbd> play &nbsp; <kbd>&larr;</kbd> <kbd>&rarr;</kbd> step &nbsp; <kbd>Home</kbd>
@@ -295,6 +342,7 @@ const all = @DATA@;
 
   const number = x => x === null ? "-" : Math.abs(x) >= 1000 ? x.toFixed(0) : Math.abs(x) >= 10 ? x.toFixed(2)
     : x.toFixed(3);
+  const shown = name => data.curves[name].every(Number.isInteger) ? x => x.toFixed(0) : number;
   const escaped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
   for (const name of Object.keys(data.curves)) {
@@ -320,8 +368,9 @@ const all = @DATA@;
   }
 
   function chart() {
-    const own = data.curves[metric], others = data.references.filter(r => r.curves[metric]);
-    const values = [...own, ...others.flatMap(r => r.curves[metric][0])].filter(v => v !== null);
+    const own = data.lines[metric] || [{name: "this episode", colour: "var(--ink)", curve: data.curves[metric]}];
+    const others = data.references.filter(r => r.curves[metric]);
+    const values = [...own.flatMap(l => l.curve), ...others.flatMap(r => r.curves[metric][0])].filter(v => v !== null);
     let low = Math.min(...values), high = Math.max(...values);
     if (high - low < 1e-9) { low -= 0.5; high += 0.5; }
     const room = (high - low) * 0.05; low -= room; high += room;
@@ -346,10 +395,13 @@ const all = @DATA@;
         `stroke-dasharray="6 3"/>`;
       ends.push([y(curve[curve.length - 1]), r.name, r.colour, 400]);
     }
-    svg += `<path d="${path(own, last)}" fill="none" stroke="var(--ink)" stroke-opacity=".2" stroke-width="1.5"/>`;
-    svg += `<path d="${path(own, step)}" fill="none" stroke="var(--ink)" stroke-width="2.8" stroke-linejoin="round"/>`;
-    if (own[step] !== null) svg += `<circle cx="${x(step)}" cy="${y(own[step])}" r="4.5" fill="var(--ink)"/>`;
-    ends.push([own[last] === null ? frame.bottom : y(own[last]), "this episode", "var(--ink)", 650]);
+    for (const {name, colour, curve} of own) {
+      const stroke = `fill="none" stroke="${colour}"`, end = curve[last];
+      svg += `<path d="${path(curve, last)}" ${stroke} stroke-opacity=".2" stroke-width="1.5"/>` +
+        `<path d="${path(curve, step)}" ${stroke} stroke-width="2.8" stroke-linejoin="round"/>`;
+      if (curve[step] !== null) svg += `<circle cx="${x(step)}" cy="${y(curve[step])}" r="4.5" fill="${colour}"/>`;
+      ends.push([end === null ? frame.bottom : y(end), name, colour, 650]);
+    }
     ends.sort((a, b) => a[0] - b[0]);
     spread(ends.map(e => e[0]), 14).forEach((place, i) => { svg += `<text x="${frame.right + 7}" y="${place + 4}" ` +
       `style="fill:${ends[i][2]};font-weight:${ends[i][3]}">${escaped(ends[i][1])}</text>`; });
@@ -360,9 +412,10 @@ const all = @DATA@;
     step = Math.max(0, Math.min(last, k));
     byId("slider").value = step;
     byId("step").textContent = `step ${step} of ${last}`;
-    byId("moment").textContent = data.moments[step] === `step ${step}` ? "" : `\\u00b7 ${data.moments[step]}`;
+    const words = data.moments[step];
+    byId("moment").textContent = !words || words === `step ${step}` ? "" : `\\u00b7 ${words}`;
     for (const tile of byId("tiles").children) {
-      tile.querySelector("b").textContent = number(data.curves[tile.dataset.name][step]);
+      tile.querySelector("b").textContent = shown(tile.dataset.name)(data.curves[tile.dataset.name][step]);
       tile.setAttribute("aria-pressed", tile.dataset.name === metric);
     }
     chart();

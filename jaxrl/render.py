@@ -127,10 +127,14 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
     parser.add_argument("--evaluation", metavar="FILE",
                         help=f"take the mean curves of other policies from here (default: RUN/{FILE})")  # fmt: skip
-    parser.add_argument("--frames-per-second", default="2", metavar="X", help="of an animation (default: 2)")
+    parser.add_argument(
+        "--frames-per-second", metavar="X", help="of an animation (default: what suits the environment)"
+    )
 
 
-def _rate(text: str) -> float:
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
     try:
         rate = float(text)
     except ValueError:
@@ -175,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
         )
     references = _references(flags.evaluation, subject, name)
     shown = record(subject, name, episode, seed, references)
-    content = draw(viewer, shown, path.suffix.lower(), rate)
+    content = draw(viewer, shown, path.suffix.lower(), rate or viewer.rate)
     try:
         write_atomically(path, content)
     except OSError as error:

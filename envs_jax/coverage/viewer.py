@@ -140,6 +140,8 @@ def _path(agent: int, number: int, positions: np.ndarray) -> np.ndarray:
 class CoverageViewer:
     """See `envs_jax.viewing.Viewer`."""
 
+    rate: int = 2
+
     # Pages
 
     def html(self, record: Record) -> str:

@@ -388,6 +388,11 @@ class Snakes(Environment):
     def moment(self, step: int) -> str:
         return f"{step} step{'' if step == 1 else 's'}"
 
+    def viewer(self) -> Any:
+        from envs_jax.snakes.viewer import SnakesViewer
+
+        return SnakesViewer()
+
 
 def _half_turn(game: Game, half: int) -> Game:
     """The game as the other team sees it."""

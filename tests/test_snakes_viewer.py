@@ -1,0 +1,202 @@
+"""What the snakes viewer draws, against the bits of the state, the NumPy oracle and the environment's own figures."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.snakes import oracle
+from envs_jax import viewing
+from envs_jax.base import make
+from envs_jax.snakes import viewer
+from envs_jax.snakes.board import Board
+from jaxrl import render
+from jaxrl.subject import load
+
+GAMES = {  # name: (settings, policy, episode)
+    "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1"},
+                    "level1", 1),
+    "outside": ({"height": 5, "width": 6, "opponent": "outside", "seat": "both"}, "random", 0),
+    "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
+}  # fmt: skip
+
+
+def play(settings: dict, policy: str, episode: int) -> viewing.Record:
+    made = make("snakes_1v1", max_steps=30, **settings)
+    return render.record(load(None, "snakes_1v1", dict(made.__dict__)), policy, episode, 0)
+
+
+@pytest.fixture(scope="module", params=GAMES)
+def record(request) -> viewing.Record:
+    return play(*GAMES[request.param])
+
+
+@pytest.fixture(scope="module")
+def scene(record) -> viewer.Scene:
+    return viewer.scene(record)
+
+
+def test_bodies_and_beans_are_those_of_the_state(record, scene):
+    """Bit c of word r of snake i is the cell (r, c); heads, tails and beans are places 32 r + c."""
+    game = record.states.game
+    for k, bodies in enumerate(scene.bodies):
+        for i, body in enumerate(bodies):
+            bits = {(r, c) for r, word in enumerate(game.body[k, :, i]) for c in range(32) if word >> c & 1}
+            assert set(body) == bits and len(body) == game.length[k, i]
+            if body:
+                assert [32 * r + c for r, c in (body[0], body[-1])] == [game.head[k, i], game.tail[k, i]]
+        assert [32 * r + c for r, c in scene.beans[k]] == [bean for bean in game.beans[k] if bean >= 0]
+
+
+def test_deaths_and_meals_are_possible_in_the_oracle_and_counted_by_the_environment(record, scene):
+    """For some directions of those that died, the oracle kills just them, there, and goes on alike."""
+    env, metrics = record.env, record.timesteps.metrics
+    rules = oracle.Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams)
+    assert scene.died.any() and not scene.died[0].any()
+    for k in range(record.steps):
+        died, after = scene.died[k + 1], scene.bodies[k + 1]
+        state = oracle.State(scene.bodies[k], scene.directions[k].tolist(), scene.beans[k], k + 1)
+        ways = [oracle.DIRECTIONS if died[i] else (scene.directions[k + 1, i],) for i in range(env.snakes)]
+        deaths = dict(scene.dead[k + 1])
+        assert set(deaths) == set(np.flatnonzero(died))
+        for way in itertools.product(*ways):
+            outcome = oracle.advance(state, way, rules)
+            heads = {i: rules.neighbour(scene.bodies[k][i][0], way[i]) for i in deaths}
+            if outcome.hit == died.tolist() and heads == {i: body[0] for i, body in deaths.items()}:
+                assert outcome.state.bodies == after
+                for i, meal in enumerate(scene.ate[k + 1]):
+                    assert meal == (outcome.rewards[i] == 1)
+                break
+        else:
+            pytest.fail(f"no step leads from time step {k} to the next")
+    for happened, name in ((scene.died, "deaths"), (scene.ate, "meals")):
+        for side, metric in zip(scene.sides, (name, "opponent_" + name), strict=False):
+            np.testing.assert_array_equal(happened[:, list(side.snakes)].sum(-1), metrics[metric])
+
+
+def test_scores_of_the_sides_are_those_that_are_reported(record, scene):
+    for side, name in zip(scene.sides, ("score", "opponent_score"), strict=False):
+        np.testing.assert_array_equal(side.score, record.curves[name])
+    if record.env.teams == 1:
+        assert [line.label for line in scene.lines] == ["snake 1", "snake 2", "snake 3"]
+        np.testing.assert_array_equal(sum(line.values for line in scene.lines), record.curves["score"])
+
+
+def test_choices_are_what_the_learners_did(record, scene):
+    """A learner's choice is the direction it takes, unless it points straight back; the others have none."""
+    learners = {i for side in scene.sides[: 1 if record.env.scripted else 2] for i in side.snakes}
+    for k in range(record.steps):
+        for i in range(record.env.snakes):
+            choice = scene.chosen[k, i]
+            assert (choice >= 0) == (i in learners)
+            if i in learners and choice != scene.directions[k, i] ^ 1 and not scene.died[k + 1, i]:
+                assert choice == scene.directions[k + 1, i]
+    assert (scene.chosen[-1] == viewer.NOBODY).all()
+
+
+def test_sides_and_colours(record, scene):
+    n = record.env.snakes
+    assert sorted(i for side in scene.sides for i in side.snakes) == list(range(n))
+    assert len(set(scene.colours)) == n
+    if record.env.teams == 2:
+        warmth = [int(colour[1:3], 16) - int(colour[5:7], 16) for colour in scene.colours]  # red less blue
+        assert all(warmth[i] < 0 for i in scene.sides[0].snakes) and all(warmth[i] > 0 for i in scene.sides[1].snakes)
+        second = bool(record.states.second[0])
+        assert scene.sides[0].snakes == tuple(range(n // 2, n) if second else range(n // 2))
+    if record.env.scripted:
+        assert [side.player for side in scene.sides] == ["level1", ("random", "level1")[int(record.states.level[0])]]
+        assert [side.numbers for side in scene.sides] == ["snakes 3 to 4", "snakes 1 to 2"]
+    labels = [line.label for line in scene.lines]
+    assert len(set(labels)) == len(labels)
+
+
+def test_page_holds_every_body(record, scene):
+    page = viewer.SnakesViewer().html(record)
+    assert len(page) < 2**18
+    assert not re.search(
+        r"(https?:)?//\w|<(link|iframe|script [^>]*src)|@import|fetch\(|XMLHttpRequest|url\((?!#)", page
+    )
+    data = json.loads(re.search(r"^const all = (.*);$", page, re.MULTILINE)[1])
+    shown, width = data["scene"], record.env.width
+    for k, i in itertools.product(range(record.steps + 1), range(record.env.snakes)):
+        end = shown["ends"][i][k]
+        body = shown["trails"][i][end - shown["lengths"][i][k] : end][::-1]
+        assert [divmod(cell, width) for cell in body] == scene.bodies[k][i]
+        assert shown["chosen"][k][i] == ("-" if scene.chosen[k, i] < 0 else str(scene.chosen[k, i]))
+        assert int(shown["directions"][k][i]) == scene.directions[k, i]
+    assert [[divmod(cell, width) for cell in beans] for beans in shown["beans"]] == scene.beans
+    drawn = data["player"]["lines"]["score"]
+    assert [line["colour"] for line in drawn] == [line.colour for line in scene.lines]
+    np.testing.assert_array_equal([line["curve"] for line in drawn], [line.values for line in scene.lines])
+
+
+def test_cells_of_a_board_have_the_colours_of_their_snakes(record, scene):
+    """A point beside the middle of each cell, where neither spine nor number is drawn; nobody died lately."""
+    still = dataclasses.replace(scene, dead=[[] for _ in scene.dead], chosen=np.full_like(scene.chosen, -1))
+    height, width = scene.board
+    rgb = lambda colour: [int(colour[k : k + 2], 16) for k in (1, 3, 5)]  # noqa: E731
+    for k in (0, record.steps // 2, record.steps):
+        drawn = viewing.figure(0.4 * width, 0.4 * height, dpi=100)  # 40 pixels a cell
+        viewer.SnakesViewer()._board(drawn.add_axes((0, 0, 1, 1)), 28.8, still, k)
+        pixels = np.asarray(viewing.image(drawn)).astype(int)
+        wanted = {(r, c): viewer.FIELDS[(r + c) % 2] for r in range(height) for c in range(width)}
+        wanted |= dict.fromkeys(scene.beans[k], viewer.BEAN)
+        wanted |= {cell: scene.colours[i] for i, body in enumerate(scene.bodies[k]) for cell in body[1:]}
+        for (r, c), colour in wanted.items():
+            if not any(body and body[0] == (r, c) for body in scene.bodies[k]):
+                found = pixels[40 * r + 20, 40 * c + 25]
+                assert np.abs(found - rgb(colour)).max() <= 3, (k, r, c)
+
+
+def test_a_game_that_ends_early():
+    """A snake that finds no room is not drawn, and the record ends there."""
+    for episode in range(12):
+        record = play({"height": 3, "width": 3, "beans": 5, "opponent": "1"}, "random", episode)
+        if record.steps < 30:
+            break
+    scene = viewer.scene(record)
+    assert record.steps < 30 and len(scene.bodies) == record.steps + 1
+    frames = viewer.SnakesViewer().frames(record)
+    assert len(frames) == record.steps + 1 and len({frame.size for frame in frames}) == 1
+    assert viewer.SnakesViewer().picture(record).width == 1950
+    viewer.SnakesViewer().html(record)
+
+
+def test_events_in_words(scene):
+    ate, died = np.zeros((2, 4, 3), bool)
+    ate[1, 0] = died[1, 1] = died[1, 2] = ate[2, 1] = True
+    words = viewer.events(dataclasses.replace(scene, bodies=scene.bodies[:4], ate=ate, died=died))
+    assert words == ["", "1 eats, 2 and 3 die", "2 eats", ""]
+
+
+@given(st.integers(3, 6), st.integers(3, 6), st.integers(0, 35), st.lists(st.integers(0, 3), min_size=1, max_size=7))
+@settings(max_examples=60, deadline=None)
+def test_strokes_lead_over_the_edge(height, width, start, ways):
+    """The parts on the board of the strokes to a cell add up to one step, and touch both cells' middles."""
+    body = [(start // 6 % height, start % 6 % width)]
+    for way in ways:
+        body.append(((body[-1][0] + (-1, 1, 0, 0)[way]) % height, (body[-1][1] + (0, 0, -1, 1)[way]) % width))
+    strokes = viewer.links(Board(height, width), body)
+    for k in range(1, len(body)):
+        parts = np.array([(a, b) for number, a, b in strokes if number == k])
+        clipped = np.clip(parts, -0.5, np.array([width, height]) - 0.5)
+        assert np.abs(clipped[:, 1] - clipped[:, 0]).sum() == 1
+        ends = {tuple(map(int, point[::-1])) for point in parts.reshape(-1, 2)}
+        assert {body[k - 1], body[k]} <= ends
+
+
+def test_cells_apart_are_not_joined():
+    assert viewer.links(Board(10, 20), [(0, 0), (1, 0), (9, 0)]) == [(1, (0, 0), (0, 1))]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_families_go_from_dark_to_light(count):
+    colours = viewer.family(viewer.COOL, count)
+    brightness = [int(colour[3:5], 16) for colour in colours]
+    assert len(colours) == count and brightness == sorted(set(brightness))
+    assert (colours[0], colours[-1]) == (viewer.COOL[0], viewer.COOL[-1]) or count == 1
