@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import viewing
-from envs_jax.snakes import draws, opponents, rules
+from envs_jax.snakes import draws, rules
 from envs_jax.snakes.baselines import BASELINES
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board, column, row
 from envs_jax.snakes.rules import START_LENGTH
@@ -115,7 +115,7 @@ def fates(env: "Snakes", states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
     Args:
         env: the environment.
         states: its states, leaves [T + 1, ...].
-        actions: [T, A], or [T, n] if the other team was played from outside.
+        actions: [T, A].
 
     Returns:
         hit: bool[T, n].
@@ -128,11 +128,8 @@ def fates(env: "Snakes", states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
     def play(key: Any, game: Any, level: Any, second: Any, action: Any) -> Any:
         state = type(states)(key, jax.tree.map(lanes, game), lanes(level), lanes(second))
         words = jax.vmap(env._draw_step)(key, state.game.steps).T
-        if len(action) < env.snakes:
-            half = slice(env.snakes // 2, env.snakes)
-            used = tuple(k for k in env.schedule.used if k < len(opponents.LEVELS))
-            others = opponents.act(env.board, env.seen(state), half, state.level, words[-1], used, env.exclusive_beans)
-            action = jnp.concatenate([action, others])
+        if env.scripted:
+            action = env._with_opponents(state, words[-1], action)
         turns = draws.turns(words[env.beans :], env.snakes)
         direction = rules.resolved(state.game.direction, env._swapped(action, state.second), turns)
         moved, _, hit = rules.move(env.board, state.game, direction)
@@ -255,7 +252,7 @@ class SnakesViewer:
         names = ("score", "opponent_score", "score_difference", "return", "meals", "deaths", "opponent_meals",
                  "opponent_deaths")  # fmt: skip
         figures = [name for name in names if name in record.curves]
-        lines = {name: shown.lines for name in ("score", "opponent_score") if name in figures}
+        lines: dict[str, list[Line]] = {name: shown.lines for name in figures if name.endswith("score")}
         moments = events(shown)
         return viewing.page(record, self._html(shown.board), _LEGEND, _SCRIPT, data, figures, lines, moments, self.rate)
 
@@ -367,6 +364,8 @@ class SnakesViewer:
 
     def _lives(self, axes: Any, shown: Scene) -> None:
         """For every snake a band as broad as it is long, and a cross where it died."""
+        from matplotlib.patheffects import withStroke
+
         lengths, steps = shown.lengths, np.arange(len(shown.bodies))
         order = [i for side in shown.sides for i in side.snakes]
         for place, i in enumerate(order):
@@ -375,7 +374,8 @@ class SnakesViewer:
                 steps, place - half, place + half, step="mid", color=shown.colours[i], linewidth=0, zorder=2
             )
             deaths = np.flatnonzero(shown.died[:, i])
-            axes.plot(deaths, np.full(len(deaths), place), "x", color=INK, markersize=5, markeredgewidth=1.3, zorder=3)
+            axes.plot(deaths, np.full(len(deaths), place), "x", color=INK, markersize=5, markeredgewidth=1.3, zorder=3,
+                      path_effects=[withStroke(linewidth=2.6, foreground="white")])  # fmt: skip
             axes.text(1.02, place, f"snake {i + 1}", transform=axes.get_yaxis_transform(), fontsize=9.5,
                       color=shown.colours[i], weight="bold", va="center")  # fmt: skip
         axes.set_xlim(0, len(steps) - 1)
