@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -153,15 +154,26 @@ def test_cells_of_a_board_have_the_colours_of_their_snakes(record, scene):
                 assert np.abs(found - rgb(colour)).max() <= 3, (k, r, c)
 
 
-def test_a_game_that_ends_early(record, scene):
-    """A snake that finds no room has no cells, and the record ends there; every format shows it."""
-    if record.env.teams == 2:
-        assert record.steps == 30
-        return
-    assert record.steps < 30 and [] in scene.bodies[-1]
-    frames = viewer.SnakesViewer().frames(record)
-    assert len(frames) == record.steps + 1 and len({frame.size for frame in frames}) == 1
-    assert viewer.SnakesViewer().picture(record).width == 1950
+def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
+    """The game cut off behind three steps, the cells of the first snake taken away: every format shows it."""
+    cut = lambda leaf: leaf[:4]  # noqa: E731
+    states = jax.tree.map(cut, record.states)
+    body, length = states.game.body.copy(), states.game.length.copy()
+    body[3, :, 0], length[3, 0] = 0, 0
+    states = dataclasses.replace(states, game=dataclasses.replace(states.game, body=body, length=length))
+    short = dataclasses.replace(
+        record,
+        states=states,
+        timesteps=jax.tree.map(cut, record.timesteps),
+        actions=record.actions[:3],
+        curves={name: cut(curve) for name, curve in record.curves.items()},
+    )
+    shown, made = viewer.scene(short), viewer.SnakesViewer()
+    assert shown.bodies[3][0] == [] and all(shown.bodies[3][1:])
+    frames = made.frames(short)
+    assert len(frames) == 4 and len({frame.size for frame in frames}) == 1
+    assert made.picture(short).width == 1950
+    assert '"steps":3' in made.html(short)
 
 
 def test_events_in_words(scene):
