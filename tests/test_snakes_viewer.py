@@ -111,7 +111,7 @@ def test_sides_and_colours(record, scene):
         assert scene.sides[0].snakes == tuple(range(n // 2, n) if second else range(n // 2))
     if record.env.scripted:
         assert [side.player for side in scene.sides] == ["level1", ("random", "level1")[int(record.states.level[0])]]
-        assert [side.numbers for side in scene.sides] == ["snakes 3 to 4", "snakes 1 to 2"]
+        assert [side.numbers for side in scene.sides] == ["snakes 3-4", "snakes 1-2"]
     labels = [line.label for line in scene.lines]
     assert len(set(labels)) == len(labels)
 
