@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxrl import hosts
 from jaxrl.errors import UserError
 from jaxrl.files import write_atomically
 
@@ -107,7 +108,7 @@ class Checkpoints:
         }
         folder = self.directory / f"{step:010d}{_WRITING}"
         try:
-            if jax.process_index() == 0:
+            if hosts.writes():
                 self._sweep()
                 folder.mkdir(parents=True)
                 write_atomically(folder / _META, json.dumps(meta, indent=1))
@@ -121,7 +122,7 @@ class Checkpoints:
         """Wait for orbax, seal the checkpoint and delete what it replaces (on the thread of its own)."""
         try:
             self._orbax.wait_until_finished()
-            if jax.process_index() != 0:
+            if not hosts.writes():
                 return
             _write_manifest(folder, step, leaves)
             _seal(folder)
@@ -136,7 +137,7 @@ class Checkpoints:
 
     def _failed(self, step: int, folder: Path, error: Exception) -> CheckpointError:
         """The sentence for a save that failed; the space it took is freed."""
-        if jax.process_index() == 0:
+        if hosts.writes():
             shutil.rmtree(folder, ignore_errors=True)
         return CheckpointError(
             f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
@@ -181,7 +182,7 @@ class Checkpoints:
             CheckpointError: they cannot be deleted.
         """
         self.wait()
-        if jax.process_index() == 0:
+        if hosts.writes():
             try:
                 _delete(self.directory / name for name in _sealed(self.directory) if int(name) > step)
             except OSError as error:
@@ -194,7 +195,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The numbers of all sealed checkpoints, oldest first; the best one is not counted."""
-        return [int(name) for name in _sealed(self.directory)]
+        return sealed_steps(self.directory)
 
     def best_step(self) -> int | None:
         """The number of the best checkpoint, if one was kept."""
@@ -266,12 +267,16 @@ class Checkpoints:
             raise CheckpointError(
                 f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
             )
+        folder = directory / hosts.on_first(lambda: self._newest_intact(directory, names))
+        return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
+
+    def _newest_intact(self, directory: Path, names: list[str]) -> str:
+        """The last of `names` that is not damaged. Raises CheckpointError if there is none."""
         for name in reversed(names):
             folder = directory / name
             damage = _damage(folder)
             if damage is None:
-                state = _read_state(self._orbax, folder, like, prefix)
-                return int(name), state, _read_meta(folder)
+                return name
             self._warn(f"checkpoint {folder} is damaged ({damage}) and was passed over")
         raise CheckpointError(
             f"no intact checkpoint in {directory} (of {len(names)}; the last one: {damage}); "
@@ -391,6 +396,11 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
 
 def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+
+
+def sealed_steps(directory: Path) -> list[int]:
+    """The numbers of the complete checkpoints in a folder, oldest first."""
+    return [int(name) for name in _sealed(directory)]
 
 
 def _sealed(directory: Path) -> list[str]:

@@ -27,8 +27,10 @@ SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
 def make_mesh(devices: int) -> Mesh:
-    """A mesh of the first `devices` devices."""
-    return Mesh(np.array(jax.devices()[:devices]), (AXIS,), axis_types=(AxisType.Auto,))
+    """A mesh of `devices` devices, the first ones of every host."""
+    each = devices // jax.process_count()
+    chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:each]]
+    return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -39,6 +41,15 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: 
 def shardings(mesh: Mesh, specs: Any) -> Any:
     """NamedShardings for a tree of PartitionSpecs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
+def on_all(tree: Any, mesh: Mesh) -> Any:
+    """Copies of arrays, keys among them, that lie on every device of the mesh, whichever host it belongs to."""
+    return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))(tree)
+
+
+def _same(tree: Any) -> Any:
+    return tree
 
 
 def logical_shards(num_envs: int, batch: int) -> int:

@@ -129,7 +129,7 @@ def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
 
 
 def free_memory(device: jax.Device, devices: int = 1) -> int:
-    """Bytes that a run may use on each of `devices` devices like this one.
+    """Bytes that a run may use on each of `devices` devices of this host, which are like this one.
 
     On a CPU these share what the system calls available (within a container's limit).
     """
@@ -173,27 +173,37 @@ def size(tree: Any) -> int:
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
-    """How many devices to use, and a warning if some are left out.
+    """How many devices to use, equally many of every host, and a warning if some are left out.
+
+    Args:
+        requested: of every host; 0 = all.
+        num_envs: environments over all devices.
+        shards: logical shards.
 
     Raises:
         UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
-    present = jax.local_device_count()
+    present, hosts = jax.local_device_count(), jax.process_count()
     if requested > present:
         raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
     wanted = requested or present
-    used = max(d for d in range(1, wanted + 1) if shards % d == 0)
+    used = max((d for d in range(1, wanted + 1) if shards % (d * hosts) == 0), default=0)
     if used == wanted:
-        return used, None
+        return used * hosts, None
     fitting = -(-num_envs // 8) * 8
     if fitting == num_envs:
         remedy = "a minibatch that 8 divides and no --logical_shards"
     else:
         remedy = f"--num_envs {fitting}"
-    cut = f"{num_envs} environments are cut into {shards} logical shards, which {wanted} devices cannot share evenly"
+    devices = f"{wanted} devices" if hosts == 1 else f"{hosts} hosts of {wanted} devices"
+    cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
+    if not used:
+        raise UsageError(f"{cut}: use {_power_of_two(min(hosts, shards))} hosts, or {remedy} with 2, 4 or 8 hosts")
     if requested:
         raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
-    return used, f"{cut}: only {used} of them are used; {remedy} would let {_power_of_two(min(wanted, 8))} be used"
+    better = _power_of_two(min(wanted, 8 // hosts))
+    advice = f"; {remedy} would let {better} be used" if better > used else ""
+    return used * hosts, f"{cut}: only {used} of them are used{' on each' if hosts > 1 else ''}{advice}"
 
 
 def _power_of_two(limit: int) -> int:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl import algos, plan, precision
+from jaxrl import algos, hosts, plan, precision
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.config import Config, RunSettings, usage_errors
 from jaxrl.errors import UsageError
@@ -84,7 +84,8 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec)
         devices = layout.devices
-        limit = int(run.memory_gb * plan.GIB) or plan.free_memory(jax.local_devices()[0], devices)
+        free = plan.free_memory(jax.local_devices()[0], devices // hosts.number())
+        limit = int(run.memory_gb * plan.GIB) or min(hosts.gather(free))
         chunks = plan.choose_chunks(env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming)
         algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
         _check_phases(config.algo, algo.phases)

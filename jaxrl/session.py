@@ -22,19 +22,19 @@ import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
 from jaxrl import config as configuration
-from jaxrl import run_directory, torch_weights
+from jaxrl import hosts, run_directory, torch_weights
 from jaxrl.algos.base import Algorithm, AlgoState, Phase
-from jaxrl.checkpoint import CheckpointError, Checkpoints
+from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
 from jaxrl.config import FREE_ON_RESUME, Config, read_run
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import held_out_key
-from jaxrl.parallel import REPLICATED, shardings
+from jaxrl.parallel import on_all
 from jaxrl.prepare import Programs, Setup, assemble, compile_programs, prepare
 from jaxrl.report.console import Console, duration, gibibytes
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.lines import Lines, Pace
 from jaxrl.report.peak import Peak
-from jaxrl.report.writer import Writer
+from jaxrl.report.writer import Nowhere, Writer
 from jaxrl.trainer import BlockMetrics, TrainState
 
 SELECTION = "selection"
@@ -242,9 +242,10 @@ class Session:
         done += f" in {duration(self.seconds)}"
         if not any(self._remaining()):
             return f"finished {done}"
-        if self._received:
-            return f"stopped by {self._received[0]} {done}; go on with --resume {self.directory}"
-        if self.run.max_seconds and self._elapsed() >= self.run.max_seconds:
+        received = [name for names in hosts.gather(self._received) for name in names]
+        if received:
+            return f"stopped by {received[0]} {done}; go on with --resume {self.directory}"
+        if self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
             return f"stopped by max_seconds {done}; go on with --resume {self.directory}"
         return None
 
@@ -264,9 +265,7 @@ class Session:
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
         self._last_number = 0
-        phase, iteration = jax.device_put(
-            (np.int32(index), np.uint32(0)), shardings(self.setup.mesh, (REPLICATED, REPLICATED))
-        )
+        phase, iteration = on_all((np.int32(index), np.uint32(0)), self.setup.mesh)
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
     def _block_length(self, left: int) -> int:
@@ -277,7 +276,7 @@ class Session:
         for every in (self.run.eval_every, self.run.checkpoint_every):
             if every:
                 limits.append(every - self.position.iterations % every)
-        return min(limits)
+        return int(hosts.first(min(limits)))
 
     def _end(self, state: TrainState) -> None:
         """The last line, evaluation and checkpoint of this process, as far as they are missing."""
@@ -298,7 +297,7 @@ class Session:
     def _checkpoint_due(self) -> bool:
         every = self.run.checkpoint_every
         overdue = time.monotonic() - self._saved[1] >= 60 * self.run.checkpoint_minutes
-        return overdue or bool(every and self.position.iterations % every == 0)
+        return hosts.first(overdue) or bool(every and self.position.iterations % every == 0)
 
     def _save(self, state: TrainState, best: bool) -> None:
         """Everything that a later process needs; the metrics up to here are on disk already."""
@@ -326,7 +325,7 @@ class Session:
                 self.console.say(
                     f"{self._received[0]}: the work under way is finished, then saved; Ctrl-C (again) stops at once"
                 )
-        return jax.device_get(tree)
+        return hosts.fetched(tree)
 
     def _counters(self, position: Position) -> dict[str, int]:
         names = {"iteration": position.iterations, "env_steps": position.env_steps, "updates": position.updates}
@@ -373,7 +372,7 @@ class Session:
         spec = self.setup.env.spec
         context = self.setup.eval_env.context(state.progress)
         key = held_out_key(self.run.seed, SELECTION)
-        key, context = jax.device_put((key, context), shardings(self.setup.mesh, REPLICATED))
+        key, context = on_all((key, context), self.setup.mesh)
         curves = self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context))
         values = {name: float(np.mean(curve[-1])) for name, curve in curves.items()}
         self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()})
@@ -421,15 +420,14 @@ def start(config: Config) -> Ended:
     Raises:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
-    run_directory.check_root(config.run.runs)
+    hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     setup = prepare(config)
     source = setup.config.run.init_from
     inputs = load_weights(source, setup) if source else None
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
-        directory = run_directory.create(setup.config.run.runs, config.algo, config.env)
-        with run_directory.lock(directory):
-            run_directory.write_config(directory, setup.config.to_yaml())
+        with _held(lambda: run_directory.create(setup.config.run.runs, config.algo, config.env)) as directory:
+            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
 
 
@@ -446,9 +444,8 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     """
     directory = run_directory.open_run(run)
     setup = prepare(configuration.resumed(config, changes), resuming=True)
-    with run_directory.lock(directory), Console(_title(setup)) as console:
-        with Checkpoints(directory / "checkpoints") as checkpoints:
-            fresh = not checkpoints.steps()
+    with _held(lambda: directory), Console(_title(setup)) as console:
+        fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
         source = setup.config.run.init_from
         inputs = load_weights(source, setup) if source and fresh else None
         for line in run_directory.other_versions(directory):
@@ -461,11 +458,27 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
                 state = session.begin(inputs)
             else:
                 state = session.restore()
-            run_directory.write_config(directory, setup.config.to_yaml())
+            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
             return state
 
         return _train(setup, programs, directory, console, first_state)
+
+
+@contextmanager
+def _held(find: Callable[[], Path]) -> Iterator[Path]:
+    """The run directory that `find` makes or finds, locked; the host that writes does both."""
+    with ExitStack() as stack:
+
+        def take() -> str:
+            directory = find()
+            stack.enter_context(run_directory.lock(directory))
+            return str(directory.absolute())
+
+        directory = Path(hosts.on_first(take))
+        hosts.require_visible(directory)
+        hosts.remember(directory)
+        yield directory
 
 
 def _title(setup: Setup) -> str:
@@ -475,8 +488,9 @@ def _title(setup: Setup) -> str:
 def _compile(setup: Setup, inputs: Any, fresh: bool, console: Console) -> Programs:
     """Say what will run, and compile it."""
     device = jax.local_devices()[0]
+    where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
     console.say(
-        f"{setup.mesh.size} x {device.device_kind} ({device.platform}), {setup.trainer.layout.shards} logical shards, "
+        f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
         f"{setup.config.run.compute_dtype} matmuls"
     )
     for line in (*setup.notes, *setup.plan.lines()):
@@ -490,14 +504,15 @@ def _train(
     peak = Peak()
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
-        writer = stack.enter_context(Writer(directory))
+        writer = stack.enter_context(Writer(directory) if hosts.writes() else Nowhere(directory))
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor)
         sentence = session.train(first_state(session))
     # The devices of a CPU share its memory, and only their sum can be measured.
-    held, planned = peak.read(), programs.peak * (setup.mesh.size if jax.default_backend() == "cpu" else 1)
+    sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
+    held, planned = peak.read(), programs.peak * sharing
     memory = f"peak memory {gibibytes(held)}, planned {gibibytes(planned)}"
     if planned > COMPARABLE:
         memory += f" ({held / planned - 1:+.0%})"
@@ -520,7 +535,8 @@ class Loaded:
 
 def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
     """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
-    shapes = setup.trainer.shapes().algo.replicated
+    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731  wherever it is read, not on the mesh
+    shapes = jax.tree.map(like, setup.trainer.shapes().algo.replicated)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:

@@ -3,21 +3,47 @@
 import sys
 from collections.abc import Sequence
 
-from jaxrl import config, session
+import jax
+
+from jaxrl import config, hosts, session
+from jaxrl.checkpoint import sealed_steps
 from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.run_directory import versions
 
 
 @config.exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
-    request = config.parse(argv, description=__doc__)
+    place, flags = _place(argv)
+    request = config.parse(flags, description=__doc__)
+    if place is not None and not hosts.under_guard():
+        return hosts.guard("jaxrl.train", argv, lambda run: sealed_steps(run / "checkpoints"))
     enable_compilation_cache()
-    if request.resume is not None:
-        ended = session.resume(request.resume, request.config, request.changes)
-    else:
-        ended = session.start(request.config)
-    print(f"{ended.sentence}\n{ended.memory}\nrun directory: {ended.directory}")
+    with hosts.joined(place):
+        if place is not None:
+            asked = {**request.config.plain(), **request.changes, "--resume": request.resume}
+            hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
+        if request.resume is not None:
+            ended = session.resume(request.resume, request.config, request.changes)
+        else:
+            ended = session.start(request.config)
+        print(f"{ended.sentence}\n{ended.memory}\nrun directory: {ended.directory}")
     return 0
+
+
+def _place(argv: Sequence[str]) -> tuple[hosts.Place | None, list[str]]:
+    """The place of this process among several hosts, and the flags that say something else. Raises UsageError."""
+    usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
+    own = config.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
+    group = own.add_argument_group("several hosts (SLURM and Open MPI are found without these)")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
+    group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
+    group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")
+    parsed, others = own.parse_known_args(list(argv))
+    if any(word in ("-h", "--help") for word in others):
+        print(own.format_help())
+        return None, others
+    return hosts.find(parsed.coordinator, parsed.num_hosts, parsed.host_index), others
 
 
 if __name__ == "__main__":

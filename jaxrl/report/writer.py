@@ -103,6 +103,16 @@ class Writer:
         self._lines = self._events = None
 
 
+class Nowhere(Writer):
+    """A writer without files, for processes that are not the one that writes."""
+
+    def write(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def trim(self, after_iteration: int) -> None:
+        """Nothing."""
+
+
 def read_metrics(directory: Path | str) -> list[dict[str, Any]]:
     """All rows of a run's metrics.jsonl in order, without a last line that a kill has torn; [] if there is none."""
     path = Path(directory) / METRICS

@@ -1,0 +1,336 @@
+"""Several hosts: how the processes of a run find each other, agree, and end together.
+
+A host is one process of a run, on a machine of its own or with a GPU of its own. All run the same program, and so
+make the same calls of what is here, in the same order. Whatever clocks, signals and the state of a disk decide is
+decided by host 0 or by all together (`first`, `gather`, `on_first`), through the coordinator that host 0 runs: no
+device takes part, so that an exchange does not wait for the block under way. In a run of one process every function
+here returns at once.
+
+When a host dies, JAX ends the others within `LOST` seconds, by aborting them or by an error of the collective under
+way. So the process that a user starts only guards the one that trains, and says in one sentence what has happened.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import distributed  # the only way to the coordinator's key-value store
+from jax.experimental import multihost_utils
+
+from jaxrl.errors import UsageError, UserError
+
+JOIN = 300  # seconds to wait for the others at the start
+LOST = 30  # seconds of silence after which a host counts as dead
+SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
+_STEP = 1000  # milliseconds of one wait for a value; signals are handled in between
+_GUARDED = "JAXRL_GUARDED"  # environment of a guarded process: the guard's folder and the file descriptor of its stderr
+_RUN, _STDERR = "run", "stderr"  # files in the guard's folder
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_LEFT = 86  # exit code of a guarded process that has lost the others
+_exchanges = itertools.count()
+
+
+class Place(NamedTuple):
+    """One process among those of a run.
+
+    Attributes:
+        coordinator: "HOST:PORT" of host 0; None where the launcher tells JAX.
+        number: of hosts.
+        index: of this one, from 0.
+        devices: local device numbers to use; [] for all that are visible.
+    """
+
+    coordinator: str | None
+    number: int
+    index: int
+    devices: list[int]
+
+
+def find(coordinator: str | None, number: int | None, index: int | None) -> Place | None:
+    """The place of this process: from the flags, else from SLURM or Open MPI; None where it trains alone.
+
+    Args:
+        coordinator: `--coordinator`.
+        number: `--num_hosts`; 1 trains alone, whatever has started the process.
+        index: `--host_index`.
+
+    Raises:
+        UsageError: flags that do not fit together.
+    """
+    launched = _launched()
+    if number == 1 or (launched is None and (coordinator, number, index) == (None, None, None)):
+        if number == 1 and (coordinator or index):
+            raise UsageError("--num_hosts 1 trains alone: leave --coordinator and --host_index out")
+        return None
+    found = {
+        "--coordinator HOST:PORT": coordinator or ("" if launched and launched.coordinator else None),
+        "--num_hosts N": number if number is not None or not launched else launched.number,
+        "--host_index I": index if index is not None or not launched else launched.index,
+    }
+    missing = [flag for flag, value in found.items() if value is None]
+    if missing:
+        why = "Open MPI 5 does not say where its first process runs" if launched else "several hosts need it"
+        raise UsageError(f"{' and '.join(missing)}: missing; {why} (--num_hosts 1 trains alone)")
+    address, number, index = found.values()  # type: ignore[assignment]
+    assert isinstance(number, int) and isinstance(index, int)
+    if number < 1 or not 0 <= index < number:
+        raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
+    if address and not re.fullmatch(r"\S+:[0-9]{1,5}", str(address)):
+        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not '{address}'")
+    return Place(str(address) or None, number, index, launched.devices if launched else [])
+
+
+def _launched() -> Place | None:
+    """What SLURM or Open MPI say; None if they have not started several processes.
+
+    A process that shares its machine with others takes the GPU of its local number, unless it sees only one.
+    """
+    get = os.environ.get
+    if get("SLURM_STEP_NUM_TASKS") and get("SLURM_PROCID"):
+        number, index = int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ["SLURM_PROCID"])
+        alone = number == int(get("SLURM_STEP_NUM_NODES", "0"))
+        local, known = get("SLURM_LOCALID"), "SLURM_STEP_NODELIST" in os.environ
+    elif get("OMPI_COMM_WORLD_SIZE") and get("OMPI_COMM_WORLD_RANK"):
+        number, index = int(os.environ["OMPI_COMM_WORLD_SIZE"]), int(os.environ["OMPI_COMM_WORLD_RANK"])
+        alone = get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
+        local, known = get("OMPI_COMM_WORLD_LOCAL_RANK"), "OMPI_MCA_orte_hnp_uri" in os.environ
+    else:
+        return None
+    bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
+    devices = [] if alone or bound or local is None else [int(local)]
+    return Place("known to JAX" if known else None, number, index, devices) if number > 1 else None
+
+
+@contextlib.contextmanager
+def joined(place: Place | None) -> Iterator[None]:
+    """One of several hosts from here to the end of the program; hosts other than 0 write nothing to stdout.
+
+    Raises:
+        UserError: the others were not found.
+    """
+    if place is None:
+        yield
+        return
+    try:
+        jax.distributed.initialize(
+            place.coordinator,
+            place.number,
+            place.index,
+            None if "JAX_LOCAL_DEVICE_IDS" in os.environ else place.devices,
+            initialization_timeout=JOIN,
+            heartbeat_timeout_seconds=LOST,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"host {place.index} of {place.number} could not join the others ({_cause(str(error))}): start the same "
+            "command on all hosts, and see that they reach the coordinator's port"
+        ) from None
+    stdout = sys.stdout
+    try:
+        if place.index:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        yield
+        gather("done")  # host 0 may still be sealing a checkpoint
+    except jax.errors.JaxRuntimeError as error:
+        os.write(2, f"\n{_cause(str(error))}\n".encode())
+        _leave(_LEFT)
+    except BaseException as error:
+        # The others are not at their end, and would be waited for: no orderly farewell.
+        atexit.register(_leave, getattr(error, "exit_code", 1))
+        raise
+    finally:
+        sys.stdout = stdout
+    jax.distributed.shutdown()
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# Agreement
+
+
+def number() -> int:
+    """How many hosts there are."""
+    return jax.process_count()
+
+
+def writes() -> bool:
+    """Whether this process is the one that writes to the run directory and to the console."""
+    return jax.process_index() == 0
+
+
+def gather(value: Any) -> list[Any]:
+    """The values, JSON objects, of all hosts in order; waits for them all."""
+    if jax.process_count() == 1:
+        return [value]
+    client, turn = distributed.global_state.client, next(_exchanges)
+    client.key_value_set(f"jaxrl/{turn}/{jax.process_index()}", json.dumps(value))
+    values = [json.loads(_value_of(client, f"jaxrl/{turn}/{host}")) for host in range(jax.process_count())]
+    if turn:  # whoever has set a value of this turn has read all of the one before
+        client.key_value_delete(f"jaxrl/{turn - 1}/{jax.process_index()}")
+    return values
+
+
+def _value_of(client: Any, key: str) -> str:
+    """Wait for a key as long as it takes: a host that is slow is not dead, and one that is dead ends us all."""
+    while True:
+        try:
+            return str(client.blocking_key_value_get(key, _STEP))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+
+
+def first(value: Any) -> Any:
+    """The value, a JSON object, of host 0."""
+    return value if jax.process_count() == 1 else gather(value if writes() else None)[0]
+
+
+def on_first(function: Callable[[], Any]) -> Any:
+    """What `function` returns (a JSON object) when host 0 calls it; a UserError that it raises is raised by all."""
+    if jax.process_count() == 1:
+        return function()
+    answer, refusal = None, None
+    if writes():
+        try:
+            answer = function()
+        except UserError as error:
+            refusal = pickle.dumps(error).hex()
+    answer, refusal = first([answer, refusal])
+    if refusal is not None:
+        raise pickle.loads(bytes.fromhex(refusal))
+    return answer
+
+
+def require_same(facts: Mapping[str, Any]) -> None:
+    """Raises UsageError that names the first fact in which hosts differ."""
+    ours, *others = gather(dict(facts))
+    for host, theirs in enumerate(others, start=1):
+        for name in (*ours, *theirs):
+            a, b = (found.get(name, "not given") for found in (ours, theirs))
+            if a != b:
+                raise UsageError(
+                    f"the hosts disagree: {name} is {a} on host 0 and {b} on host {host}; start all of them with the "
+                    "same command, files and packages"
+                )
+
+
+def require_visible(directory: Path) -> None:
+    """Raises UserError unless every host sees the run directory that host 0 has made."""
+    until = time.monotonic() + SEEN
+    while not directory.is_dir() and time.monotonic() < until:
+        time.sleep(0.5)  # a network file system may take a while
+    blind = [host for host, seen in enumerate(gather(directory.is_dir())) if not seen]
+    if blind:
+        raise UserError(f"host {blind[0]} does not see {directory}: choose --runs on a disk that all hosts share")
+
+
+def fetched(tree: Any) -> Any:
+    """NumPy copies of arrays that may be spread over several hosts."""
+    return jax.device_get(tree) if jax.process_count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
+
+
+# The guard
+
+
+def guard(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[int]]) -> int:
+    """Run `python -m module argv` in a process of its own and return its exit code, or 1 with a sentence if it died.
+
+    What the process writes to its stderr by way of Python is shown at once; what libraries write there (aborts of
+    JAX, with their stack) only if it ends by itself.
+
+    Args:
+        module: the verb's.
+        argv: its arguments.
+        checkpoints: the numbers of the complete checkpoints in a run directory, for the sentence.
+
+    Raises:
+        UserError: the process died, or lost the others.
+    """
+    received: list[int] = []
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / _STDERR).open("w+b") as log:
+        shown = os.dup(2)
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *argv],
+            env=os.environ | {_GUARDED: f"{shown}:{folder}"},
+            stderr=log,
+            pass_fds=(shown,),
+            start_new_session=True,  # Ctrl-C reaches it through us, once
+        )
+
+        def relay(number: int, frame: FrameType | None) -> None:
+            received.append(number)
+            child.send_signal(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, relay)
+        code = child.wait()
+        os.close(shown)
+        text = (Path(folder) / _STDERR).read_text(errors="replace")
+        run = Path(folder) / _RUN
+        where = Path(run.read_text()) if run.exists() else None
+    if code == -signal.SIGINT and signal.SIGINT in received:
+        return 128 + signal.SIGINT
+    if code >= 0 and code != _LEFT:
+        sys.stderr.write(text)
+        return code
+    raise UserError(f"{_story(code, text)}; {_remedy(where, checkpoints(where) if where else [])}")
+
+
+def under_guard() -> bool:
+    """Whether a guard has started this process, which is then connected to it; to be called once."""
+    if _GUARDED not in os.environ:
+        return False
+    sys.stderr = os.fdopen(int(os.environ[_GUARDED].partition(":")[0]), "w", buffering=1)
+    with contextlib.suppress(OSError, AttributeError):  # Linux: SIGTERM when the guard ends, however it ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return True
+
+
+def remember(directory: Path) -> None:
+    """Tell the guard, if any, which run this is."""
+    if _GUARDED in os.environ:
+        (Path(os.environ[_GUARDED].partition(":")[2]) / _RUN).write_text(str(directory))
+
+
+def _story(code: int, text: str) -> str:
+    """What has ended a guarded process, given what libraries wrote to its stderr."""
+    if code == _LEFT:
+        return f"this host has lost the others ({text.strip().splitlines()[-1]})"
+    fatal = re.search(r"^F\d{4} .*?\] (.*)", text, re.MULTILINE)
+    if fatal and "distributed service" in fatal[1]:
+        return f"this host has lost the others ({_cause(fatal[1])})"
+    cause = f" ({_cause(fatal[1])})" if fatal else ""
+    return f"the process of this host was ended by {signal.Signals(-code).name}{cause}"
+
+
+def _cause(text: str) -> str:
+    """The gist of a message of JAX, in at most 200 characters of one line."""
+    gist = text.rpartition("absl::Status: ")[2].strip().partition("\n")[0]
+    return gist if len(gist) <= 200 else gist[:197] + "..."
+
+
+def _remedy(run: Path | None, checkpoints: list[int]) -> str:
+    """How to go on with a run that has broken off."""
+    if run is None:
+        return "nothing was trained yet: start all hosts again"
+    at = f"the last good checkpoint ({checkpoints[-1]:,}) is kept" if checkpoints else "there was no checkpoint yet"
+    return f"{at}: go on with --resume {run}"
