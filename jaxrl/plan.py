@@ -198,7 +198,8 @@ def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str
     devices = f"{wanted} devices" if hosts == 1 else f"{hosts} hosts of {wanted} devices"
     cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
     if not used:
-        raise UsageError(f"{cut}: use {_power_of_two(min(hosts, shards))} hosts, or {remedy} with 2, 4 or 8 hosts")
+        others = f", or {remedy} with 2, 4 or 8 hosts" if shards < 8 else ""
+        raise UsageError(f"{cut}: start {_power_of_two(min(hosts, shards))} of them{others}")
     if requested:
         raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
     better = _power_of_two(min(wanted, 8 // hosts))
