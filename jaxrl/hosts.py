@@ -37,6 +37,7 @@ from jaxrl.errors import UsageError, UserError
 JOIN = 300  # seconds to wait for the others at the start
 LOST = 30  # seconds of silence after which a host counts as dead
 SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
+FAREWELL = 3  # seconds that host 0, the coordinator, outlives an error, of which others may still have to read
 _STEP = 1000  # milliseconds of one wait for a value; signals are handled in between
 _GUARDED = "JAXRL_GUARDED"  # environment of a guarded process: the guard's folder and the file descriptor of its stderr
 _RUN, _STDERR = "run", "stderr"  # files in the guard's folder
@@ -140,25 +141,24 @@ def joined(place: Place | None) -> Iterator[None]:
             f"host {place.index} of {place.number} could not join the others ({_cause(str(error))}): start the same "
             "command on all hosts, and see that they reach the coordinator's port"
         ) from None
-    stdout = sys.stdout
+    if place.index:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
-        if place.index:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         yield
         gather("done")  # host 0 may still be sealing a checkpoint
     except jax.errors.JaxRuntimeError as error:
         os.write(2, f"\n{_cause(str(error))}\n".encode())
         _leave(_LEFT)
     except BaseException as error:
-        # The others are not at their end, and would be waited for: no orderly farewell.
-        atexit.register(_leave, getattr(error, "exit_code", 1))
+        # The others are not at their end, and JAX would wait for them.
+        atexit.register(_leave, getattr(error, "exit_code", 1), FAREWELL if writes() else 0)
         raise
-    finally:
-        sys.stdout = stdout
     jax.distributed.shutdown()
 
 
-def _leave(code: int) -> None:
+def _leave(code: int, seconds: float = 0) -> None:
+    """End at once, or after so many seconds."""
+    time.sleep(seconds)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -320,7 +320,7 @@ def _story(code: int, text: str) -> str:
     """What has ended a guarded process, given what libraries wrote to its stderr."""
     if code == _LEFT:
         return f"this host has lost the others ({text.strip().splitlines()[-1]})"
-    fatal = re.search(r"^F\d{4} .*?\] (.*)", text, re.MULTILINE)
+    fatal = re.search(r"^F\d{4} .*?\] (.*?)(?:^\*\*\*|\Z)", text, re.MULTILINE | re.DOTALL)
     if fatal and "distributed service" in fatal[1]:
         return f"this host has lost the others ({_cause(fatal[1])})"
     cause = f" ({_cause(fatal[1])})" if fatal else ""
@@ -329,7 +329,7 @@ def _story(code: int, text: str) -> str:
 
 def _cause(text: str) -> str:
     """The gist of a message of JAX, in at most 200 characters of one line."""
-    gist = text.rpartition("absl::Status: ")[2].strip().partition("\n")[0]
+    gist = re.sub(r"/job:\S+/task:(\d+)", r"host \1", " ".join(text.rpartition("absl::Status: ")[2].split()))
     return gist if len(gist) <= 200 else gist[:197] + "..."
 
 
