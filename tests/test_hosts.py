@@ -22,10 +22,10 @@ from jaxrl.report.writer import read_metrics
 ROOT = Path(__file__).parents[1]
 COMA = (
     "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 8 --data_passes 1 --minibatches 1 "
-    "--total_episodes 32 --eval_every 2 --eval_episodes 8 --checkpoint_every 2 --exact_sharding"
+    "--total_episodes 32 --checkpoint_every 2 --exact_sharding"
 )
 DDPG = (
-    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --units 8 --depth 1 "
+    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --warmup 8 --units 8 --depth 1 "
     "--update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 --exact_sharding"
 )
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"
