@@ -146,10 +146,10 @@ def joined(place: Place | None) -> Iterator[None]:
     try:
         yield
         gather("done")  # host 0 may still be sealing a checkpoint
-    except jax.errors.JaxRuntimeError as error:
-        os.write(2, f"\n{_cause(str(error))}\n".encode())
-        _leave(_LEFT)
     except BaseException as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            os.write(2, f"\n{_cause(str(error))}\n".encode())
+            _leave(_LEFT)
         # The others are not at their end, and JAX would wait for them.
         atexit.register(_leave, getattr(error, "exit_code", 1), FAREWELL if writes() else 0)
         raise

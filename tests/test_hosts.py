@@ -25,8 +25,9 @@ COMA = (
     "--total_episodes 32 --checkpoint_every 2 --exact_sharding"
 )
 DDPG = (
-    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --warmup 8 --units 8 --depth 1 "
-    "--update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 --exact_sharding"
+    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --warmup 8 --units 8 "
+    "--depth 1 --update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 "
+    "--exact_sharding"
 )
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"
 LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_seconds 0.05 --log_every 4"
