@@ -1,4 +1,4 @@
-# make train | test | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
+# make train | test | test-long | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
 #   PYTHON=python3.11   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
 #   JOBS=8   pytest processes
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: train test lint format bench clean
+.PHONY: train test test-long lint format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -22,6 +22,9 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(JOBS) -m long $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

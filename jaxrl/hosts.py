@@ -13,6 +13,7 @@ way. So the process that a user starts only guards the one that trains, and says
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax._src import distributed  # the only way to the coordinator's key-value store
@@ -46,7 +47,8 @@ _LEFT = 86  # exit code of a guarded process that has lost the others
 _exchanges = itertools.count()
 
 
-class Place(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Place:
     """One process among those of a run.
 
     Attributes:
@@ -181,7 +183,8 @@ def gather(value: Any) -> list[Any]:
     """The values, JSON objects, of all hosts in order; waits for them all."""
     if jax.process_count() == 1:
         return [value]
-    client, turn = distributed.global_state.client, next(_exchanges)
+    client: Any = distributed.global_state.client
+    turn = next(_exchanges)
     client.key_value_set(f"jaxrl/{turn}/{jax.process_index()}", json.dumps(value))
     values = [json.loads(_value_of(client, f"jaxrl/{turn}/{host}")) for host in range(jax.process_count())]
     if turn:  # whoever has set a value of this turn has read all of the one before

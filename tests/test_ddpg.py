@@ -502,8 +502,7 @@ def test_resuming_is_exact(tmp_path: Path) -> None:
     assert digest(gone_on) == digest(resumed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["published", "prioritised"])
+@pytest.mark.parametrize("name", ["published", pytest.param("prioritised", marks=pytest.mark.long)])
 def test_exact_training_has_the_same_bits_on_one_and_eight_devices(name: str) -> None:
     states = []
     for devices in (1, 8):

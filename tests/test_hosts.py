@@ -104,7 +104,7 @@ def outcome(run: Path) -> tuple[list[str], list[dict[str, Any]]]:
 # Runs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [COMA, DDPG], ids=["coma", "ddpg"])
 def test_two_hosts_of_two_devices_are_one_of_four_and_resume_on_one(flags: str, tmp_path: Path) -> None:
     assert train.main([*flags.split(), "--devices", "4", "--runs", str(tmp_path / "one")]) == 0
@@ -127,7 +127,7 @@ def schedule(run: Path) -> int:
     return int(re.findall(r"^schedule_env_steps: (\d+)$", (run / "config.yaml").read_text(), re.MULTILINE)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tmp_path: Path) -> None:
     with Hosts(tmp_path, LONG, "--runs runs") as pair:
         pair.wait(lambda: "run directory: " in pair.text(0))
@@ -145,7 +145,7 @@ def test_a_signal_to_one_host_stops_both_at_the_same_iteration_and_two_resume(tm
     assert steps(run)[-1] == stopped + 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_host_ends_the_run_with_a_sentence_and_a_good_checkpoint(lost: int, tmp_path: Path) -> None:
     with Hosts(tmp_path, LONG, "--runs runs") as pair:
@@ -165,7 +165,7 @@ def test_a_lost_host_ends_the_run_with_a_sentence_and_a_good_checkpoint(lost: in
     assert steps(run)[-1] == stopped + 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs", other="--seed 5") as pair:
         assert pair.ended() == [2, 2]
@@ -175,7 +175,7 @@ def test_hosts_that_disagree_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:

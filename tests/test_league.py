@@ -243,7 +243,7 @@ def runs(tmp_path_factory) -> list[Path]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_against_every_scripted_player(runs, capsys):
     assert evaluate.main([str(runs[0]), "--episodes", "20"]) == 0
     out, _ = capsys.readouterr()
@@ -258,7 +258,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     assert "By the 95 % interval of its score_difference, sampled" in out and f"wrote {runs[0]}" in out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_league_of_two_runs(runs, tmp_path, capsys):
     path = tmp_path / "league.json"
     assert evaluate.main([str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--out", str(path)]) == 0

@@ -119,7 +119,7 @@ def test_scripted_games_of_a_mixture_ignore_the_rivals() -> None:
     assert same_games[scripted].all() and same_games[~scripted].sum() < 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> None:
     whole = outcome(run(f"{SELF} --devices 2", tmp_path / "whole"))
     cut = run(f"{SELF} --total_env_steps 320 --schedule_env_steps 640", tmp_path / "cut")

@@ -60,7 +60,7 @@ def test_the_oracle_plays_the_same_games(monkeypatch, tmp_path, capsys):
     assert "jax, numpy" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", published.CASES, ids=lambda case: case.name)
 def test_scores_of_the_original_engine(case):
     rows = published.compare(case, published.play(case, 2000, 0))
