@@ -1,7 +1,8 @@
 """python -m bench.compare: environment and training against NumPy and PyTorch, in the cases of an environment's entry.
 
-Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7), and
-writes one JSON file, a table and a plot. PyTorch is left out, with a line, where it is not installed.
+Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7, for
+snakes: random opponents and level 2), and writes one JSON file, a table and a plot. PyTorch is left out, with a line,
+where it is not installed or has no learner for the settings.
 """
 
 import argparse
@@ -25,7 +26,8 @@ SIZES = "1,64,1024,4096"
 def _flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(systems.SYSTEMS)
     parser.add_argument("--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"one of: {names}")
-    parser.add_argument("--config", metavar="FILE", help="preset of training (default: the algorithm's own)")
+    parser.add_argument("--config", metavar="FILE", help="preset of training (default: the environment's entry has "
+                        "one, or the algorithm's own)")  # fmt: skip
     parser.add_argument("--seconds", default="10", metavar="X", help="see bench.train_throughput (default: 10)")
     measure.add_common(parser, SIZES)
 
@@ -37,7 +39,8 @@ def requests(
     system = systems.find(parsed.env)
     if system is None:
         raise UsageError(f"nothing to compare '{parsed.env}' with: {closest(parsed.env, systems.SYSTEMS)}")
-    flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", parsed.config] if parsed.config else [])]
+    preset = parsed.config or system.preset
+    flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
     asked = configuration.parse(flags, "python -m bench.compare").config
     assert asked is not None
     config = configuration.changed(asked, dict(case))

@@ -13,7 +13,10 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 
-SYSTEMS = {"coverage": "bench.coverage.system"}
+SYSTEMS = {
+    "coverage": "bench.coverage.system",
+    **dict.fromkeys(("snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"), "bench.snakes.system"),
+}
 
 
 class Baseline(Protocol):
@@ -60,6 +63,7 @@ class System:
             settings that it lacks, ImportError without PyTorch.
         shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
             training step of the same kind with about `samples` samples: few updates of the same arithmetic.
+        preset: what `bench.compare` trains unless told otherwise; None = the algorithm's own.
     """
 
     algo: str
@@ -68,6 +72,7 @@ class System:
     baseline: Callable[[dict[str, Any], str, int], Baseline]
     learner: Callable[[dict[str, Any], dict[str, Any], int], Learner] | None
     shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
+    preset: str | None = None
 
 
 def find(env: str) -> System | None:

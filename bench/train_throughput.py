@@ -23,7 +23,7 @@ from jaxrl import config as configuration
 from jaxrl import plan
 from jaxrl.algos.base import Algorithm, Phase, start
 from jaxrl.config import Config, exit_on_error, usage_errors
-from jaxrl.errors import UserError
+from jaxrl.errors import UsageError, UserError
 from jaxrl.parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
 from jaxrl.prepare import Setup, prepare
 from jaxrl.report import rates
@@ -280,9 +280,12 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[
         groups.setdefault(key, []).append(size)
     if not groups and error is not None:
         raise error
-    torch = make_torch(request, system, plan.CPU_SAMPLES) if request.torch else None
-    if request.torch and torch is None:
-        notes.append(f"there is no PyTorch learner for {request.config.algo} on {request.config.env}: JAX alone")
+    torch = None
+    if request.torch:
+        try:
+            torch = make_torch(request, system, plan.CPU_SAMPLES)
+        except UsageError as refused:
+            notes.append(f"no PyTorch learner: {refused}")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []
@@ -317,10 +320,15 @@ class Torch:
     threads: int
 
 
-def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch | None:
-    """The PyTorch learner of a system, None if it has none. Raises UserError."""
+def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
+    """The PyTorch learner of a system.
+
+    Raises:
+        UsageError: there is none, or not with these settings.
+        UserError: PyTorch is missing.
+    """
     if system is None or system.learner is None or system.algo != request.config.algo:
-        return None
+        raise UsageError(f"there is none for {request.config.algo} on {request.config.env}")
     short = shortened(request, system, samples)
     with usage_errors():
         try:

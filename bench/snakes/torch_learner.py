@@ -1,0 +1,189 @@
+"""A plain PyTorch DDPG learner for the snakes of `oracle`: baseline for training speed and oracle of our update.
+
+It follows the trainer of jidiai/Competition_3v3snakes: one actor and one critic shared by the team, the softmax vector
+of the actor as a continuous action (Lillicrap et al. 2016, arXiv 1509.02971) from which the game's action is drawn, a
+ring of steps on the host, one batch per update. BiCNet (Peng et al. 2017, arXiv 1703.10069) puts an LSTM over the
+snakes of a team behind the first layer of both networks.
+
+PyTorch is imported when a learner is made. Letters: M steps of a batch, A snakes of a team, D values of an observation,
+n actions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.coverage.torch_learner import require_torch
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = Mapping[str, np.ndarray]
+
+
+def build_network(inputs: int, outputs: int, units: int = 256, bicnet: bool = False) -> "torch.nn.ModuleDict":
+    """Layers of [.., A, inputs] -> [.., A, outputs]; the first one has no activation, as published. See `forward`."""
+    nn = require_torch().nn
+    layers = {"first": nn.Linear(inputs, units)}
+    if bicnet:
+        layers["team"] = nn.LSTM(units, units, batch_first=True, bidirectional=True)
+    layers["second"] = nn.Linear(units * (1 + bicnet), units)
+    return nn.ModuleDict(layers | {"last": nn.Linear(units, outputs)})
+
+
+def forward(network: "torch.nn.ModuleDict", x: "torch.Tensor") -> "torch.Tensor":
+    """[M, A, inputs] -> [M, A, outputs]."""
+    x = network["first"](x)
+    if "team" in network:
+        x = network["team"](x)[0]
+    return network["last"](network["second"](x).relu())
+
+
+class TorchDdpg:
+    """Actor, critic, their targets and a replay.
+
+    Args:
+        agents, inputs, actions: A, D, n.
+        units: of each hidden layer.
+        bicnet: an LSTM mixes the snakes of a team.
+        actor_lr, critic_lr: learning rates of the two Adam optimisers.
+        gamma, tau: discount; share of the online networks in each update of the targets.
+        max_grad_norm: gradients of each network are clipped to this Euclidean norm, 0 = never.
+        batch_size, buffer_size: M; steps that the replay holds.
+        eps_start, eps_decay: exploration of the first step, and its factor per step.
+        seed: of the initial weights, of acting and of batches.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        inputs: int,
+        actions: int = 4,
+        units: int = 256,
+        *,
+        bicnet: bool = False,
+        actor_lr: float = 1e-4,
+        critic_lr: float = 1e-4,
+        gamma: float = 0.95,
+        tau: float = 0.001,
+        max_grad_norm: float = 1.0,
+        batch_size: int = 64,
+        buffer_size: int = 100_000,
+        eps_start: float = 0.5,
+        eps_decay: float = 0.99998,
+        seed: int = 0,
+    ):
+        self.torch = require_torch()
+        self.gamma, self.tau, self.max_grad_norm, self.batch_size = gamma, tau, max_grad_norm, batch_size
+        self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
+        self.rng = np.random.default_rng(seed)
+        with self.torch.random.fork_rng(devices=[]):
+            self.torch.manual_seed(seed)
+            self.actor, self.target_actor = (build_network(inputs, actions, units, bicnet) for _ in range(2))
+            self.critic, self.target_critic = (build_network(inputs + actions, 1, units, bicnet) for _ in range(2))
+        self.target_actor.load_state_dict(self.actor.state_dict())
+        self.target_critic.load_state_dict(self.critic.state_dict())
+        self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr)
+        self.critic_adam = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr)
+        shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
+        shapes["next"] = shapes["observation"]
+        self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
+        self.stored = 0
+
+    # ---- acting
+
+    def act(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions [A] int64 drawn in proportion to the vector [A, n] float32, which is kept for the replay.
+
+        The vector is the actor's softmax, or with chance epsilon one of uniform numbers for the whole team.
+        """
+        if self.rng.random() > self.epsilon:
+            with self.torch.no_grad():
+                vector = self.policy(self.actor, self._tensor(observation[None]))[0].numpy()
+        else:
+            vector = self.rng.random((len(observation), self.actions))
+        self.epsilon *= self.eps_decay
+        bounds = np.cumsum(vector, axis=-1, dtype=np.float64)
+        drawn = self.rng.random((len(vector), 1)) * bounds[:, -1:]
+        return np.sum(bounds[:, :-1] <= drawn, axis=-1), vector.astype(np.float32)
+
+    def remember(self, **step: Any) -> None:
+        """Store observation [A, D], vector [A, n], reward [A], next [A, D], done; the oldest step makes room."""
+        place = self.stored % len(self.replay["done"])
+        for name, ring in self.replay.items():
+            ring[place] = step[name]
+        self.stored += 1
+
+    # ---- learning
+
+    def train_step(self) -> dict[str, float] | None:
+        """One update on a batch of different stored steps; None while there are fewer than M."""
+        filled = min(self.stored, len(self.replay["done"]))
+        if filled < self.batch_size:
+            return None
+        rows = self.rng.choice(filled, self.batch_size, replace=False)
+        return self.update({name: ring[rows] for name, ring in self.replay.items()})
+
+    def update(self, batch: Batch) -> dict[str, float]:
+        """Critic, then actor, then both targets.
+
+        Args:
+            batch: float32 arrays observation and next [M, A, D], vector [M, A, n], reward [M, A], done [M].
+
+        Returns:
+            critic_loss, actor_loss, critic_grad_norm and actor_grad_norm (before clipping), target_mean.
+        """
+        observation, vector, reward, following, done = (
+            self._tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
+        )
+        with self.torch.no_grad():
+            value = self.value(self.target_critic, following, self.policy(self.target_actor, following))
+            target = reward + self.gamma * (1 - done[:, None]) * value
+        critic_loss = ((target - self.value(self.critic, observation, vector)) ** 2).mean()
+        critic_norm = self._descend(self.critic, self.critic_adam, critic_loss)
+        actor_loss = -self.value(self.critic, observation, self.policy(self.actor, observation)).mean()
+        actor_norm = self._descend(self.actor, self.actor_adam, actor_loss)
+        with self.torch.no_grad():
+            for slow, fast in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
+                for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
+                    old.lerp_(new, self.tau)
+        return {
+            "critic_loss": critic_loss.item(),
+            "actor_loss": actor_loss.item(),
+            "critic_grad_norm": critic_norm,
+            "actor_grad_norm": actor_norm,
+            "target_mean": target.mean().item(),
+        }
+
+    def policy(self, actor: "torch.nn.ModuleDict", observation: "torch.Tensor") -> "torch.Tensor":
+        """[M, A, D] -> softmax vectors [M, A, n]."""
+        return self.torch.softmax(forward(actor, observation), -1)
+
+    def value(
+        self, critic: "torch.nn.ModuleDict", observation: "torch.Tensor", vector: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """[M, A, D], [M, A, n] -> [M, A]."""
+        return forward(critic, self.torch.cat([observation, vector], -1))[..., 0]
+
+    def _descend(self, network: "torch.nn.ModuleDict", adam: Any, loss: "torch.Tensor") -> float:
+        adam.zero_grad()
+        loss.backward()
+        norm = self.torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm or math.inf)
+        adam.step()
+        return float(norm)
+
+    # ---- parameters and tensors
+
+    def set_parameters(self, network: str, arrays: Sequence[np.ndarray]) -> None:
+        """Load "actor", "critic", "target_actor" or "target_critic": weight and bias of each layer in order.
+
+        In PyTorch's layout: matrices (out, in); of an LSTM weight_ih, weight_hh, bias_ih, bias_hh, forward, then back.
+        """
+        with self.torch.no_grad():
+            for parameter, array in zip(getattr(self, network).parameters(), arrays, strict=True):
+                parameter.copy_(self._tensor(array))
+
+    def _tensor(self, array: np.ndarray) -> "torch.Tensor":
+        return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))

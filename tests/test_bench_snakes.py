@@ -1,0 +1,108 @@
+"""The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: see test_ddpg)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bench import systems, train_throughput
+from bench.snakes import system as snakes
+from bench.snakes.torch_learner import TorchDdpg
+from envs_jax.base import make
+from jaxrl import config as configuration
+from jaxrl.report import rates
+
+RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
+
+
+def settings(env="snakes_3v3", **changes):
+    return dataclasses.asdict(make(env, **changes))
+
+
+def played(env, policy="random", games=1):
+    baseline = systems.find("snakes_3v3").baseline(env, policy, 0)
+    ends = []
+    for _ in range(games):
+        baseline.reset()
+        done, steps = False, 0
+        while not done:
+            action = baseline.act()
+            baseline.look(action)
+            done, steps = baseline.step(action), steps + 1
+        ends.append((steps, *baseline.measure().values()))
+    return np.array(ends)
+
+
+@pytest.mark.parametrize("seat", ["first", "second", "both"])
+def test_random_games_are_lost_to_level_2_in_either_seat(seat):
+    ends = played(settings(seat=seat, max_steps=60), games=4)
+    assert (ends[:, 0] == 60).all() and (ends[:, 2] > ends[:, 1]).all()
+
+
+def test_a_scripted_policy_wins_against_random_opponents():
+    ends = played(settings(opponent="0", max_steps=60), "level2", games=2)
+    assert (ends[:, 1] > ends[:, 2]).all()
+
+
+@pytest.mark.parametrize(
+    ("env", "changes", "agents"),
+    [("snakes_3v3", {"opponent": "outside"}, 6), ("snakes_5p", {}, 5), ("snakes_1v1", {"seat": "second"}, 1)],
+)
+def test_all_configurations_are_played(env, changes, agents):
+    env = settings(env, max_steps=3, **changes)
+    assert played(env)[0, 0] == 3
+    match = snakes.Match(env, np.random.default_rng(0))
+    assert match.act(0).shape == (agents,) and len(match.observe()) == agents
+
+
+def test_settings_that_the_baseline_lacks():
+    for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random")):
+        with pytest.raises(ValueError, match=word):
+            snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
+
+
+def test_the_ring_of_the_torch_learner():
+    pytest.importorskip("torch")
+    learner = TorchDdpg(3, 2, units=4, batch_size=4, buffer_size=5)
+    for k in range(7):
+        assert (learner.train_step() is None) == (k < 4)
+        step = {"observation": np.full((3, 2), k), "vector": np.ones((3, 4)), "reward": np.full(3, k), "done": 0.0}
+        learner.remember(next=np.full((3, 2), k + 1), **step)
+    assert learner.replay["reward"][:, 0].tolist() == [5, 6, 2, 3, 4]
+    assert learner.replay["next"][0, 0].tolist() == [6, 6]
+
+
+def test_exploration_of_the_torch_learner():
+    """Vectors are softmax vectors or uniform numbers, actions follow them, epsilon shrinks with every step."""
+    pytest.importorskip("torch")
+    learner = TorchDdpg(3, 2, units=4, eps_start=0.5, eps_decay=0.999)
+    vectors = np.array([learner.act(np.zeros((3, 2), np.float32))[1] for _ in range(400)])
+    explored = np.abs(vectors.sum(-1) - 1).max(-1) > 1e-4
+    assert 0.35 < explored.mean() < 0.5 and learner.epsilon == pytest.approx(0.5 * 0.999**400)
+    learner.epsilon = 0.0
+    actions = np.array([learner.act(np.zeros((3, 2), np.float32))[0] for _ in range(1000)])
+    share = (actions[..., None] == np.arange(4)).mean((0, 1))
+    np.testing.assert_allclose(share, vectors[~explored][0, 0], atol=0.05)
+
+
+@pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
+def test_published_presets_in_torch(preset):
+    pytest.importorskip("torch")
+    config = configuration.parse(["--config", preset, "--max_steps", "4", "--units", "8", "--batch_size", "6"]).config
+    number, changes = snakes.shorten(config.make_env().spec, config.algo_settings, 512)
+    assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
+    before = learner._learner.actor["last"].weight.detach().clone()
+    assert learner.collect(number) == number * 4 and learner.threads > 0
+    learner.learn()
+    assert not (learner._learner.actor["last"].weight == before).all()
+
+
+def test_what_the_torch_learner_lacks_is_a_note():
+    pytest.importorskip("torch")
+    flags = ["--algo", "ddpg", "--max_steps", "4", "--units", "4", "--batch_size", "8", "--warmup", "0"]
+    config = configuration.parse([*flags, "--observation", "obs26", "--buffer_size", "100", "--devices", "1"]).config
+    request = train_throughput.Request(config, (8,), seconds=100.0, rounds=1, torch=True)
+    found = train_throughput.run(request, RATES, lambda sentence: None)
+    assert found["rows"][0]["torch"] is None and found["rows"][0]["updates_per_second"] > 0
+    assert "use --config ddpg_competition" in found["notes"][0]
