@@ -293,13 +293,14 @@ def tiny_config(**changes):
 
 @pytest.fixture(scope="module")
 def whole():
-    request = train_throughput.Request(tiny_config(), (8,), seconds=100.0, rounds=1)
+    request = train_throughput.Request(tiny_config(), (8,), seconds=100.0, rounds=1, torch=True)
     return train_throughput.run(request, RATES, silent)
 
 
 def test_training_throughput(whole):
     (row,) = whole["rows"]
     assert not row["projected"] and row["torch"] is None and row["devices"] == 8
+    assert whole["notes"] == [f"no PyTorch learner: there is none for {ALGO} on {ENV}"]
     assert row["updates"] == 4 and row["env_steps_per_second"] == 32 / row["iteration_seconds"]
     assert row["updates_per_second"] == 4 / row["iteration_seconds"]
     assert row["iteration_seconds"] == row["whole"]["median"]

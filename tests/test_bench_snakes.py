@@ -10,9 +10,7 @@ from bench.snakes import system as snakes
 from bench.snakes.torch_learner import TorchDdpg
 from envs_jax.base import make
 from jaxrl import config as configuration
-from jaxrl.report import rates
-
-RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
+from jaxrl.errors import UsageError
 
 
 def settings(env="snakes_3v3", **changes):
@@ -98,11 +96,8 @@ def test_published_presets_in_torch(preset):
     assert not (learner._learner.actor["last"].weight == before).all()
 
 
-def test_what_the_torch_learner_lacks_is_a_note():
+def test_the_recommended_preset_has_no_torch_learner():
     pytest.importorskip("torch")
-    flags = ["--algo", "ddpg", "--max_steps", "4", "--units", "4", "--batch_size", "8", "--warmup", "0"]
-    config = configuration.parse([*flags, "--observation", "obs26", "--buffer_size", "100", "--devices", "1"]).config
-    request = train_throughput.Request(config, (8,), seconds=100.0, rounds=1, torch=True)
-    found = train_throughput.run(request, RATES, lambda sentence: None)
-    assert found["rows"][0]["torch"] is None and found["rows"][0]["updates_per_second"] > 0
-    assert "use --config ddpg_competition" in found["notes"][0]
+    config = configuration.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
+    with pytest.raises(UsageError, match="use --config ddpg_competition"):
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)

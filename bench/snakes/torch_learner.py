@@ -183,7 +183,7 @@ class TorchDdpg:
         """
         with self.torch.no_grad():
             for parameter, array in zip(getattr(self, network).parameters(), arrays, strict=True):
-                parameter.copy_(self._tensor(array))
+                parameter.copy_(self._tensor(np.array(array)))
 
     def _tensor(self, array: np.ndarray) -> "torch.Tensor":
         return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
