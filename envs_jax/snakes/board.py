@@ -33,6 +33,14 @@ def union(x: Array, axis: int = 0) -> Array:
     return jax.lax.reduce(x, jnp.zeros((), x.dtype), jax.lax.bitwise_or, (axis,))
 
 
+def running(x: Array) -> Array:
+    """int32[...]: sums over the first axis up to each place, for few places: plain additions, which compilers fuse."""
+    sums = [x[0].astype(jnp.int32)]
+    for values in x[1:]:
+        sums.append(sums[-1] + values.astype(jnp.int32))
+    return jnp.stack(sums)
+
+
 def counting(size: int, like: Array) -> Array:
     """int32[size, *like.shape]: the index along the first axis."""
     return jax.lax.broadcasted_iota(jnp.int32, (size, *like.shape), 0)

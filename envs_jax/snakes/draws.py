@@ -89,7 +89,8 @@ def refill(board: Board, game: Game, words: Array) -> Game:
         return free & ~board.mark(bean), jax.lax.dynamic_update_index_in_dim(beans, bean, k, 0)
 
     kept = jnp.min(total((game.beans != NOWHERE).astype(jnp.int32))) if on_cpu() else 0  # missing ones are last
-    _, beans = jax.lax.fori_loop(kept, len(game.beans), one, (free_plane(board, game), game.beans))
+    start = (free_plane(board, game), game.beans)
+    _, beans = jax.lax.fori_loop(kept, len(game.beans), one, start, unroll=not on_cpu())
     return dataclasses.replace(game, beans=beans)
 
 

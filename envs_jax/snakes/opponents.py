@@ -17,7 +17,7 @@ this order, and to the earlier bean. `blocked` is a neighbour cell that holds an
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row, total
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
 
 LEVELS = ("0", "1", "2", "3", "4", "evasion")
@@ -31,22 +31,17 @@ def squared(a: Array, b: Array) -> Array:
     return rows * rows + columns * columns
 
 
-def _nearest(head: Array, beans: Array) -> tuple[Array, Array]:
-    """The bean of int32[K, ...] nearest to a head int32[...]: its place or NOWHERE, and which it is, bool[K, ...]."""
-    count = beans.shape[0]
-    rank = jnp.where(beans == NOWHERE, _FAR, squared(beans, head[None])) * count + counting(count, head)
-    best = rank == jnp.min(rank, 0)[None]
-    return total(jnp.where(best, beans, 0)), best
-
-
 def targets(heads: Array, beans: Array, exclusive: bool) -> Array:
     """int32[m, ...]: the bean of each snake or NOWHERE, for heads int32[m, ...] and beans int32[K, ...]."""
-    found = []
-    for i in range(heads.shape[0]):
-        bean, which = _nearest(heads[i], beans)
-        found.append(bean)
+    left, found = list(beans), []
+    for head in heads:
+        nearest, least = jnp.full_like(head, NOWHERE), jnp.full_like(head, _FAR)
+        for bean in left:  # one after another: no reduction stands between the compiler and a single loop
+            far = jnp.where(bean == NOWHERE, _FAR, squared(bean, head))
+            nearest, least = jnp.where(far < least, bean, nearest), jnp.minimum(far, least)
+        found.append(nearest)
         if exclusive:
-            beans = jnp.where(which, NOWHERE, beans)
+            left = [jnp.where(bean == nearest, NOWHERE, bean) for bean in left]
     return jnp.stack(found)
 
 

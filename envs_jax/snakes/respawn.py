@@ -34,6 +34,7 @@ from envs_jax.snakes.board import (
     first,
     low_bit,
     place,
+    running,
     union,
 )
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
@@ -124,7 +125,7 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         fixed: bodies are connected and directions true.
     """
     dead = game.length == 0
-    turn = jnp.cumsum(dead.astype(jnp.int32), axis=0)  # in round k, the k-th dead snake of every game
+    turn = running(dead)  # in round k, the k-th dead snake of every game
     search = stage(functools.partial(_search, board))
     occupied = stage(lambda cells: union(board.mark(cells), 1))
 
@@ -132,11 +133,11 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         free, found = carry
         mine = dead & (turn == k + 1)
         place, cells = search(free)
-        return free & ~occupied(jnp.where(union(mine)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
+        return free & ~occupied(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
 
-    rounds = jnp.max(turn) if on_cpu() else len(dead)  # as many as needed where that is known without waiting
-    free = free_plane(board, game)
-    _, found = jax.lax.fori_loop(0, rounds, one, (free, jnp.full_like(game.head, NOWHERE)))
+    rounds = jnp.max(turn[-1]) if on_cpu() else len(dead)  # as many as needed where that is known without waiting
+    start = (free_plane(board, game), jnp.full_like(game.head, NOWHERE))
+    _, found = jax.lax.fori_loop(0, rounds, one, start, unroll=not on_cpu())
 
     came = found >= 0
     (head, middle, last), from_middle, from_last, direction, split = stage(

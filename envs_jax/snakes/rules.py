@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.snakes.board import NOWHERE, Board, constant, counting, total, union
+from envs_jax.snakes.board import NOWHERE, Board, constant, counting, running, total, union
 
 START_LENGTH = 3
 
@@ -137,9 +137,11 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
 def _without(beans: Array, eaten: Array) -> Array:
     """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
     kept = (beans != NOWHERE) & ~eaten
-    position = jnp.cumsum(kept.astype(jnp.int32), axis=0) - 1
-    moves = kept[None] & (position[None] == counting(len(beans), position))  # [to, from]
-    return jnp.max(jnp.where(moves, beans[None], NOWHERE), 1)
+    position = running(kept) - 1
+    moved, places = jnp.full_like(beans, NOWHERE), counting(len(beans), beans[0])
+    for k, bean in enumerate(beans):
+        moved = jnp.where(kept[k] & (position[k] == places), bean[None], moved)
+    return moved
 
 
 def ended(board: Board, game: Game, max_steps: int) -> tuple[Array, Array]:
