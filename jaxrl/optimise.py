@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 
 from envs_jax.base import Array
 
@@ -26,6 +27,38 @@ def descend(
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
         direction, state = optimiser.update(gradient, state, params)
     return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
+
+
+def descend_flat(
+    optimiser: optax.GradientTransformation,
+    gradient: Any,
+    params: Any,
+    target: Any,
+    state: Any,
+    rate: Array | float,
+    tau: float,
+) -> tuple[Any, Any, Any, Array]:
+    """One step of parameters and of their slow copy, all leaves as one vector: a few operations however many leaves.
+
+    Args:
+        optimiser: its state belongs to the vector that `flat` makes of the parameters.
+        gradient, params, target: trees of one structure; target is the slow copy.
+        state: of the optimiser.
+        rate: step size.
+        tau: target becomes (1 - tau) target + tau params, after the step.
+
+    Returns:
+        new parameters, new target, new optimiser state, norm of the gradient.
+    """
+    vector, restore = ravel_pytree(params)
+    slope, slow = flat(gradient), flat(target)
+    vector, state = descend(optimiser, slope, vector, state, rate)
+    return restore(vector), restore((1 - tau) * slow + tau * vector), state, norm(slope)
+
+
+def flat(tree: Any) -> Array:
+    """All leaves one after another, float32[P]."""
+    return ravel_pytree(tree)[0]
 
 
 def norm(tree: Any) -> Array:

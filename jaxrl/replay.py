@@ -247,12 +247,13 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     later = (row[:, None] + jnp.arange(1, n_step + 1)[None]) % size * envs + env[:, None]
     end = at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
+    both = jax.tree.map(lambda ring: at(ring, jnp.concatenate([index, last])), replay.seen)  # one read of each leaf
     return Sample(
-        seen=jax.tree.map(lambda ring: at(ring, index), replay.seen),
+        seen=jax.tree.map(lambda rows: rows[: len(index)], both),
         answer=jax.tree.map(lambda ring: at(ring, index), replay.answer),
         reward=at(replay.reward, later),
         end=end,
-        next_seen=jax.tree.map(lambda ring: at(ring, last), replay.seen),
+        next_seen=jax.tree.map(lambda rows: rows[len(index) :], both),
     )
 
 

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 from tiny import Corridor, CorridorState
 
 from bench.snakes.torch_learner import TorchDdpg
 from envs_jax import Environment, TimeStep
 from envs_jax.base import Array, Box, Discrete, EnvSpec
 from envs_jax.batch import batched
-from jaxrl import algos
+from jaxrl import algos, nets
 from jaxrl.algos import ddpg
 from jaxrl.algos.base import Progress, count, start, total
 from jaxrl.algos.ddpg import Bicnet, Ddpg
@@ -312,6 +313,14 @@ def test_targets_and_losses_by_hand() -> None:
     by_hand += 1e-3 * (used[..., None] * logits**2).mean()
     loss, _ = algo._actor_loss(params.actor, params.critic, sample)
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_the_gradient_of_layer_norm() -> None:
+    """That of `nets` is its own: against differences of values."""
+    rows, scale, shift = (
+        jax.random.normal(jax.random.key(k), shape) for k, shape in enumerate([(5, 16), (16,), (16,)])
+    )
+    check_grads(nets._normalised, (rows, scale, shift), order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:

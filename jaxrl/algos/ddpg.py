@@ -19,6 +19,11 @@ from jaxrl import distributions, nets, optimise, replay
 from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.replay import Marks, Replay
 
+METRICS = (
+    *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
+    "policy_entropy",
+)  # of every update
+
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
 
 
@@ -53,14 +58,9 @@ def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
     return jax.nn.softmax((logits + noise) / temperature)
 
 
-def soft_update(target: Any, online: Any, tau: float) -> Any:
-    """(1 - tau) target + tau online, leaf by leaf."""
-    return jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, target, online)
-
-
 @pytree
 class DdpgParameters:
-    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...]."""
+    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P]."""
 
     actor: Any
     critic: Any
@@ -313,8 +313,8 @@ class Ddpg(Algorithm):
             critic=critic,
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self._optimiser.init(actor),
-            critic_optimiser=self._optimiser.init(critic),
+            actor_optimiser=self._optimiser.init(optimise.flat(actor)),
+            critic_optimiser=self._optimiser.init(optimise.flat(critic)),
         )
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         sizes = (self.spec.num_agents, shards, self.rows, envs)
@@ -397,10 +397,14 @@ class Ddpg(Algorithm):
         layout = self.layout
         beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
-        def update(carry: tuple[DdpgParameters, Any], number: Array) -> Any:
-            params, marks = carry
-            key_choice, key_noise = jax.random.split(jax.random.fold_in(key, number))
-            index, batch = self._draw(dataclasses.replace(ring, marks=marks), key_choice, beta)
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
+        # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
+        chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
+
+        def update(carry: tuple[DdpgParameters, Any], row: tuple[Array, Any]) -> Any:
+            (params, marks), ((key_choice, key_noise), chosen) = carry, row
+            index, weight = chosen or self._choose(dataclasses.replace(ring, marks=marks), key_choice, beta)
+            batch = self._gather(ring, index) | {"weight": weight}
             if self.action_gradient == "gumbel":
                 noise = lambda k: jax.random.gumbel(  # noqa: E731
                     k, (index.shape[1], 2, self.spec.num_agents, self._actions)
@@ -414,9 +418,10 @@ class Ddpg(Algorithm):
 
                 rows = (marks, index, error, batch["weight"])
                 marks = layout.over_envs(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
-            return (params, marks), metrics
+            return (params, marks), jnp.stack([metrics[name] for name in METRICS])  # one write, not one for each
 
-        (params, marks), metrics = jax.lax.scan(update, (state.replicated, ring.marks), jnp.arange(phase.updates))
+        (params, marks), rows = jax.lax.scan(update, (state.replicated, ring.marks), (keys, chosen))
+        metrics = {name: rows[:, k] for k, name in enumerate(METRICS)}
         metrics["epsilon"] = layout.alone(self.epsilon)(progress)
         return AlgoState(params, dataclasses.replace(ring, marks=marks)), metrics
 
@@ -433,8 +438,8 @@ class Ddpg(Algorithm):
         end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
         return replay.write(ring, seen, answer, join(step.reward, last.reward), end)
 
-    def _draw(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, dict[str, Array]]:
-        """Where a batch of this device's shards was drawn, int32[S, m], and the batch, leaves [S, m, ...]."""
+    def _choose(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
+        """Where a batch of this device's shards is drawn, int32[S, m], and the samples' weights, float32[S, m]."""
         number, n = self.batch_size // self.layout.shards, self.n_step
         keys = self.layout.shard_keys(key)
         if self.prioritised:
@@ -443,18 +448,20 @@ class Ddpg(Algorithm):
                 return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
 
             rows = (keys, ring.marks, ring.head, ring.filled)
-            index, weight = self.layout.over_envs(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
-        else:
-            uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
-            index, weight = jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
-        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, n))(ring, index)
-        batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, "weight": weight, **sample.seen}
-        return index, batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
+            return self.layout.over_envs(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
+        uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
+        return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
+
+    def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
+        """The batch that starts at int32[S, m], leaves [S, m, ...], but for its weights."""
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, **sample.seen}
+        return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
 
     def update(
         self, params: DdpgParameters, batch: dict[str, Array]
     ) -> tuple[DdpgParameters, dict[str, Array], Array | None]:
-        """Critic, then actor, then both targets, on a batch with leaves [S, m, ...] (see `_draw`).
+        """Critic, then actor, each with its target, on a batch with leaves [S, m, ...] (`_gather`, and "weight").
 
         Returns:
             parameters; metrics float32[]; error float32[S, m] of the critic before its step, for priorities, or None.
@@ -469,19 +476,17 @@ class Ddpg(Algorithm):
 
         gradient, (critic_value, critic_means) = layout.gradient(of_critic, params.critic, batch)
         step = layout.alone(self._step)
-        critic, critic_optimiser, critic_norm = step(
-            gradient, params.critic, params.critic_optimiser, jnp.float32(self.critic_lr)
+        critic, target_critic, critic_optimiser, critic_norm = step(
+            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr)
         )
 
         def of_actor(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             return self._actor_loss(actor, critic, sample)
 
         gradient, (actor_value, actor_means) = layout.gradient(of_actor, params.actor, batch)
-        actor, actor_optimiser, actor_norm = step(
-            gradient, params.actor, params.actor_optimiser, jnp.float32(self.actor_lr)
+        actor, target_actor, actor_optimiser, actor_norm = step(
+            gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr)
         )
-        follow = layout.alone(lambda target, online: soft_update(target, online, self.tau))
-        target_actor, target_critic = follow((params.target_actor, params.target_critic), (actor, critic))
         metrics = {
             "critic_loss": critic_value,
             "critic_grad_norm": critic_norm,
@@ -492,9 +497,9 @@ class Ddpg(Algorithm):
         new = DdpgParameters(actor, critic, target_actor, target_critic, actor_optimiser, critic_optimiser)
         return new, metrics | critic_means | actor_means, error
 
-    def _step(self, gradient: Any, params: Any, state: Any, rate: Array) -> tuple[Any, Any, Array]:
-        """One clipped Adam step: new parameters, optimiser state, norm of the gradient before clipping."""
-        return *optimise.descend(self._optimiser, gradient, params, state, rate), optimise.norm(gradient)
+    def _step(self, gradient: Any, params: Any, target: Any, state: Any, rate: Array) -> tuple[Any, Any, Any, Array]:
+        """One clipped Adam step and the target's: parameters, target, optimiser state, norm before clipping."""
+        return optimise.descend_flat(self._optimiser, gradient, params, target, state, rate, self.tau)
 
     def _target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """R + gamma^k V' of target networks, float32[N, A]; V' is that of the target policy's action."""
