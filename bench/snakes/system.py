@@ -13,7 +13,14 @@ from envs_jax.snakes import opponents, schedule
 
 _SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": "num_beans", "max_steps": "max_step"}
 _SAME |= {"teams": "teams", "fixed_respawn": "fixed_respawn"}
-_POLICIES = {"random": 0, "level1": 1, "level2": 2, "level3": 3, "level4": 4, "evasion": oracle_opponents.EVASION}
+_POLICIES: dict[str, int | str] = {
+    "random": 0,
+    "level1": 1,
+    "level2": 2,
+    "level3": 3,
+    "level4": 4,
+    "evasion": oracle_opponents.EVASION,
+}
 _PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
     "action_gradient": "softmax", "n_step": 1, "critics": 1, "layer_norm": False, "first_layer": "linear", "depth": 2,
     "initialiser": "torch", "prioritised": False, "masking": False, "scale_observation": False, "entropy_weight": 0.0,
@@ -43,7 +50,8 @@ class Match:
         self.layout = _known("observation", env["observation"], tuple(f"obs{x}" for x in LAYOUTS)).removeprefix("obs")
         self._reward = _known("reward", env["reward"], REWARDS)
         self._rng, self._seats, self._exclusive = rng, env["seat"], env["exclusive_beans"]
-        drawn = schedule.parse(env["opponent"]) if self.settings.teams == 2 else None
+        outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
+        drawn = None if outside else schedule.parse(env["opponent"])
         self._chances = None if drawn is None else drawn.mixtures[0]
         if self._chances is not None and any(self._chances[len(_POLICIES) :]):
             raise ValueError(f"the NumPy baseline has no opponent '{env['opponent']}': use levels 0 to 4 or evasion")

@@ -140,7 +140,7 @@ def _without(beans: Array, eaten: Array) -> Array:
     position = running(kept) - 1
     moved, places = jnp.full_like(beans, NOWHERE), counting(len(beans), beans[0])
     for k, bean in enumerate(beans):
-        moved = jnp.where(kept[k] & (position[k] == places), bean[None], moved)
+        moved = jnp.where(kept[k][None] & (position[k][None] == places), bean[None], moved)
     return moved
 
 
