@@ -51,8 +51,6 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
-    if algo.masking:
-        raise UsageError("the run's policy needs action masks, which the platform does not give: train without masking")
     box = env.spec.observation
     return {
         "snakes": env.snakes,
@@ -64,6 +62,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
         "rectify_first": algo.first_layer == "relu",
         "layer_norm": algo.layer_norm,
         "communication": algo.network == "bicnet",
+        "masking": algo.masking,
         "greedy": greedy,
     }
 

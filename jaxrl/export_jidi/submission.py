@@ -1,8 +1,8 @@
 """A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
 
-It needs NumPy alone (and Python 3.7); weights and settings stand in weights.npz beside this file. Observations are
-those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are built a second time
-here only because the platform has no JAX, and gives lists of cells; jaxrl's tests hold the two equal.
+It needs NumPy alone (and Python 3.7); weights and settings stand in weights.npz beside this file. Observations and
+masks are those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are built a
+second time here only because the platform has no JAX, and gives lists of cells; jaxrl's tests hold the two equal.
 
 Where a snake heads is not told: `last_direction` is one step old. It is taken to head from its second segment to its
 head, which is wrong only right after some respawns across the edge of the board.
@@ -14,10 +14,13 @@ import json
 import os
 from typing import Any
 
-import numpy as np
+for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, which only slow down matrices this small
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
-RADIUS, REACH, ONE = 3, 5, 100  # of obs_full: cells around the head, moves looked ahead, the largest value
+RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py
 
 
 class Board:
@@ -29,6 +32,7 @@ class Board:
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
         own: which of them is controlled.
+        taken: the cells of bodies, and after how many moves without a meal they are free; REACH + 1 for longer.
     """
 
     def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
@@ -39,6 +43,8 @@ class Board:
         self.half = len(snakes) // 2
         seat, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
         self.snakes = snakes[self.half :] + snakes[: self.half] if seat else snakes
+        last = REACH + 1
+        self.taken = {cell: min(k, last) for body in snakes for k, cell in enumerate(reversed(body), 1)}
 
     def beside(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
         """The neighbour of a cell on the torus."""
@@ -51,6 +57,24 @@ class Board:
     def others(self, i: int) -> list[int]:
         """All snakes but i."""
         return [k for k in range(len(self.snakes)) if k != i]
+
+    def heading(self, i: int) -> list[bool]:
+        """Whether snake i heads up, down, left, right."""
+        moved = self.difference(self.snakes[i][0], self.snakes[i][1])
+        return [moved == move for move in MOVES]
+
+    def blocked(self, i: int) -> list[bool]:
+        """Whether a body lies up, down, left, right of snake i, tails apart."""
+        return [self.taken.get(self.beside(self.snakes[i][0], move), 0) > 1 for move in MOVES]
+
+    def open_directions(self, i: int) -> list[bool]:
+        """Directions that are neither blocked nor backwards; all but backwards where none is left."""
+        if not self.snakes[i]:
+            return [True] * 4
+        heading, blocked = self.heading(i), self.blocked(i)
+        onward = [not heading[d ^ 1] for d in range(4)]
+        free = [onward[d] and not blocked[d] for d in range(4)]
+        return free if any(free) else onward
 
 
 def _wrapped(x: int, size: int) -> int:
@@ -92,7 +116,7 @@ def _place_and_codes(board: Board, i: int) -> list[float]:
     return [*head, *(codes.get(board.beside(head, move), 0) for move in MOVES)]
 
 
-def _beans(board: Board) -> list[float]:
+def _beans(board: Board) -> list[int]:
     missing = board.most_beans - len(board.beans)
     return [x for bean in board.beans for x in bean] + [0, 0] * missing
 
@@ -117,24 +141,24 @@ def _threat(board: Board, i: int, k: int) -> float:
 
 
 def obs_full(board: Board, i: int) -> list[float]:
-    """A crop around the head, then what the snake, its way, beans and other snakes are; in hundredths."""
+    """A crop around the head, then what the snake, its way, beans, other snakes and its room are; in hundredths."""
     head = board.snakes[i][0]
     around = np.arange(-RADIUS, RADIUS + 1)
     crop = _planes(board)[:, ((head[0] + around) % board.height)[:, None], (head[1] + around) % board.width]
-    moved = board.difference(head, board.snakes[i][1])
-    heading = [ONE * (moved == move) for move in MOVES]
-    solid = {cell for body in board.snakes for cell in body[:-1]}
-    blocked = [ONE * (board.beside(head, move) in solid) for move in MOVES]
+    sides = [ONE * side for side in (*board.heading(i), *board.blocked(i))]
     others = [x for k in board.others(i) for x in _other(board, i, k)]
-    return [*crop.ravel(), *heading, *blocked, _share(len(board.snakes[i]), 20), *_described_beans(board, i), *others]
+    cells = _room(board, i)
+    room = [_share(count, most) for most in (20, 100) for count in cells]
+    own = _share(len(board.snakes[i]), 20)
+    return [*crop.ravel(), *sides, own, *_described_beans(board, i), *others, *room]
 
 
 def _planes(board: Board) -> np.ndarray:
     """[4, height, width]: how long cells stay taken, heads of the own team, heads of the other, beans."""
     planes = np.zeros((4, board.height, board.width))
+    for cell, moves in board.taken.items():
+        planes[0][cell] = moves * ONE // (REACH + 1)
     for k, body in enumerate(board.snakes):
-        for moves, cell in enumerate(reversed(body), 1):
-            planes[0][cell] = min(moves, REACH + 1) * ONE // (REACH + 1)
         if body:
             planes[1 if k < board.half else 2][body[0]] = ONE
     for bean in board.beans:
@@ -179,6 +203,31 @@ def _described_beans(board: Board, i: int) -> list[int]:
     return [x for _, values in beans for x in values] + [0] * 5 * (board.most_beans - len(beans))
 
 
+def _room(board: Board, i: int) -> list[int]:
+    """How many cells snake i can come to in 1 to STEPS moves of which the first is up, down, left, right.
+
+    A set of cells is a whole number with a bit for each cell, row by row.
+    """
+    width, size = board.width, board.height * board.width
+    first = sum(1 << r * width for r in range(board.height))  # columns
+    last = first << width - 1
+    leaving = [0] * (REACH + 2)  # by the moves after which bodies leave them
+    for (r, c), moves in board.taken.items():
+        leaving[moves] |= 1 << r * width + c
+    free = [(1 << size) - 1 - sum(leaving[min(k, REACH) + 1 :]) for k in range(1, STEPS + 1)]
+    counts = []
+    for move in MOVES:
+        r, c = board.beside(board.snakes[i][0], move)
+        cells = (1 << r * width + c) & free[0]
+        for now in free[1:]:
+            rows = cells << width | cells >> size - width | cells >> width | cells << size - width
+            right = (cells & ~last) << 1 | (cells & last) >> width - 1
+            left = (cells & ~first) >> 1 | (cells & first) << width - 1
+            cells = (cells | rows | right | left) & now
+        counts.append(bin(cells).count("1"))
+    return counts
+
+
 LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full}
 
 
@@ -203,7 +252,7 @@ class Policy:
         return rows
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """float32[A, 4] of observations float32[A, F]."""
+        """float32[A, 4] of observations float32[A, F], without masks."""
         settings = self.settings
         x = x / np.float32(settings["scale"])
         for layer in range(settings["depth"]):
@@ -249,6 +298,8 @@ def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continu
     """
     board = Board(observation, POLICY.settings)
     logits = POLICY.logits(POLICY.team(board))[board.own]
+    if POLICY.settings["masking"]:
+        logits = np.where(board.open_directions(board.own), logits, -np.inf)
     if not POLICY.settings["greedy"]:
         logits = logits + np.random.gumbel(size=len(logits))  # the largest is then a draw from the softmax
     chosen = int(np.argmax(logits))
