@@ -156,7 +156,7 @@ WRONG = {
     "another observation": ("--config ddpg_ext30", "26 inputs, 2 layers of 256 units, 4 outputs, the actor of this run "
                             "has 30 inputs, 2 layers"),
     "another network": ("--config bicnet", "the actor of this run has 26 inputs, 2 layers of 256 units, an LSTM, 4 ou"),
-    "a better observation": ("--config ddpg", "the actor of this run has 255 inputs, 2 layers of 256 units, layer n"),
+    "a better observation": ("--config ddpg", "the actor of this run has 263 inputs, 2 layers of 256 units, layer n"),
     "a ReLU": ("--config ddpg_competition --first_layer relu", "give --first_layer linear --scale_observation false"),
     "scaled": ("--config ddpg_competition --scale_observation", "give --first_layer linear --scale_observation false"),
     "two critics": ("--config ddpg_competition --critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
