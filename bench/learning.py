@@ -54,12 +54,16 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """What is kept of several runs; the final scores of every policy are those of the held-out episodes."""
     first = runs[0]["evaluation"]
     metric = first["score"]
-    final = lambda policy, run: run["evaluation"]["policies"][policy][metric]  # noqa: E731
-    scores = {policy: [_last(final(policy, run)) for run in runs] for policy in first["policies"]}
+    if "matches" in first:
+        scores = _of_matches(runs)
+    else:
+        final = lambda policy, run: run["evaluation"]["policies"][policy][metric]  # noqa: E731
+        scores = {policy: [_last(final(policy, run)) for run in runs] for policy in first["policies"]}
     return {
         "kind": "learning",
         "name": name,
         "metric": metric,
+        "contest": "matches" in first,
         "episodes": first["episodes"],
         "settings": {key: value for key, value in first["settings"].items() if key not in ("runs", "seed")},
         "versions": first["versions"],
@@ -69,16 +73,27 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
+def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Of games between teams: {"policy against player": [{metric: {"mean", "error", ...}} of each run]}."""
+    scores: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for match in run["evaluation"]["matches"]:
+            values = {key: value for key, value in match.items() if key not in ("first", "second")}
+            scores.setdefault(f"{match['first']} against {match['second']}", []).append(values)
+    return scores
+
+
 def _last(entry: dict[str, Any]) -> dict[str, float]:
     """Mean, deviation and interval at the end of the episode."""
     return {part: values[-1] for part, values in entry.items() if isinstance(values, list)}
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """Curves against environment steps and against wall time, baselines as lines."""
+    """Curves against environment steps and against wall time; baselines, which contests do not have, as lines."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    baselines = {p: s[0]["mean"] for p, s in result["held_out"].items() if p not in ("learned", "sampled")}
+    policies = {} if result["contest"] else result["held_out"]
+    baselines = {p: s[0]["mean"] for p, s in policies.items() if p not in ("learned", "sampled")}
     for axis, unit, label, scale in (
         (axes[0], "env_steps", "environment steps (thousands)", 1e-3),
         (axes[1], "seconds", "minutes of training", 1 / 60),
