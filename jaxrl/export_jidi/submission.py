@@ -18,6 +18,7 @@ for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, whic
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
+from numpy import random  # noqa: E402 - which NumPy would load at the first call
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
 RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py
@@ -301,6 +302,6 @@ def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continu
     if POLICY.settings["masking"]:
         logits = np.where(board.open_directions(board.own), logits, -np.inf)
     if not POLICY.settings["greedy"]:
-        logits = logits + np.random.gumbel(size=len(logits))  # the largest is then a draw from the softmax
+        logits = logits + random.gumbel(size=len(logits))  # the largest is then a draw from the softmax
     chosen = int(np.argmax(logits))
     return [[int(action == chosen) for action in range(len(logits))]]
