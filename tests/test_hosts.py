@@ -22,7 +22,7 @@ from jaxrl.report.writer import read_metrics
 ROOT = Path(__file__).parents[1]
 COMA = (
     "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 8 --data_passes 1 --minibatches 1 "
-    "--total_episodes 32 --checkpoint_every 2 --exact_sharding"
+    "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
 )
 DDPG = (
     "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --warmup 8 --units 8 "
@@ -48,6 +48,7 @@ class Hosts:
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": "2",
+                "PJRT_NPROC": "8",  # as many threads as these tests have devices: sums of convolutions depend on it
                 "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
                 "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_{index}",
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
