@@ -22,29 +22,36 @@ from jaxrl.evaluation import ended
 
 
 @dataclasses.dataclass(frozen=True)
-class Rivals(BatchedEnvironment):
-    """A batched environment whose other team is played by an algorithm with the parameters in its context.
+class SelfPlay(BatchedEnvironment):
+    """A batched environment whose other team is played by the snapshots in its context.
 
     Attributes:
         env: as of `inner`.
         inner: the environment that takes rivals.
         algo: who plays; its policy must have no memory.
-        group: games that follow each other and share parameters; 0 = all.
+        group: games that follow each other and share a snapshot.
+        snapshots: P, size of the pool, whose oldest snapshot is replaced now and then.
+        every: iterations between two snapshots.
     """
 
     inner: BatchedEnvironment
     algo: Algorithm
-    group: int = 0
+    group: int
+    snapshots: int
+    every: int
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         return self.inner._start(keys, episode, context[0])
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        """One step; `context` is (that of `inner`, parameters [P, ...]): game i is played by (i // group) mod P."""
+        """One step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) mod P.
+
+        Raises:
+            ValueError: games that do not divide into groups for each snapshot.
+        """
         own, parameters = context
         timestep, keys = self.inner.rivals(state)  # type: ignore[attr-defined]
-        players, games = jax.tree.leaves(parameters)[0].shape[0], len(keys)
-        group = self.group or games // players
+        players, group, games = self.snapshots, self.group, len(keys)
         if games % (players * group):
             raise ValueError(f"{games} games do not divide into groups of {group} for each of {players} snapshots")
 
@@ -59,19 +66,6 @@ class Rivals(BatchedEnvironment):
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
         rivals = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
         return self.inner.play(state, jnp.concatenate([action, rivals], axis=1), own)
-
-
-@dataclasses.dataclass(frozen=True)
-class SelfPlay(Rivals):
-    """The same in training: the context holds the pool, whose oldest snapshot is replaced now and then.
-
-    Attributes:
-        snapshots: P.
-        every: iterations between two snapshots.
-    """
-
-    snapshots: int = 1
-    every: int = 1
 
     def init_pool(self, policy: Any) -> Any:
         """P copies of a policy, leaves [P, ...]."""

@@ -16,7 +16,7 @@ from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import train
 from jaxrl.algos.base import Algorithm, count, start
 from jaxrl.parallel import Layout
-from jaxrl.selfplay import Rivals, SelfPlay
+from jaxrl.selfplay import SelfPlay
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (
@@ -50,17 +50,17 @@ class Echo(BatchedEnvironment):
 
 @pytest.mark.parametrize(
     ("group", "players"),
-    [(0, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
+    [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
-    env: Any = Rivals(None, Echo(None), Sum(None, Layout(8)), group)  # type: ignore[arg-type]
+    env: Any = SelfPlay(None, Echo(None), Sum(None, Layout(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
     own = jnp.full((8, 1), 7)
     _, action = env.play(jnp.arange(8), own, ("own", jnp.array([1, 2])))
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
 
 
 def test_games_that_do_not_divide_are_refused() -> None:
-    env: Any = Rivals(None, Echo(None), Sum(None, Layout(8)), 3)  # type: ignore[arg-type]
+    env: Any = SelfPlay(None, Echo(None), Sum(None, Layout(8)), 3, snapshots=2, every=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="8 games do not divide into groups of 3 for each of 2 snapshots"):
         env.play(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
 
