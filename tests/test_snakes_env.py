@@ -162,7 +162,7 @@ def test_the_full_observation_by_hand():
     crop, rest = _see(bodies, [2, 3], [(1, 0), (3, 4)])
     body, mates, rivals, bean = crop[..., 0]
     wanted = np.zeros((7, 7), int)
-    wanted[3, 3], wanted[3, 4], wanted[3, 5], wanted[4, 5] = 100 * 4 // 6, 100 * 3 // 6, 100 * 2 // 6, 100 // 6
+    wanted[3, 3], wanted[3, 4], wanted[3, 5], wanted[4, 5] = 83, 66, 50, 33  # it may eat at (1, 0)
     wanted[2, 3], wanted[2, 2], wanted[1, 2] = 50, 33, 16
     np.testing.assert_array_equal(body, wanted)
     assert mates[3, 3] == 100 and mates.sum() == 100
@@ -195,9 +195,9 @@ def test_the_full_observation_does_not_depend_on_where_the_board_begins():
         np.testing.assert_array_equal(np.where(half, 0, seen), np.where(half, 0, again))
 
 
-def _cells_behind(bodies, start):
+def _cells_behind(bodies, start, hungry):
     """How many cells of BOARD the moves from `start` on come to, found cell by cell."""
-    leaves = {cell: len(body) - j for body in bodies for j, cell in enumerate(body)}
+    leaves = {cell: len(body) - j + (i in hungry) for i, body in enumerate(bodies) for j, cell in enumerate(body)}
     leaves = {cell: k if k <= full.REACH else 99 for cell, k in leaves.items()}
     come = {start} if leaves.get(start, 0) <= 1 else set()
     for k in range(2, full.MOVES + 1):
@@ -206,38 +206,53 @@ def _cells_behind(bodies, start):
     return len(come)
 
 
-def test_room_is_what_moves_come_to():
+@pytest.mark.parametrize(("bean", "hungry"), [((5, 5), ()), ((3, 2), (0, 1)), ((4, 3), (1,))])
+def test_room_is_what_moves_come_to(bean, hungry):
     bodies = [
         [(2, 2), (2, 3), (2, 4), (1, 4), (0, 4), (0, 3), (0, 2), (0, 1), (1, 1), (2, 1), (3, 1)],
         [(3, 3), (3, 4), (3, 5), (3, 6)],
     ]
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, [2, 2], [(5, 5)], 3))
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, [2, 2], [bean], 3))
     found = np.asarray(full.room(BOARD, game, 2, full.leaving(BOARD, game)))
     for agent, (r, c) in enumerate(body[0] for body in bodies):
         beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
-        assert found[:, agent].tolist() == [_cells_behind(bodies, cell) for cell in beside]
+        assert found[:, agent].tolist() == [_cells_behind(bodies, cell, hungry) for cell in beside]
     assert found[2, 0] == 0 < found[0, 0]
     seen = full.columns(BOARD, game, 2, 2)[-8:]
     np.testing.assert_array_equal(seen[:4], np.minimum(found * 5, 100))
     np.testing.assert_array_equal(seen[4:], np.minimum(found, 100))
 
 
-OPEN_DIRECTIONS = (  # of the first snake: bodies, directions, up, down, left, right
-    ([[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]], [2, 0], [True, True, True, False]),
-    ([[(0, 0), (0, 1), (0, 2), (1, 2)], [(5, 0), (5, 7), (4, 7)]], [2, 3], [False, True, True, False]),
-    ([[(0, 0), (0, 1), (0, 2)], [(2, 1), (2, 0), (1, 0)]], [2, 3], [True, True, True, False]),  # a tail leaves
-    ([[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]], [0, 0], [True, False, True, False]),  # after a respawn
-    (  # no way out
+OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, down, left, right
+    "free": ([[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]], [2, 0], (3, 5), [True, True, True, False]),
+    "a body": ([[(0, 0), (0, 1), (0, 2)], [(5, 0), (5, 7), (4, 7)]], [2, 3], (3, 5), [False, True, True, False]),
+    "a tail": ([[(0, 0), (0, 1), (0, 2)], [(2, 1), (2, 0), (1, 0)]], [2, 3], (3, 5), [True, True, True, False]),
+    "it may stay": ([[(0, 0), (0, 1), (0, 2)], [(2, 1), (2, 0), (1, 0)]], [2, 3], (2, 2), [True, False, True, False]),
+    "or a trap": (
+        [[(0, 0), (0, 1), (0, 2)], [(4, 0), (5, 0), (5, 7), (0, 7), (1, 7), (1, 0)]],
+        [2, 0],
+        (3, 0),
+        [False, True, False, False],
+    ),
+    "own tail": ([[(0, 0), (0, 1), (1, 1), (1, 0)], [(3, 3), (4, 3), (4, 4)]], [2, 0], (5, 0), [True] * 3 + [False]),
+    "after a respawn": (
+        [[(0, 0), (0, 1), (0, 2)], [(3, 3), (4, 3), (5, 3)]],
+        [0, 0],
+        (3, 5),
+        [True, False, True, False],
+    ),
+    "no way out": (
         [[(0, 0), (0, 1), (0, 2)], [(2, 0), (1, 0), (1, 7), (0, 7), (5, 7), (5, 0), (5, 1)]],
         [2, 1],
+        (3, 5),
         [True] * 3 + [False],
     ),
-)
+}
 
 
-@pytest.mark.parametrize(("bodies", "directions", "wanted"), OPEN_DIRECTIONS)
-def test_open_directions_by_hand(bodies, directions, wanted):
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, [(3, 5)], 3))
+@pytest.mark.parametrize(("bodies", "directions", "bean", "wanted"), OPEN_DIRECTIONS.values(), ids=OPEN_DIRECTIONS)
+def test_open_directions_by_hand(bodies, directions, bean, wanted):
+    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, [bean], 3))
     np.testing.assert_array_equal(full.open_directions(BOARD, game, 1)[0], wanted)
 
 

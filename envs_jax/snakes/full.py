@@ -3,8 +3,9 @@
 Everything is relative to the head, wraps around the torus and tells mates from opponents. Values are whole hundredths
 in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the head (S = 7), in rows:
 
-    body      any snake's cell: 100 where it stays for longer than REACH steps, else 100 k / (REACH + 1) where it is
-              free after k moves of its snake without a meal (k = 1 for a tail)
+    body      any snake's cell: 100 where it stays for longer than REACH moves, else 100 k / (REACH + 1) where it is
+              free after k moves of its snake (k = 1 for a tail), one later where the snake may eat: a bean lies beside
+              its head
     mates     heads of the own team; at the centre the own head
     rivals    heads of others
     bean
@@ -50,7 +51,7 @@ class Layout(NamedTuple):
 
 
 def leaving(board: Board, game: Game) -> list[Array]:
-    """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves of their snakes without a meal."""
+    """uint32[H, ...] for k = 1 .. REACH: cells that are free after just k moves, see `body` above."""
     low, high = game.toward[:, 0], game.toward[:, 1]
     ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
@@ -58,16 +59,31 @@ def leaving(board: Board, game: Game) -> list[Array]:
         """The cells to which these cells' directions lead."""
         return union(jnp.stack([board.seen_from(cells & way, d ^ 1) for d, way in ways.items()]))
 
-    there = game.length > 0
-    heads, tails = (union(board.mark(jnp.where(there, place, NOWHERE)), 1) for place in (game.head, game.tail))
-    split = union(board.mark(jnp.where(there & game.split, game.tail, NOWHERE)), 1)
-    # the second of the two steps of a split tail has the direction of the first
-    twice = union(jnp.stack([board.seen_from(board.seen_from(split & way, d ^ 1), d ^ 1) for d, way in ways.items()]))
-    planes = [tails]
-    for _ in range(REACH - 1):
+    def twice(cells: Array) -> Array:
+        """The same two steps on: the second step of a split tail has the direction of the first."""
+        return union(
+            jnp.stack([board.seen_from(board.seen_from(cells & way, d ^ 1), d ^ 1) for d, way in ways.items()])
+        )
+
+    there, hungry = game.length > 0, _may_eat(board, game)
+    head, tail = (board.mark(jnp.where(there, place, NOWHERE)) for place in (game.head, game.tail))
+    heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
+    late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
+    planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
+    for k in range(1, REACH):
         moving = planes[-1] & ~heads
-        planes.append(stage(ahead)(moving & ~split) | twice if len(planes) == 1 else stage(ahead)(moving))
+        if k > 2:
+            planes.append(stage(ahead)(moving))
+        else:  # tails among them
+            planes.append(stage(ahead)(moving & ~split) | twice(moving & split) | (late if k == 1 else jnp.uint32(0)))
     return planes
+
+
+def _may_eat(board: Board, game: Game) -> Array:
+    """bool[n, ...]: a bean lies beside the head."""
+    beans = bean_plane(board, game)
+    near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
+    return union(board.mark(game.head) & near[:, None]) != 0
 
 
 def _share(value: Array, most: int) -> Array:
@@ -133,7 +149,7 @@ def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
-            stage(lambda game: _rest(board, game, agents, teams))(game),
+            stage(lambda game: _rest(board, game, agents, teams, leave[0]))(game),
             _share(behind, 20),
             _share(behind, 100),
         ]
@@ -141,25 +157,32 @@ def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
     return jnp.where(there[None], values, 0).astype(jnp.int8)
 
 
-def _blocked(board: Board, game: Game, agents: int) -> list[Array]:
-    """bool[A, ...] for each direction: a body lies there, tails apart, which move away unless their snake eats."""
-    tails = union(board.mark(game.tail), 1)
-    near = board.around((body_plane(game) & ~tails)[:, None], game.head[:agents], 1)
-    return [bit(near[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+def _blocked(board: Board, game: Game, agents: int, tails: Array) -> list[Array]:
+    """bool[A, ...] for each direction: a body lies there, apart from the tails uint32[H, ...] and the own tail."""
+    head = game.head[:agents]
+    near = board.around((body_plane(game) & ~tails)[:, None], head, 1)
+    taken = [bit(near[1 + r], 1 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+    return [x & (board.beside(head, jnp.full_like(head, d)) != game.tail[:agents]) for d, x in enumerate(taken)]
 
 
 def open_directions(board: Board, game: Game, agents: int) -> Array:
-    """bool[A, 4, ...]: directions that are neither blocked nor backwards; all but backwards where none is left."""
+    """bool[A, 4, ...]: directions that are not backwards and lead to cells that are surely free after the move.
+
+    Where there is none, those that lead to the tail of a snake that may eat; then all but backwards.
+    """
     back = jnp.stack([game.direction[:agents] == d ^ 1 for d in range(4)], 1)
-    free = ~(back | jnp.stack(_blocked(board, game, agents), 1))
-    return jnp.where(jnp.any(free, 1, keepdims=True), free, ~back)
+    open_ = ~back
+    for tails in (union(board.mark(game.tail), 1), leaving(board, game)[0]):
+        free = ~back & ~jnp.stack(_blocked(board, game, agents, tails), 1)
+        open_ = jnp.where(jnp.any(free, 1, keepdims=True), free, open_)
+    return open_
 
 
-def _rest(board: Board, game: Game, agents: int, teams: int) -> Array:
+def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array) -> Array:
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
-    values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents)]
+    values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents, tails)]
     values.append(_share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
     values += _beans(board, game, agents, teams, half_h, half_w)

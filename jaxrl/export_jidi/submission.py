@@ -33,7 +33,8 @@ class Board:
         snakes: cells of each snake, head first; none for a snake that could not respawn.
         half: number of snakes of a team.
         own: which of them is controlled.
-        taken: the cells of bodies, and after how many moves without a meal they are free; REACH + 1 for longer.
+        taken: the cells of bodies, and after how many moves they are free, one later where the snake may eat: a bean
+            lies beside its head; REACH + 1 for longer.
     """
 
     def __init__(self, observation: dict[Any, Any], settings: dict[str, Any]) -> None:
@@ -45,7 +46,10 @@ class Board:
         seat, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
         self.snakes = snakes[self.half :] + snakes[: self.half] if seat else snakes
         last = REACH + 1
-        self.taken = {cell: min(k, last) for body in snakes for k, cell in enumerate(reversed(body), 1)}
+        self.taken = {}
+        for body in snakes:
+            hungry = any(self.beside(cell, move) in self.beans for cell in body[:1] for move in MOVES)
+            self.taken.update({cell: min(k + hungry, last) for k, cell in enumerate(reversed(body), 1)})
 
     def beside(self, cell: tuple[int, int], move: tuple[int, int]) -> tuple[int, int]:
         """The neighbour of a cell on the torus."""
@@ -65,17 +69,22 @@ class Board:
         return [moved == move for move in MOVES]
 
     def blocked(self, i: int) -> list[bool]:
-        """Whether a body lies up, down, left, right of snake i, tails apart."""
-        return [self.taken.get(self.beside(self.snakes[i][0], move), 0) > 1 for move in MOVES]
+        """Whether a body lies up, down, left, right of snake i, apart from tails that surely move, as the own does."""
+        return [cell != self.snakes[i][-1] and self.taken.get(cell, 0) > 1 for cell in self._around(i)]
+
+    def _around(self, i: int) -> list[tuple[int, int]]:
+        return [self.beside(self.snakes[i][0], move) for move in MOVES]
 
     def open_directions(self, i: int) -> list[bool]:
-        """Directions that are neither blocked nor backwards; all but backwards where none is left."""
+        """Directions neither backwards nor blocked; if none is left, those to tails; then all but backwards."""
         if not self.snakes[i]:
             return [True] * 4
         heading, blocked = self.heading(i), self.blocked(i)
+        tails = [body[-1] for body in self.snakes if body]
         onward = [not heading[d ^ 1] for d in range(4)]
         free = [onward[d] and not blocked[d] for d in range(4)]
-        return free if any(free) else onward
+        risky = [onward[d] and cell in tails for d, cell in enumerate(self._around(i))]
+        return next(choice for choice in (free, risky, onward) if any(choice))
 
 
 def _wrapped(x: int, size: int) -> int:
