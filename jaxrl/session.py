@@ -388,7 +388,7 @@ class Session:
     def _raise_not_finite(self, fetched: BlockMetrics, before: Position, phase: Phase) -> None:
         row = int(fetched.done) - 1
         name = self.setup.trainer.tensor_names(phase)[int(fetched.not_finite)]
-        at = f"iteration {before.iterations + row + 1:,}"
+        at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check behind the block
         first = [
             int(np.argmax(~np.isfinite(values[row])))
             for values in fetched.learning.values()
