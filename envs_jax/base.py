@@ -242,7 +242,7 @@ def load(path: str, what: str) -> type:
         raise ValueError(f"{what} '{path}': module '{module}' has no '{attribute}'") from None
 
 
-def find(name: str) -> type:
+def find(name: str) -> type[Environment]:
     """The environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment '{name}': {closest(name, _REGISTRY)}")

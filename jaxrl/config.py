@@ -27,7 +27,7 @@ from jaxrl import algos
 from jaxrl.algos.base import Algorithm
 from jaxrl.errors import UsageError, UserError
 from jaxrl.precision import Compute, Store
-from jaxrl.run_directory import CONFIG, open_run
+from jaxrl.run_directory import CONFIG, check_environment, open_run
 
 DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3"}  # what `--algo` alone trains on
 
@@ -320,12 +320,14 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
     """A run's directory and its configuration.
 
     Raises:
-        RunError: there is no such run.
+        RunError: there is no such run, or its environment has changed since.
         UsageError: its config.yaml is damaged.
     """
     directory = open_run(run)
     path = directory / CONFIG
-    return directory, build(read_yaml(path), str(path))
+    config = build(read_yaml(path), str(path))
+    check_environment(directory, config.env, environments.find(config.env).version)
+    return directory, config
 
 
 def build(values: dict[str, Any], where: str) -> Config:

@@ -242,10 +242,11 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
     ]
     evaluate = start = None
     key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    contest = setup.env.env.contest
     if run.eval_every:
         evaluator = Evaluator(
             setup.eval_env,
-            learned(setup.algo),
+            learned(setup.algo, "sample" if contest and contest.drawn else "best"),
             setup.eval_episodes,
             setup.mesh,
             run.rollout_chunk,

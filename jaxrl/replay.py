@@ -106,7 +106,7 @@ def row_bytes(seen: Any, answer: Any, agents: int, prioritised: bool = False) ->
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """R such that at least `transitions` windows of all environments together may be drawn from a full ring."""
+    """R such that a full ring holds `transitions` answered rows; those that end an episode start no window."""
     return -(-transitions // num_envs) + n_step
 
 

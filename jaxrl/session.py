@@ -426,7 +426,8 @@ def start(config: Config) -> Ended:
     inputs = load_weights(source, setup) if source else None
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
-        with _held(lambda: run_directory.create(setup.config.run.runs, config.algo, config.env)) as directory:
+        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
+        with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
 
@@ -541,9 +542,10 @@ def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
         use_best = best and checkpoints.best_step() is not None
         try:
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
-        except CheckpointError:
+        except CheckpointError as error:
             if not use_best:
                 raise
+            print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
 

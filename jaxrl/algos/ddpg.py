@@ -7,6 +7,7 @@ al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published setting
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -60,7 +61,10 @@ def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
 
 @pytree
 class DdpgParameters:
-    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P]."""
+    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P].
+
+    Between updates of one call of `learn` every network is one vector [P], see `Ddpg.pack`.
+    """
 
     actor: Any
     critic: Any
@@ -76,14 +80,16 @@ class Ddpg(Algorithm):
 
     update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
     updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
-    batch_size: int = setting(64, "stored steps per update; each holds all agents")
+    batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
     buffer_size: int = setting(100_000, "environment steps that the replay holds, all environments together")
     buffer_gb: float = setting(0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used")
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
         "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
     )
     warmup: int = setting(0, "stored steps before the first update; 0 = batch_size")
-    prioritised: bool = setting(False, "draw by the size of the last error (arXiv 1511.05952) instead of uniformly")
+    prioritised: bool = setting(
+        False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
+    )
     priority_alpha: float = setting(0.6, "exponent of priorities")
     priority_beta: float = setting(0.4, "correction of unequal chances at the start; 1 at the run's total")
     n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)")
@@ -300,14 +306,7 @@ class Ddpg(Algorithm):
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimisers, an empty replay."""
-        key_actor, key_critic = jax.random.split(key)
-        observation = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
-        vector = jnp.zeros((1, self.spec.num_agents, self._actions))
-        wide = observation if self.action_gradient == "expected" else jnp.concatenate([observation, vector], axis=-1)
-        actor = self.actor_net.init(key_actor, observation)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
-        if inputs is not None:
-            actor, critic = inputs["actor"], inputs["critic"]
+        actor, critic = self._networks(key) if inputs is None else (inputs["actor"], inputs["critic"])
         params = DdpgParameters(
             actor=actor,
             critic=critic,
@@ -320,6 +319,15 @@ class Ddpg(Algorithm):
         sizes = (self.spec.num_agents, shards, self.rows, envs)
         return AlgoState(params, replay.create(self._seen, self._answer, *sizes, self.prioritised))
 
+    def _networks(self, key: Array) -> tuple[Any, Any]:
+        """Fresh actor and critics."""
+        key_actor, key_critic = jax.random.split(key)
+        observation = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
+        vector = jnp.zeros((1, self.spec.num_agents, self._actions))
+        wide = observation if self.action_gradient == "expected" else jnp.concatenate([observation, vector], axis=-1)
+        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
+        return self.actor_net.init(key_actor, observation), critic
+
     def weights(self, state: AlgoState) -> Any:
         """What `init(inputs=...)` takes."""
         return {"actor": state.replicated.actor, "critic": state.replicated.critic}
@@ -330,9 +338,8 @@ class Ddpg(Algorithm):
 
     def epsilon(self, progress: Progress) -> Array:
         """Exploration after the steps made so far: eps_start x eps_decay^steps, at least eps_min."""
-        if self.eps_decay == 0:
-            return jnp.float32(self.eps_min)
-        decay = jnp.exp(jnp.float32(math.log(self.eps_decay)) * total(progress.vector_steps))
+        steps = total(progress.vector_steps)
+        decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
     def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
@@ -420,12 +427,27 @@ class Ddpg(Algorithm):
                 marks = layout.over_envs(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
             return (params, marks), jnp.stack([metrics[name] for name in METRICS])  # one write, not one for each
 
-        (params, marks), rows = jax.lax.scan(update, (state.replicated, ring.marks), (keys, chosen))
+        (params, marks), rows = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), (keys, chosen))
         metrics = {name: rows[:, k] for k, name in enumerate(METRICS)}
         metrics["epsilon"] = layout.alone(self.epsilon)(progress)
-        return AlgoState(params, dataclasses.replace(ring, marks=marks)), metrics
+        return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
 
     # Pieces
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, Any]:
+        """ShapeDtypeStructs of the networks."""
+        actor, critic = jax.eval_shape(self._networks, jax.random.key(0))
+        return {"actor": actor, "critic": critic, "target_actor": actor, "target_critic": critic}
+
+    def pack(self, params: DdpgParameters) -> DdpgParameters:
+        """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
+        return dataclasses.replace(params, **{name: optimise.flat(getattr(params, name)) for name in self._shapes})
+
+    def unpack(self, params: DdpgParameters) -> DdpgParameters:
+        """What `pack` packed."""
+        trees = {name: optimise.unflat(getattr(params, name), like) for name, like in self._shapes.items()}
+        return dataclasses.replace(params, **trees)
 
     def _store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
         """Rows [T + 1, B, ...]: the trajectory's, and the one behind them, whose action is not known yet."""
@@ -464,14 +486,15 @@ class Ddpg(Algorithm):
         """Critic, then actor, each with its target, on a batch with leaves [S, m, ...] (`_gather`, and "weight").
 
         Returns:
-            parameters; metrics float32[]; error float32[S, m] of the critic before its step, for priorities, or None.
+            parameters, packed as those given; metrics float32[]; error float32[S, m] of the critic before its step,
+            for priorities, or None.
         """
-        layout = self.layout
-        batch = batch | {"target": layout.apply(lambda sample: self._target(params, sample), batch)}
-        error = layout.apply(lambda sample: self._error(params, sample), batch) if self.prioritised else None
+        layout, shapes, trees = self.layout, self._shapes, self.unpack(params)
+        batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
+        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritised else None
 
-        def of_critic(critic: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            values = self._taken_values(critic, sample)
+        def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            values = self._taken_values(optimise.unflat(critic, shapes["critic"]), sample)
             return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
 
         gradient, (critic_value, critic_means) = layout.gradient(of_critic, params.critic, batch)
@@ -479,9 +502,10 @@ class Ddpg(Algorithm):
         critic, target_critic, critic_optimiser, critic_norm = step(
             gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr)
         )
+        improved = optimise.unflat(critic, shapes["critic"])
 
-        def of_actor(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            return self._actor_loss(actor, critic, sample)
+        def of_actor(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            return self._actor_loss(optimise.unflat(actor, shapes["actor"]), improved, sample)
 
         gradient, (actor_value, actor_means) = layout.gradient(of_actor, params.actor, batch)
         actor, target_actor, actor_optimiser, actor_norm = step(
@@ -497,9 +521,12 @@ class Ddpg(Algorithm):
         new = DdpgParameters(actor, critic, target_actor, target_critic, actor_optimiser, critic_optimiser)
         return new, metrics | critic_means | actor_means, error
 
-    def _step(self, gradient: Any, params: Any, target: Any, state: Any, rate: Array) -> tuple[Any, Any, Any, Array]:
-        """One clipped Adam step and the target's: parameters, target, optimiser state, norm before clipping."""
-        return optimise.descend_flat(self._optimiser, gradient, params, target, state, rate, self.tau)
+    def _step(
+        self, gradient: Array, params: Array, target: Array, state: Any, rate: Array
+    ) -> tuple[Array, Array, Any, Array]:
+        """One clipped Adam step [P] and the target's: parameters, target, optimiser, norm before clipping."""
+        params, state = optimise.descend(self._optimiser, gradient, params, state, rate)
+        return params, (1 - self.tau) * target + self.tau * params, state, optimise.norm(gradient)
 
     def _target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """R + gamma^k V' of target networks, float32[N, A]; V' is that of the target policy's action."""
@@ -562,3 +589,8 @@ class Bicnet(Ddpg):
     """The same with networks that mix the agents (Peng et al. 2017, arXiv 1703.10069)."""
 
     network: Literal["mlp", "bicnet"] = setting("bicnet", "bicnet: an LSTM over the agents mixes them")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network != "bicnet":
+            raise ValueError(f"bicnet with the network '{self.network}' is ddpg: use --algo ddpg")
