@@ -258,7 +258,7 @@ def make(name: str, **settings: Any) -> Environment:
     Raises:
         ValueError: unknown name or setting (the closest one is offered), or impossible value.
     """
-    cls = find(name)
+    cls: Any = find(name)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key in settings:
         if key not in fields:
