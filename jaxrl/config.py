@@ -60,7 +60,9 @@ class RunSettings:
     block_iterations: int = setting(16, "most iterations of one compiled call")
     block_seconds: float = setting(1.0, "iterations per compiled call are chosen to take about so long")
     log_every: int = setting(1, "iterations per line of metrics")
-    self_play: int = setting(0, "snapshots of the learner that play the other team wherever the opponent is 'self'")
+    self_play: int = setting(
+        4, "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games"
+    )
     self_play_every: int = setting(2000, "iterations between snapshots, the oldest of which is replaced")
     eval_every: int = setting(0, "iterations between evaluations that choose the best checkpoint; 0 = never")
     eval_episodes: int = setting(64, "episodes of such an evaluation, rounded up to a multiple of 8")
@@ -87,11 +89,11 @@ class RunSettings:
 MOST_ENVS = 2**24  # environments of a run
 _NOT_NEGATIVE = (
     "num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
-    "rollout_chunk", "learn_chunk", "memory_gb", "self_play", "eval_every", "checkpoint_every",
+    "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every",
 )  # fmt: skip
 _POSITIVE = (
-    "block_iterations", "block_seconds", "log_every", "self_play_every", "eval_episodes", "checkpoint_minutes",
-    "keep_checkpoints",
+    "block_iterations", "block_seconds", "log_every", "self_play", "self_play_every", "eval_episodes",
+    "checkpoint_minutes", "keep_checkpoints",
 )  # fmt: skip
 
 # Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the

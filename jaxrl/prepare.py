@@ -142,26 +142,15 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
     """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
-    wanted = getattr(env.env, "takes_rivals", False)
-    if not (wanted or run.self_play):
+    if not getattr(env.env, "takes_rivals", False):
         return env
-    if not wanted:
-        raise UsageError(
-            f"self_play {run.self_play}: no opponent of '{env.spec.name}' is 'self'; name it in --opponent"
-        )
-    if not run.self_play:
-        raise UsageError("the opponent 'self' is played by snapshots of the learner: say how many with --self_play 4")
     games = algo.layout.num_envs // algo.layout.shards
-    if games % run.self_play:
-        raise UsageError(
-            f"self_play {run.self_play} does not divide the {games} environments of a logical shard "
-            f"(num_envs {algo.layout.num_envs} / {algo.layout.shards}): use {largest_divisor(games, run.self_play)}"
-        )
+    snapshots = largest_divisor(games, run.self_play)
     if any(phase.restart for phase in algo.phases):
         raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
     if algo.recurrent:
         raise UsageError("self_play needs a policy that remembers nothing from step to step")
-    return SelfPlay(env.env, env, algo, games // run.self_play, run.self_play, run.self_play_every)
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
