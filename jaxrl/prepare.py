@@ -14,7 +14,7 @@ from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import algos, hosts, plan, precision
 from jaxrl.algos.base import Algorithm, Phase
-from jaxrl.config import Config, RunSettings, usage_errors
+from jaxrl.config import Config, RunSettings, changed, usage_errors
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, learned
 from jaxrl.parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
@@ -74,7 +74,34 @@ def prepare(config: Config, resuming: bool = False) -> Setup:
         except UsageError:
             return None
 
-    raise made.refusal(made.total, plan.largest_fitting(plan.search_largest(made, replan)))
+    raise made.refusal(made.total, _smaller_store(setup) or plan.largest_fitting(plan.search_largest(made, replan)))
+
+
+def _smaller_store(setup: Setup) -> str:
+    """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
+    name, config, made = setup.algo.store_setting, setup.config, setup.plan
+    if name is None:
+        return ""
+    value = config.algo_settings[name]
+
+    def replan(value: Any) -> plan.Plan | None:
+        try:
+            return assemble(changed(config, {name: value})).plan
+        except UsageError:
+            return None
+
+    whole = isinstance(value, int)
+    less = value // 2 if whole else value / 2
+    half = replan(less)
+    if half is None or half.total >= made.total:
+        return ""
+    fitting = value - (made.total - made.limit) * (value - less) / (made.total - half.total)
+    if fitting <= 0:
+        return ""
+    step = 10.0 ** (math.floor(math.log10(fitting)) - 1)
+    fitting = math.floor(fitting / step) * step
+    found = replan(int(fitting) if whole else fitting)
+    return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
 
 
 def assemble(config: Config, resuming: bool = False) -> Setup:

@@ -22,6 +22,7 @@ from jaxrl.precision import stored_dtype
 
 Floats = Literal["auto", "float16", "float32"]
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
+MOST_ROWS = 2**31  # of a logical shard, which int32 numbers
 TRIES = 4  # draws per sample, of which the first that may start a window is taken
 
 
@@ -112,7 +113,7 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
 
 def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritised: bool = False) -> Replay:
     """An empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError where rows cannot be numbered."""
-    if rows * envs >= 2**31:
+    if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
     return Replay(

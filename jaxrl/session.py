@@ -583,8 +583,10 @@ def load_weights(run: str, setup: Setup) -> Any:
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     if shapes_of(wanted) != shapes_of(found):
-        raise UsageError(
-            f"the networks of {run} have other shapes: give the same observation, width and depth settings"
-        )
+        here, there = setup.config.flat(), config.flat()
+        sections = (setup.config.env_settings, setup.config.algo_settings)
+        odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)))
+        told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
+        raise UsageError(f"the networks of {run} have other shapes: they were made with {told[0]}; here {told[1]}")
     state, _ = _read(directory, other, best=True)
     return _anywhere(other.algo.weights(state))

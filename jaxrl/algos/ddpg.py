@@ -167,6 +167,10 @@ class Ddpg(Algorithm):
                 f"the replay holds {self.rows - self.n_step} steps of each environment, fewer than update_interval "
                 f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
             )
+        if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
+            raise ValueError(
+                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
+            )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
             raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
 
@@ -228,6 +232,10 @@ class Ddpg(Algorithm):
         if self.buffer_gb:
             return int(self.buffer_gb * 1e9) // (self._row_bytes * self.layout.num_envs)
         return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+
+    @property
+    def store_setting(self) -> str:
+        return "buffer_gb" if self.buffer_gb else "buffer_size"
 
     def largest_chunk(self) -> int:
         return self.batch_size // self.layout.shards
