@@ -74,7 +74,7 @@ USAGE = {
         f"{DDPG} --observation obs35 --beans 4", "obs35 is published for two teams, 6 snakes and 5 beans, not 6 and 4"
     ),
     "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
-    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "(2000) exceeds what the replay"),
+    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "(2000) exceeds what"),
     "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "lower buffer_size or buffer_gb"),
     "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
     "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),
