@@ -177,7 +177,7 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
 
 
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
-    made = envs_jax.make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
+    made = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
     subject = load(None, "snakes_1v1", dict(made.__dict__))
     assert render._with_opponents(subject).settings["opponent"] == "4"
     asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
