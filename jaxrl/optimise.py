@@ -36,13 +36,13 @@ def descend_flat(
     target: Any,
     state: Any,
     rate: Array | float,
-    tau: float,
+    tau: Array | float = 0.0,
 ) -> tuple[Any, Any, Any, Array]:
     """One step of parameters and of their slow copy, all leaves as one vector: a few operations however many leaves.
 
     Args:
         optimiser: its state belongs to the vector that `flat` makes of the parameters.
-        gradient, params, target: trees of one structure; target is the slow copy.
+        gradient, params, target: trees of one structure; target is the slow copy, None where there is none.
         state: of the optimiser.
         rate: step size.
         tau: target becomes (1 - tau) target + tau params, after the step.
@@ -51,9 +51,11 @@ def descend_flat(
         new parameters, new target, new optimiser state, norm of the gradient.
     """
     vector, restore = ravel_pytree(params)
-    slope, slow = flat(gradient), flat(target)
+    slope = flat(gradient)
     vector, state = descend(optimiser, slope, vector, state, rate)
-    return restore(vector), restore((1 - tau) * slow + tau * vector), state, norm(slope)
+    if target is not None:
+        target = restore((1 - tau) * flat(target) + tau * vector)
+    return restore(vector), target, state, norm(slope)
 
 
 def flat(tree: Any) -> Array:
