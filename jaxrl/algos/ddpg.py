@@ -115,7 +115,8 @@ class Ddpg(OffPolicy):
         return super()._seen | ({"mask": mask} if self.masking else {})
 
     def _look(self, timestep: TimeStep) -> dict[str, Array]:
-        return super()._look(timestep) | ({"mask": self._mask(timestep)} if self.masking else {})
+        mask = self._mask(timestep)
+        return super()._look(timestep) | ({} if mask is None else {"mask": mask})
 
     @property
     def _answer(self) -> jax.ShapeDtypeStruct:
