@@ -13,7 +13,7 @@ import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from jaxrl import optimise, replay
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
 from jaxrl.replay import Marks, Replay
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
@@ -165,6 +165,11 @@ class OffPolicy(Algorithm):
         del key, number
         return None
 
+    def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
+        """A drawn batch as `update` gets it; `env_steps` float32[], steps of all environments made so far."""
+        del env_steps
+        return batch
+
     # Sizes
 
     @property
@@ -267,6 +272,7 @@ class OffPolicy(Algorithm):
         layout = self.layout
         beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
+        env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
         chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
@@ -278,7 +284,7 @@ class OffPolicy(Algorithm):
             noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            params, metrics, error = self.update(params, batch, number)
+            params, metrics, error = self.update(params, self._prepared(batch, env_steps), number)
             if self.prioritised:
 
                 def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:

@@ -161,10 +161,13 @@ class Sac(OffPolicy):
         return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
 
     def _answers(self, trajectory: Trajectory) -> Any:
-        action = trajectory.action.reshape(*trajectory.action.shape[:3], -1).astype(jnp.float32)
-        if self._unit:
-            return action
-        return (action - self._box.low) / self._half_width - 1
+        return self._inward(trajectory.action)
+
+    def _inward(self, action: Array) -> Array:
+        """Actions [..., A, *box] of the environment as float32[..., A, n] in [-1, 1]."""
+        lead = action.shape[: action.ndim - len(self._box.shape)]
+        action = action.reshape(*lead, self._actions).astype(jnp.float32)
+        return action if self._unit else (action - self._box.low) / self._half_width - 1
 
     @property
     def _unit(self) -> bool:
@@ -258,7 +261,8 @@ class Sac(OffPolicy):
     def _outward(self, action: Array) -> Array:
         """Actions [B, A, n] in [-1, 1] as the environment takes them, [B, A, ...]."""
         if not self._unit:
-            action = self._box.low + self._half_width * (action + 1)
+            outward = self._box.low + self._half_width * (action + 1)
+            action = jnp.clip(outward, self._box.low, self._box.high)  # rounding may lead beyond
         return action.reshape(*action.shape[:2], *self._box.shape).astype(self._box.dtype)
 
     # Updates
