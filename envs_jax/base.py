@@ -70,6 +70,7 @@ class TimeStep:
         truncated: bool[], the episode was cut here by a limit (bootstrap from `observation`).
         first: bool[], this is the first time step of an episode.
         metrics: {name: float32[]}, the names of `EnvSpec.metrics`.
+        task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
     """
 
     observation: Any
@@ -81,6 +82,7 @@ class TimeStep:
     truncated: Array
     first: Array
     metrics: Any
+    task: Any = ()
 
     @property
     def done(self) -> Array:
@@ -114,6 +116,7 @@ class EnvSpec:
             agents' actions included and its own excluded.
         score: metric (or "return") that tells how good a policy is.
         score_mode: whether a good policy makes `score` small ("min") or large ("max").
+        num_tasks: how many tasks episodes may set; algorithms may keep something for each, by `TimeStep.task`.
     """
 
     name: str
@@ -129,6 +132,7 @@ class EnvSpec:
     critic_input: Callable[[TimeStep, Array], Array] | None = None
     score: str = "return"
     score_mode: Literal["min", "max"] = "max"
+    num_tasks: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

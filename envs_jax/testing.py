@@ -98,7 +98,7 @@ def _check_spec(env: Environment) -> EnvSpec:
         fail(f"spec is a {type(spec).__name__}: make it a property that returns an envs_jax.EnvSpec")
     if not (isinstance(spec.name, str) and spec.name):
         fail(f"spec.name is {spec.name!r}: give the environment a name")
-    for field in ("num_agents", "horizon"):
+    for field in ("num_agents", "horizon", "num_tasks"):
         number = getattr(spec, field)
         if not (isinstance(number, int) and number >= 1):
             fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
@@ -276,6 +276,10 @@ class _Check:
         expect("reward", timestep.reward, (agents,), jnp.float32)
         for field in ("terminated", "truncated", "first"):
             expect(field, getattr(timestep, field), (), jnp.bool_)
+        if spec.num_tasks > 1:
+            expect("task", timestep.task, (), jnp.int32)
+        elif jax.tree.leaves(timestep.task):
+            self.fail(f"{what} returns a task, but spec.num_tasks is 1: set it, or leave task out")
         names = timestep.metrics if isinstance(timestep.metrics, Mapping) else ()
         if set(names) != set(spec.metrics):
             self.fail(
@@ -381,6 +385,8 @@ class _Check:
         self._check_bounds("observation", spec.observation, timestep.observation, when)
         if spec.global_state is not None:
             self._check_bounds("global_state", spec.global_state, timestep.global_state, when)
+        if spec.num_tasks > 1 and (np.any(timestep.task < 0) or np.any(timestep.task >= spec.num_tasks)):
+            self.fail(f"task lies outside 0 to {spec.num_tasks - 1} {when}: set spec.num_tasks, or number from 0")
         for name, reduction in spec.metrics.items():
             values = timestep.metrics[name]
             if reduction == "any" and not np.isin(values, (0.0, 1.0)).all():

@@ -29,7 +29,8 @@ from jaxrl.errors import UsageError, UserError
 from jaxrl.precision import Compute, Store
 from jaxrl.run_directory import CONFIG, check_environment, open_run
 
-DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3"}  # what `--algo` alone trains on
+# What `--algo` alone trains on.
+DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach"}
 
 
 @dataclasses.dataclass(frozen=True)

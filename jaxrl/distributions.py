@@ -1,4 +1,6 @@
-"""Policies over discrete actions with masks; functions of the last axis."""
+"""Policies: discrete with masks, and Gaussians squashed into a box; functions of the last axis."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -33,3 +35,25 @@ def choose(values: Array, action: Array) -> Array:
     """values[..., n] at action int32[...], by comparison instead of a gather."""
     index = jax.lax.broadcasted_iota(action.dtype, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(action[..., None] == index, values, 0), axis=-1)
+
+
+def squashed_normal(mean: Array, log_std: Array, noise: Array) -> tuple[Array, Array]:
+    """A draw a = tanh(mean + exp(log_std) noise) in (-1, 1) and its log-density.
+
+    The density of a squashed component is that of the Gaussian over 1 - a^2; the 1e-6 that is added to it keeps the
+    logarithm finite where tanh rounds to 1, at a cost of 1e-6 / (1 - a^2) elsewhere.
+
+    Args:
+        mean: float32[..., d].
+        log_std: float32[..., d].
+        noise: float32[..., d], standard normal.
+
+    Returns:
+        action float32[..., d], log-density float32[...].
+
+    References:
+        Haarnoja et al. 2018, "Soft Actor-Critic", arXiv 1801.01290, appendix C, equation 21.
+    """
+    action = jnp.tanh(mean + jnp.exp(log_std) * noise)
+    normal = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi)
+    return action, jnp.sum(normal - jnp.log(jnp.maximum(1 - jnp.square(action), 0.0) + 1e-6), axis=-1)

@@ -31,6 +31,7 @@ def he_normal(fan_in: int) -> Initialiser:
     return init
 
 
+Initialisation = Literal["torch", "he", "xavier"]
 Convolution = Literal["conv", "dense", "patches"]
 
 
@@ -120,7 +121,7 @@ class ConvStack(nn.Module):
     outputs: int
     width: int
     depth: int = 1
-    initialiser: Literal["torch", "he"] = "torch"
+    initialiser: Initialisation = "torch"
     methods: tuple[Convolution, Convolution, Convolution] = ("conv", "conv", "conv")
     dtype: Any = jnp.float32
 
@@ -184,7 +185,7 @@ class MLP(nn.Module):
     outputs: int
     width: int
     depth: int = 2
-    initialiser: Literal["torch", "he"] = "torch"
+    initialiser: Initialisation = "torch"
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -200,10 +201,13 @@ def _parameters(
     """Kernel of a layer in the module's compute dtype, and its bias in float32.
 
     "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
-    smaller, so that a policy starts uniform and a critic near 0.
+    smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance
+    2 / (fan-in + fan-out) (Glorot and Bengio 2010, equation 16), zero biases.
     """
     if initialiser == "torch":
         kernel_init = bias_init = torch_uniform(fan_in)
+    elif initialiser == "xavier":
+        kernel_init, bias_init = nn.initializers.xavier_uniform(), nn.initializers.zeros
     else:
         scale = 0.01 if last else 1.0
         kernel_init = lambda *args: scale * he_normal(fan_in)(*args)  # noqa: E731
@@ -233,7 +237,7 @@ class TeamNet(nn.Module):
     communication: bool = False
     rectify_first: bool = True
     layer_norm: bool = False
-    initialiser: Literal["torch", "he"] = "torch"
+    initialiser: Initialisation = "torch"
     dtype: Any = jnp.float32
 
     @nn.compact

@@ -1,82 +1,33 @@
-"""DDPG and BiCNet: parity with a PyTorch reading of the published learner, options, replay, schedules, learning."""
+"""DDPG and BiCNet: parity with a PyTorch reading of the published learner, options, schedules, learning."""
 
 import dataclasses
 import functools
-import hashlib
 import re
-from pathlib import Path
 from typing import Any
 
 import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
+import off_policy_cases
 import pytest
 from jax.test_util import check_grads
-from tiny import Corridor, CorridorState
+from off_policy_cases import MODERN, SMALL, VARIANTS, at_step, run
+from tiny import Corridor
 
 from bench.snakes.torch_learner import TorchDdpg
-from envs_jax import Environment, TimeStep
-from envs_jax.base import Array, Box, Discrete, EnvSpec
-from envs_jax.batch import batched
+from envs_jax import TimeStep
+from envs_jax.base import Box, Discrete, EnvSpec
 from jaxrl import algos, nets
 from jaxrl.algos import ddpg
-from jaxrl.algos.base import Progress, count, start, total
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.checkpoint import Checkpoints
 from jaxrl.evaluation import ended
-from jaxrl.parallel import Layout, logical_shards, make_mesh
-from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
-from jaxrl.trainer import BlockMetrics, Trainer, TrainState
+from jaxrl.parallel import Layout
+from jaxrl.replay import GOES_ON, TERMINATED
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
-SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
-MODERN = SMALL | {
-    "first_layer": "relu", "layer_norm": True, "initialiser": "he", "critics": 2, "n_step": 3, "max_grad_norm": 10.0,
-    "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
-    "eps_decay": 1.0,
-}  # fmt: skip
-VARIANTS = {
-    "published": SMALL,
-    "bicnet": SMALL | {"network": "bicnet"},
-    "gumbel": MODERN | {"action_gradient": "gumbel"},
-    "expected": MODERN | {"action_gradient": "expected"},
-    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True, "network": "bicnet"},
-}
-
-
-def make_trainer(
-    env: Environment, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any
-) -> Trainer:
-    shards = logical_shards(num_envs, Ddpg.batch(env.spec, settings, num_envs))
-    layout = Layout(num_envs, shards, devices, exact)
-    algo = Ddpg(env.spec, layout, **settings)
-    return Trainer(batched(env), algo, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
-
-
-def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
-    """The fill phase, and so many iterations of training."""
-    state = trainer.init(jax.random.key(0))
-    for phase in trainer.algo.phases[:-1]:
-        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
-    state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
-    assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
-    return state, metrics
-
-
-def digest(tree: Any) -> dict[str, str]:
-    """A hash of every leaf."""
-
-    def of(leaf: Array) -> str:
-        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
-
-    return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def at_step(steps: int) -> Progress:
-    return dataclasses.replace(start(), vector_steps=count(steps))
+make_trainer = functools.partial(off_policy_cases.make_trainer, Ddpg)
 
 
 # ---------------------------------------------------------------- parity with the published learner
@@ -356,21 +307,6 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
 # ---------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_trains_in_one_trace(name: str) -> None:
-    trainer = make_trainer(Corridor(num_agents=2), num_envs=4, update_interval=2, **VARIANTS[name])
-    state, metrics = run(trainer, 3)
-    learning = {name: np.asarray(x)[:3] for name, x in metrics.learning.items()}
-    assert learning["critic_loss"].shape == (3, 2)
-    assert all(np.isfinite(x).all() for x in learning.values())
-    assert (learning["critic_grad_norm"] > 0).all() and (learning["actor_grad_norm"] > 0).all()
-    begun = trainer.init(jax.random.key(0)).algo.replicated
-    for net in ("actor", "critic", "target_actor", "target_critic"):
-        before, after = (jax.tree.leaves(getattr(x, net)) for x in (begun, state.algo.replicated))
-        assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True) if a.size > 2), net
-    assert int(total(state.progress.updates)) == 6
-
-
 def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     settings = SMALL | {"batch_size": 10}
     for num_envs, interval, calls in ((1, 1, 10), (1, 4, 3), (2, 1, 5), (16, 1, 1)):
@@ -380,28 +316,6 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     trainer = make_trainer(Corridor(), 1, **settings)
     state, metrics = run(trainer, 1)
     assert int(state.algo.split.filled[0]) == 10 and float(metrics.learning["critic_loss"][0, 0]) > 0
-
-
-def test_the_replay_holds_what_was_played() -> None:
-    """Rows of the ring are consistent: the observation moves as the stored action says, unless an episode ended."""
-    trainer = make_trainer(Corridor(length=3, horizon=6), 4, update_interval=3, **VARIANTS["expected"])
-    state, _ = run(trainer, 40)
-    ring = jax.tree.map(lambda x: np.asarray(x)[0], state.algo.split)
-    rows, head = ring.end.shape[0], int(ring.head)
-    assert ring.filled == rows - 1 and rows == 103 and ring.seen["observation"].dtype == np.float16
-    place = ring.seen["observation"].argmax(-1)[..., 0]
-    ended_rows = 0
-    for age in range(rows - 1, 0, -1):
-        row, after = (head - age) % rows, (head - age + 1) % rows
-        for env in range(place.shape[1]):
-            if ring.end[row, env] == GOES_ON:
-                moved = np.clip(place[row, env] + 2 * int(ring.answer[row, env, 0]) - 1, 0, 3)
-                assert place[after, env] == moved
-                assert ring.reward[after, env, 0] == (moved == 3) == (ring.end[after, env] == TERMINATED)
-            else:
-                ended_rows += 1
-                assert ring.reward[after, env, 0] == 0 and place[after, env] < 3
-    assert ended_rows > 10 and (ring.end == TRUNCATED).any()
 
 
 @pytest.mark.parametrize(
@@ -420,62 +334,6 @@ def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float
     _, metrics = run(trainer, 200)
     episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
     assert episodes["length"] / episodes["episodes"] < bar
-
-
-@dataclasses.dataclass(frozen=True)
-class Treadmill(Corridor):
-    """Never ends by itself; every step is worth 1."""
-
-    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
-        timestep = super()._timestep(state, 0.0 if first else 1.0, first)
-        return dataclasses.replace(timestep, terminated=jnp.bool_(False), truncated=state.t >= self.horizon)
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_a_cut_episode_is_bootstrapped(n_step: int) -> None:
-    """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
-    settings = VARIANTS["expected"] | {"n_step": n_step, "critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
-    trainer = make_trainer(Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
-    _, metrics = run(trainer, 200)
-    assert np.asarray(metrics.learning["target_mean"])[190:200].mean() == pytest.approx(5.0, abs=0.1)
-
-
-# ---------------------------------------------------------------- exactness and cost
-
-
-def test_resuming_is_exact(tmp_path: Path) -> None:
-    trainer = make_trainer(Corridor(num_agents=2), 8, update_interval=2, **VARIANTS["prioritised"])
-    block = trainer.make_block(trainer.algo.phases[-1])
-    state, _ = block(trainer.init(jax.random.key(0)), jnp.int32(60))
-    assert int(state.algo.split.filled[0]) == 52  # the ring has gone round
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, state, {})
-        checkpoints.wait()
-        _, restored, _ = checkpoints.restore(trainer.shapes())
-    gone_on, _ = block(state, jnp.int32(4))
-    resumed, _ = block(restored, jnp.int32(4))
-    assert digest(gone_on) == digest(resumed)
-
-
-@pytest.mark.parametrize("name", ["published", pytest.param("prioritised", marks=pytest.mark.long)])
-def test_exact_training_has_the_same_bits_on_one_and_eight_devices(name: str) -> None:
-    states = []
-    for devices in (1, 8):
-        trainer = make_trainer(Corridor(num_agents=2), 16, devices, True, update_interval=2, **VARIANTS[name])
-        states.append(digest(run(trainer, 4)[0]))
-    assert states[0] == states[1]
-
-
-@pytest.mark.parametrize("name", ["published", "prioritised"])
-def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(name: str) -> None:
-    settings = VARIANTS[name] | {"buffer_size": 400_000}
-    trainer = make_trainer(Corridor(num_agents=2), 16, 2, update_interval=2, **settings)
-    block = trainer.make_block(trainer.algo.phases[-1]).lower(trainer.shapes(), jnp.int32(1)).compile()
-    text = block.as_text()
-    assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
-    memory = block.memory_analysis()
-    ring = 200_000 * trainer.algo._row_bytes
-    assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
 
 
 # ---------------------------------------------------------------- settings

@@ -290,9 +290,12 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("taken metric", spec_with(metrics={"return": "sum"}), {}, "'return', which every environment has anyway"),
     ("score", spec_with(score="f1"), {}, "spec.score is 'f1': name one of spec.metrics, or 'return'"),
     ("score mode", spec_with(score_mode="big"), {}, "spec.score_mode is 'big': choose 'min' or 'max'"),
+    ("tasks", spec_with(num_tasks=0), {}, "spec.num_tasks is 0: it must be a Python int of at least 1"),
     # types
     ("python branch", BranchesInPython, {}, r"step cannot be compiled \(TracerBoolConversionError: .*jax.lax.cond"),
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
+    ("no task", spec_with(num_tasks=2), {}, r"reset returns task as \(\), the contract says int32\[\]"),
+    ("one task", timestep_with(task=lambda t, s: jnp.int32(0)), {}, "returns a task, but spec.num_tasks is 1: set it"),
     (
         "reward dtype",
         timestep_with(reward=lambda t, s: t.reward.astype(jnp.int32)),

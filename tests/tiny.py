@@ -199,3 +199,68 @@ class TinyQ(Algorithm):
 
         params, losses = jax.lax.scan(update, state.replicated, jnp.arange(phase.updates))
         return AlgoState(params, replay), {"loss": losses}
+
+
+@pytree
+class PointState:
+    """place float32[A, D], task int32[], t int32[], key key[]."""
+
+    place: Array
+    task: Array
+    t: Array
+    key: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PointMass(Environment):
+    """Agents push themselves to a corner, another one in every task; continuous actions, cut at the horizon only."""
+
+    num_agents: int = setting(1, "points")
+    dimensions: int = setting(2, "of the room, which is [-1, 1] each way")
+    tasks: int = setting(1, "corners, shown to the agents as the last number")
+    horizon: int = setting(8, "steps of an episode")
+    reach: float = setting(0.5, "largest step")
+    width: float = setting(1.0, "actions lie in [- width, width]")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(
+            name="point_mass",
+            num_agents=self.num_agents,
+            observation=Box((self.dimensions + 1,), jnp.float32, -1.0, max(1.0, self.tasks - 1.0)),
+            action=Box((self.dimensions,), jnp.float32, -self.width, self.width),
+            horizon=self.horizon,
+            fixed_horizon=True,
+            metrics={"distance": "last"},
+            score="distance",
+            score_mode="min",
+            num_tasks=self.tasks,
+        )
+
+    def _timestep(self, state: PointState, first: bool) -> TimeStep:
+        corner = jnp.where(state.task % 2 == 0, 0.5, -0.5)
+        distance = jnp.abs(state.place - corner).mean(-1)
+        task = jnp.full((self.num_agents, 1), state.task, jnp.float32)
+        return TimeStep(
+            observation=jnp.concatenate([state.place, task], axis=-1),
+            action_mask=None,
+            mask_state=(),
+            global_state=(),
+            reward=jnp.where(first, 0.0, 1.0 - distance),
+            terminated=jnp.bool_(False),
+            truncated=state.t >= self.horizon,
+            first=jnp.asarray(first),
+            metrics={"distance": distance.mean()},
+            task=state.task if self.tasks > 1 else (),
+        )
+
+    def reset(self, key: Array, context: Any) -> tuple[PointState, TimeStep]:
+        key_place, key_task = jax.random.split(key)
+        place = jax.random.uniform(key_place, (self.num_agents, self.dimensions), minval=-1.0, maxval=1.0)
+        state = PointState(place, jax.random.randint(key_task, (), 0, self.tasks), jnp.int32(0), key)
+        return state, self._timestep(state, True)
+
+    def step(self, state: PointState, action: Array, context: Any) -> tuple[PointState, TimeStep]:
+        push = self.reach / self.width * jnp.clip(action, -self.width, self.width)
+        state = dataclasses.replace(state, place=jnp.clip(state.place + push, -1.0, 1.0), t=state.t + 1)
+        return state, self._timestep(state, False)

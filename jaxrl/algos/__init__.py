@@ -7,6 +7,7 @@ ALGORITHMS = {
     "coma": "jaxrl.algos.coma:Coma",
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
+    "sac": "jaxrl.algos.sac:Sac",
 }
 
 

@@ -7,33 +7,18 @@ al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published setting
 """
 
 import dataclasses
-import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, independent_mask, pytree
-from jaxrl import distributions, nets, optimise, replay
-from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
-from jaxrl.replay import Marks, Replay
-
-METRICS = (
-    *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
-    "policy_entropy",
-)  # of every update
+from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
+from jaxrl import distributions, nets, optimise
+from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
+from jaxrl.algos.off_policy import OffPolicy
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
-
-
-def critic_loss(values: Array, target: Array, weight: Array) -> Array:
-    """Mean of (y - Q)^2, summed over critics (arXiv 1509.02971, algorithm 1).
-
-    values [C, N, A], target [N, A], weight [N].
-    """
-    return jnp.sum(jnp.mean(weight[None, :, None] * jnp.square(target[None] - values), axis=(1, 2)))
 
 
 def expected_value(policy: Array, values: Array) -> Array:
@@ -61,10 +46,7 @@ def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
 
 @pytree
 class DdpgParameters:
-    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P].
-
-    Between updates of one call of `learn` every network is one vector [P], see `Ddpg.pack`.
-    """
+    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P]."""
 
     actor: Any
     critic: Any
@@ -75,30 +57,15 @@ class DdpgParameters:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ddpg(Algorithm):
+class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions."""
 
-    update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
-    updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
-    batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
-    buffer_size: int = setting(100_000, "environment steps that the replay holds, all environments together")
-    buffer_gb: float = setting(0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used")
-    replay_dtype: Literal["auto", "float16", "float32"] = setting(
-        "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
-    )
-    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size")
-    prioritised: bool = setting(
-        False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
-    )
-    priority_alpha: float = setting(0.6, "exponent of priorities")
-    priority_beta: float = setting(0.4, "correction of unequal chances at the start; 1 at the run's total")
-    n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)")
     gamma: float = setting(0.95, "discount")
     tau: float = setting(0.001, "share of the online networks in each soft update of the targets")
     actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)")
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)")
-    adam_epsilon: float = setting(1e-8, "Adam's epsilon")
     max_grad_norm: float = setting(1.0, "clip gradients of each network to this global norm; 0 = never")
+    critics: int = setting(1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean")
     eps_start: float = setting(0.5, "exploration at the start")
     eps_decay: float = setting(0.99998, "factor of exploration per step of the batch of environments")
     eps_min: float = setting(0.0, "exploration never falls below this")
@@ -111,11 +78,7 @@ class Ddpg(Algorithm):
         "(arXiv 1611.01144); expected: a value per action, the actor climbs their mean (arXiv 1709.00503)",
     )
     temperature: float = setting(1.0, "of relaxed Gumbel actions")
-    critics: int = setting(1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean")
-    scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
-    units: int = setting(256, "units of each hidden layer")
-    depth: int = setting(2, "hidden layers")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no non-linearity behind the first (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
     initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
@@ -123,79 +86,24 @@ class Ddpg(Algorithm):
     logit_weight: float = setting(0.0, "cost of the actor's squared logits, which keeps the softmax from saturating")
     masking: bool = setting(False, "only actions that the environment's mask leaves open (arXiv 2006.14171)")
 
+    network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_actor", "target_critic")
+    metric_names: ClassVar[tuple[str, ...]] = (
+        *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
+        "policy_entropy",
+    )
+
     def __post_init__(self) -> None:
         spec = self.spec
         if not isinstance(spec.action, Discrete):
-            raise ValueError(f"ddpg here needs discrete actions, '{spec.name}' has continuous ones: use another algo")
-        if not isinstance(spec.observation, Box):
-            raise ValueError(f"ddpg takes one array per agent as observation, '{spec.name}' has several: join them")
+            raise ValueError(f"ddpg here needs discrete actions, '{spec.name}' has continuous ones: use --algo sac")
         if self.masking and spec.next_mask is not independent_mask:
             raise ValueError(f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s")
-        if self.scale_observation and not 0 < self._largest < math.inf:
-            raise ValueError(
-                f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
-            )
-        for name in ("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step", "temperature"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in (
-            "max_grad_norm",
-            "eps_spread",
-            "entropy_weight",
-            "logit_weight",
-            "warmup",
-            "buffer_gb",
-            "priority_alpha",
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in ("gamma", "tau", "eps_start", "eps_decay", "eps_min", "priority_beta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        if self.updates < 1:
-            raise ValueError(
-                f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
-                "update: raise one of them"
-            )
-        if self.batch_size % self.layout.shards:
-            raise ValueError(f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}")
-        if self.rows < self.update_interval + self.n_step:
-            raise ValueError(
-                f"the replay holds {self.rows - self.n_step} steps of each environment, fewer than update_interval "
-                f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
-            )
-        if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
-            raise ValueError(
-                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
-            )
-        if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
-            raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
+        super().__post_init__()
+        self._check(("temperature",), above=0)
+        self._check(("eps_spread", "entropy_weight", "logit_weight"))
+        self._check(("eps_start", "eps_decay", "eps_min"), at_most=1)
 
-    @classmethod
-    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        return int(settings.get("batch_size", cls.batch_size))
-
-    @property
-    def updates(self) -> int:
-        """Of one call of `learn`."""
-        return round(self.update_interval * self.updates_per_step)
-
-    @property
-    def _fill_steps(self) -> int:
-        return self.warmup or self.batch_size
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Collect until the first update may draw its batch, then collect and learn."""
-        per_call = self.update_interval * self.layout.num_envs
-        calls = max(-(-self._fill_steps // per_call), -(-self.n_step // self.update_interval))
-        train = Phase("train", self.update_interval, self.updates)
-        return (Phase("fill", self.update_interval, 0, iterations=calls - 1), train) if calls > 1 else (train,)
-
-    # Sizes
+    # What the replay holds
 
     @property
     def _actions(self) -> int:
@@ -203,63 +111,33 @@ class Ddpg(Algorithm):
         return self.spec.action.n
 
     @property
-    def _observation(self) -> Box:
-        assert isinstance(self.spec.observation, Box)
-        return self.spec.observation
-
-    @property
     def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a row of the replay holds of a time step."""
-        agents, box = self.spec.num_agents, self._observation
-        dtype = replay.storage_dtype(box, self.replay_dtype)
-        seen = {"observation": jax.ShapeDtypeStruct((agents, *box.shape), dtype)}
-        return seen | ({"mask": jax.ShapeDtypeStruct((agents, self._actions), jnp.bool_)} if self.masking else {})
+        mask = jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.bool_)
+        return super()._seen | ({"mask": mask} if self.masking else {})
+
+    def _look(self, timestep: TimeStep) -> dict[str, Array]:
+        mask = self._mask(timestep)
+        return super()._look(timestep) | ({} if mask is None else {"mask": mask})
 
     @property
     def _answer(self) -> jax.ShapeDtypeStruct:
-        """What a row holds of acting: the vector that critics see, or the action."""
+        """The vector that critics see, or the action."""
         if self.action_gradient == "softmax":
             return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
         return jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.uint8 if self._actions <= 256 else jnp.int32)
 
-    @property
-    def _row_bytes(self) -> int:
-        return replay.row_bytes(self._seen, self._answer, self.spec.num_agents, self.prioritised)
+    def _answers(self, trajectory: Trajectory) -> Array:
+        return trajectory.extras["vector"] if self.action_gradient == "softmax" else trajectory.action
+
+    def _noise(self, key: Array, number: int) -> Array | None:
+        """Gumbel noise [number, 2, A, n] of the target's actions and of the actor's."""
+        if self.action_gradient != "gumbel":
+            return None
+        return jax.random.gumbel(key, (number, 2, self.spec.num_agents, self._actions))
 
     @property
-    def rows(self) -> int:
-        """Rows of the replay of each environment."""
-        if self.buffer_gb:
-            return int(self.buffer_gb * 1e9) // (self._row_bytes * self.layout.num_envs)
-        return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
-
-    @property
-    def store_setting(self) -> str:
-        return "buffer_gb" if self.buffer_gb else "buffer_size"
-
-    def largest_chunk(self) -> int:
-        return self.batch_size // self.layout.shards
-
-    def sample_bytes(self) -> int:
-        """Activations of all agents of a stored step and their gradients, in actor and critics."""
-        inputs = math.prod(self._observation.shape) + self._actions
-        units = inputs + (self.depth + 8 * (self.network == "bicnet")) * self.units
-        return 4 * 2 * self.spec.num_agents * units * (1 + self.critics)
-
-    def data_bytes(self) -> int:
-        """The batch that an update has drawn."""
-        observation = math.prod(self._observation.shape) * 4
-        row = self.spec.num_agents * (2 * observation + 8 * self.n_step + 32 * self._actions)
-        return self.batch_size // self.layout.devices * row
-
-    def summary(self) -> list[str]:
-        envs, rows = self.layout.num_envs, self.rows
-        ratio = self.updates * self.batch_size / (self.update_interval * envs)
-        return [
-            f"The replay holds {(rows - self.n_step) * envs:,} environment steps in "
-            f"{rows * envs * self._row_bytes / 1e6:,.3g} MB; every {self.update_interval} steps of {envs} environments "
-            f"bring {self.updates} updates of {self.batch_size} stored steps: each step is replayed {ratio:.3g} times."
-        ]
+    def _layers(self) -> int:
+        return self.depth + 8 * (self.network == "bicnet")
 
     # Networks
 
@@ -285,36 +163,20 @@ class Ddpg(Algorithm):
         """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
         return self._network(self._actions if self.action_gradient == "expected" else 1)
 
-    def _flat(self, observation: Array) -> Array:
-        """[N, A, ...] -> float32[N, A, D]."""
-        flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
-        return flat / self._largest if self.scale_observation else flat
-
     @property
-    def _largest(self) -> float:
-        return float(max(abs(self._observation.low), abs(self._observation.high)))
+    def _critics_see_actions(self) -> bool:
+        return self.action_gradient != "expected"
 
     def logits(self, actor: Any, observation: Array) -> Array:
         """float32[N, A, n] of observations [N, A, ...]."""
         return self.actor_net.apply(actor, self._flat(observation))
 
-    def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
-        """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
-        inputs = self._flat(observation)
-        if vector is not None:
-            inputs = jnp.concatenate([inputs, vector], axis=-1)
-        out = jax.vmap(lambda params: self.critic_net.apply(params, inputs))(critic)
-        return out[..., 0] if vector is not None else out
-
-    @property
-    def _optimiser(self) -> optax.GradientTransformation:
-        return optimise.adam(self.adam_epsilon, self.max_grad_norm)
-
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimisers, an empty replay."""
-        actor, critic = self._networks(key) if inputs is None else (inputs["actor"], inputs["critic"])
+        networks = self._networks(key) if inputs is None else inputs
+        actor, critic = networks["actor"], networks["critic"]
         params = DdpgParameters(
             actor=actor,
             critic=critic,
@@ -323,18 +185,7 @@ class Ddpg(Algorithm):
             actor_optimiser=self._optimiser.init(optimise.flat(actor)),
             critic_optimiser=self._optimiser.init(optimise.flat(critic)),
         )
-        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        sizes = (self.spec.num_agents, shards, self.rows, envs)
-        return AlgoState(params, replay.create(self._seen, self._answer, *sizes, self.prioritised))
-
-    def _networks(self, key: Array) -> tuple[Any, Any]:
-        """Fresh actor and critics."""
-        key_actor, key_critic = jax.random.split(key)
-        observation = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
-        vector = jnp.zeros((1, self.spec.num_agents, self._actions))
-        wide = observation if self.action_gradient == "expected" else jnp.concatenate([observation, vector], axis=-1)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
-        return self.actor_net.init(key_actor, observation), critic
+        return AlgoState(params, self._empty_replay())
 
     def weights(self, state: AlgoState) -> Any:
         """What `init(inputs=...)` takes."""
@@ -404,137 +255,32 @@ class Ddpg(Algorithm):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Store what was collected, then make the updates of the phase."""
-        assert trajectory is not None and last_timestep is not None
-        ring = self._store(state.split, trajectory, last_timestep)
-        if phase.updates == 0:
-            return AlgoState(state.replicated, ring), {}
-        layout = self.layout
-        beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
-
-        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
-        # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
-        chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
-
-        def update(carry: tuple[DdpgParameters, Any], row: tuple[Array, Any]) -> Any:
-            (params, marks), ((key_choice, key_noise), chosen) = carry, row
-            index, weight = chosen or self._choose(dataclasses.replace(ring, marks=marks), key_choice, beta)
-            batch = self._gather(ring, index) | {"weight": weight}
-            if self.action_gradient == "gumbel":
-                noise = lambda k: jax.random.gumbel(  # noqa: E731
-                    k, (index.shape[1], 2, self.spec.num_agents, self._actions)
-                )
-                batch["noise"] = jax.vmap(noise)(layout.shard_keys(key_noise))
-            params, metrics, error = self.update(params, batch)
-            if self.prioritised:
-
-                def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
-                    return replay.set_priorities(marks, index, error, weight, self.priority_alpha)
-
-                rows = (marks, index, error, batch["weight"])
-                marks = layout.over_envs(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
-            return (params, marks), jnp.stack([metrics[name] for name in METRICS])  # one write, not one for each
-
-        (params, marks), rows = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), (keys, chosen))
-        metrics = {name: rows[:, k] for k, name in enumerate(METRICS)}
-        metrics["epsilon"] = layout.alone(self.epsilon)(progress)
-        return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
+        """Store what was collected, then make the updates of the phase; reports exploration, too."""
+        state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
+        if metrics:
+            metrics["epsilon"] = self.layout.alone(self.epsilon)(progress)
+        return state, metrics
 
     # Pieces
 
-    @functools.cached_property
-    def _shapes(self) -> dict[str, Any]:
-        """ShapeDtypeStructs of the networks."""
-        actor, critic = jax.eval_shape(self._networks, jax.random.key(0))
-        return {"actor": actor, "critic": critic, "target_actor": actor, "target_critic": critic}
-
-    def pack(self, params: DdpgParameters) -> DdpgParameters:
-        """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
-        return dataclasses.replace(params, **{name: optimise.flat(getattr(params, name)) for name in self._shapes})
-
-    def unpack(self, params: DdpgParameters) -> DdpgParameters:
-        """What `pack` packed."""
-        trees = {name: optimise.unflat(getattr(params, name), like) for name, like in self._shapes.items()}
-        return dataclasses.replace(params, **trees)
-
-    def _store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Rows [T + 1, B, ...]: the trajectory's, and the one behind them, whose action is not known yet."""
-        step = trajectory.timestep
-        join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
-        seen = {"observation": join(step.observation.astype(self._seen["observation"].dtype), last.observation)}
-        if self.masking:
-            seen["mask"] = join(self._mask(step), self._mask(last))
-        answer = trajectory.extras["vector"] if self.action_gradient == "softmax" else trajectory.action
-        end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
-        return replay.write(ring, seen, answer, join(step.reward, last.reward), end)
-
-    def _choose(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
-        """Where a batch of this device's shards is drawn, int32[S, m], and the samples' weights, float32[S, m]."""
-        number, n = self.batch_size // self.layout.shards, self.n_step
-        keys = self.layout.shard_keys(key)
-        if self.prioritised:
-
-            def choose(key: Array, marks: Marks, head: Array, filled: Array) -> tuple[Array, Array]:
-                return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
-
-            rows = (keys, ring.marks, ring.head, ring.filled)
-            return self.layout.over_envs(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
-        uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
-        return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
-
-    def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """The batch that starts at int32[S, m], leaves [S, m, ...], but for its weights."""
-        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
-        batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, **sample.seen}
-        return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
-
     def update(
-        self, params: DdpgParameters, batch: dict[str, Array]
+        self, params: DdpgParameters, batch: dict[str, Array], number: Array | None = None
     ) -> tuple[DdpgParameters, dict[str, Array], Array | None]:
-        """Critic, then actor, each with its target, on a batch with leaves [S, m, ...] (`_gather`, and "weight").
-
-        Returns:
-            parameters, packed as those given; metrics float32[]; error float32[S, m] of the critic before its step,
-            for priorities, or None.
-        """
-        layout, shapes, trees = self.layout, self._shapes, self.unpack(params)
-        batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
-        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritised else None
-
-        def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            values = self._taken_values(optimise.unflat(critic, shapes["critic"]), sample)
-            return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
-
-        gradient, (critic_value, critic_means) = layout.gradient(of_critic, params.critic, batch)
-        step = layout.alone(self._step)
-        critic, target_critic, critic_optimiser, critic_norm = step(
-            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr)
-        )
-        improved = optimise.unflat(critic, shapes["critic"])
+        """Critic, then actor, each with its target."""
+        del number
+        critic, metrics, error = self._critic_step(params, batch)
+        improved = self.tree("critic", critic["critic"])
 
         def of_actor(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            return self._actor_loss(optimise.unflat(actor, shapes["actor"]), improved, sample)
+            return self._actor_loss(self.tree("actor", actor), improved, sample)
 
-        gradient, (actor_value, actor_means) = layout.gradient(of_actor, params.actor, batch)
-        actor, target_actor, actor_optimiser, actor_norm = step(
+        gradient, (loss, means) = self.layout.gradient(of_actor, params.actor, batch)
+        actor, target_actor, actor_optimiser, norm = self.layout.alone(self._step)(
             gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr)
         )
-        metrics = {
-            "critic_loss": critic_value,
-            "critic_grad_norm": critic_norm,
-            "actor_loss": actor_value,
-            "actor_grad_norm": actor_norm,
-            "target_mean": layout.average(batch["target"].reshape(*batch["weight"].shape[:1], -1)),
-        }
-        new = DdpgParameters(actor, critic, target_actor, target_critic, actor_optimiser, critic_optimiser)
-        return new, metrics | critic_means | actor_means, error
-
-    def _step(
-        self, gradient: Array, params: Array, target: Array, state: Any, rate: Array
-    ) -> tuple[Array, Array, Any, Array]:
-        """One clipped Adam step [P] and the target's: parameters, target, optimiser, norm before clipping."""
-        params, state = optimise.descend(self._optimiser, gradient, params, state, rate)
-        return params, (1 - self.tau) * target + self.tau * params, state, optimise.norm(gradient)
+        metrics |= {"actor_loss": loss, "actor_grad_norm": norm, **means}
+        new = DdpgParameters(actor, target_actor=target_actor, actor_optimiser=actor_optimiser, **critic)
+        return new, metrics, error
 
     def _target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """R + gamma^k V' of target networks, float32[N, A]; V' is that of the target policy's action."""
@@ -549,12 +295,9 @@ class Ddpg(Algorithm):
                 drawn = jnp.argmax(open_logits + sample["noise"][:, 0], axis=-1)
                 policy = jax.nn.one_hot(drawn, self._actions, dtype=jnp.float32)
             value = self.values(params.target_critic, observation, policy).min(0)
-        window = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, self.gamma))
-        returns, discount = window(sample["reward"], sample["end"])
-        return returns + discount[:, None] * value
+        return self._returns(sample, value)
 
     def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
-        """Critics' values of what was stored, float32[C, N, A]."""
         answer = sample["answer"]
         if self.action_gradient == "expected":
             values = self.values(critic, sample["observation"])
@@ -563,11 +306,6 @@ class Ddpg(Algorithm):
         if self.action_gradient == "gumbel":
             answer = jax.nn.one_hot(answer, self._actions, dtype=jnp.float32)
         return self.values(critic, sample["observation"], answer)
-
-    def _error(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """Mean size of the critics' errors of each sample, float32[N]."""
-        values = self._taken_values(params.critic, sample)
-        return jnp.abs(sample["target"][None] - values).mean((0, 2))
 
     def _actor_loss(self, actor: Any, critic: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of the value of what the actor would do, and regularisers."""

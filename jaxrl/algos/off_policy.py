@@ -1,0 +1,445 @@
+"""What algorithms with a replay share: settings and their checks, sizes, phases, storing, drawing and updating.
+
+An algorithm of this kind says what a row of its replay holds, and what one update does to its parameters.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from envs_jax.base import Array, Box, TimeStep
+from jaxrl import optimise, replay
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
+from jaxrl.replay import Marks, Replay
+
+# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
+
+
+def critic_loss(values: Array, target: Array, weight: Array) -> Array:
+    """Mean of (y - Q)^2, summed over critics (arXiv 1509.02971, algorithm 1).
+
+    values [C, N, A], target [N, A], weight [N].
+    """
+    return jnp.sum(jnp.mean(weight[None, :, None] * jnp.square(target[None] - values), axis=(1, 2)))
+
+
+@dataclasses.dataclass(frozen=True)
+class OffPolicy(Algorithm):
+    """An algorithm that learns from a replay, with an actor and critics whose targets follow slowly."""
+
+    update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
+    updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
+    batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
+    buffer_size: int = setting(100_000, "environment steps that the replay holds, all environments together")
+    buffer_gb: float = setting(0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used")
+    replay_dtype: Literal["auto", "float16", "float32"] = setting(
+        "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
+    )
+    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size")
+    prioritised: bool = setting(
+        False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
+    )
+    priority_alpha: float = setting(0.6, "exponent of priorities")
+    priority_beta: float = setting(0.4, "correction of unequal chances at the start; 1 at the run's total")
+    n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)")
+    gamma: float = setting(0.99, "discount")
+    tau: float = setting(0.005, "share of the online networks in each soft update of the targets")
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)")
+    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)")
+    adam_epsilon: float = setting(1e-8, "Adam's epsilon")
+    max_grad_norm: float = setting(0.0, "clip gradients of each network to this global norm; 0 = never")
+    critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)")
+    scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
+    units: int = setting(256, "units of each hidden layer")
+    depth: int = setting(2, "hidden layers")
+
+    metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
+    network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters
+
+    def __post_init__(self) -> None:
+        spec, name = self.spec, type(self).__name__.lower()
+        if not isinstance(spec.observation, Box):
+            raise ValueError(f"{name} takes one array per agent as observation, '{spec.name}' has several: join them")
+        if self.scale_observation and not 0 < self._largest < math.inf:
+            raise ValueError(
+                f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
+            )
+        self._check(("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"), at_least=1)
+        self._check(("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step"), above=0)
+        self._check(("max_grad_norm", "warmup", "buffer_gb", "priority_alpha"))
+        self._check(("gamma", "tau", "priority_beta"), at_most=1)
+        if self.updates < 1:
+            raise ValueError(
+                f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
+                "update: raise one of them"
+            )
+        if self.batch_size % self.layout.shards:
+            raise ValueError(f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}")
+        if self.rows < self.update_interval + self.n_step:
+            raise ValueError(
+                f"the replay holds {self.rows - self.n_step} steps of each environment, fewer than update_interval "
+                f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
+            )
+        if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
+            raise ValueError(
+                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
+            )
+        if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
+            raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
+
+    def _check(
+        self,
+        names: tuple[str, ...],
+        at_least: float = 0,
+        above: float | None = None,
+        at_most: float = math.inf,
+    ) -> None:
+        """Raises ValueError unless the settings lie between the bounds and are finite."""
+        if above is not None:
+            bounds = f"be above {above}"
+        elif at_most < math.inf:
+            bounds = f"lie between {at_least} and {at_most}"
+        else:
+            bounds = f"be at least {at_least}" if at_least else "be 0 or above"
+        for name in names:
+            value = getattr(self, name)
+            if not (at_least <= value <= at_most and value < math.inf and (above is None or value > above)):
+                raise ValueError(f"{name} must {bounds}, not {value}")
+
+    @classmethod
+    def batch(cls, spec: Any, settings: dict[str, Any], num_envs: int) -> int:
+        return int(settings.get("batch_size", cls.batch_size))
+
+    @property
+    def updates(self) -> int:
+        """Of one call of `learn`."""
+        return round(self.update_interval * self.updates_per_step)
+
+    @property
+    def _fill_steps(self) -> int:
+        return self.warmup or self.batch_size
+
+    @property
+    def _fill_calls(self) -> int:
+        """Calls of `learn` until an update may draw its batch."""
+        per_call = self.update_interval * self.layout.num_envs
+        return max(-(-self._fill_steps // per_call), -(-self.n_step // self.update_interval))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Collect until the first update may draw its batch, then collect and learn."""
+        train = Phase("train", self.update_interval, self.updates)
+        calls = self._fill_calls
+        return (Phase("fill", self.update_interval, 0, iterations=calls - 1), train) if calls > 1 else (train,)
+
+    # What the replay holds
+
+    @property
+    def _actions(self) -> int:
+        """How many numbers networks take or give for one agent's action."""
+        raise NotImplementedError("an off-policy algorithm needs `_actions`")
+
+    @property
+    def _observation(self) -> Box:
+        assert isinstance(self.spec.observation, Box)
+        return self.spec.observation
+
+    @property
+    def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What a row of the replay holds of a time step, by the names that `_look` gives."""
+        dtype = replay.storage_dtype(self._observation, self.replay_dtype)
+        return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self._observation.shape), dtype)}
+
+    def _look(self, timestep: TimeStep) -> dict[str, Array]:
+        """The entries of `_seen` in time steps with any leading axes."""
+        return {"observation": timestep.observation}
+
+    @property
+    def _answer(self) -> Any:
+        """What a row holds of acting."""
+        raise NotImplementedError("an off-policy algorithm needs `_answer`")
+
+    def _answers(self, trajectory: Trajectory) -> Any:
+        """The same [T, B, ...] of a trajectory."""
+        return trajectory.action
+
+    def _noise(self, key: Array, number: int) -> Array | None:
+        """What the update of `number` samples draws besides them, [number, ...]; None if nothing."""
+        del key, number
+        return None
+
+    def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
+        """A drawn batch as `update` gets it; `env_steps` float32[], steps of all environments made so far."""
+        del env_steps
+        return batch
+
+    # Sizes
+
+    @property
+    def _row_bytes(self) -> int:
+        return replay.row_bytes(self._seen, self._answer, self.spec.num_agents, self.prioritised)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the replay of each environment."""
+        if self.buffer_gb:
+            return int(self.buffer_gb * 1e9) // (self._row_bytes * self.layout.num_envs)
+        return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+
+    @property
+    def store_setting(self) -> str:
+        return "buffer_gb" if self.buffer_gb else "buffer_size"
+
+    def largest_chunk(self) -> int:
+        return self.batch_size // self.layout.shards
+
+    @property
+    def _layers(self) -> int:
+        """Hidden layers, or what they amount to in activations."""
+        return self.depth
+
+    def sample_bytes(self) -> int:
+        """Activations of all agents of a stored step and their gradients, in actor and critics."""
+        units = math.prod(self._observation.shape) + self._actions + self._layers * self.units
+        return 4 * 2 * self.spec.num_agents * units * (1 + self.critics)
+
+    def data_bytes(self) -> int:
+        """The batch that an update has drawn."""
+        observation = math.prod(self._observation.shape) * 4
+        row = self.spec.num_agents * (2 * observation + 8 * self.n_step + 32 * self._actions)
+        return self.batch_size // self.layout.devices * row
+
+    def summary(self) -> list[str]:
+        envs, rows = self.layout.num_envs, self.rows
+        ratio = self.updates * self.batch_size / (self.update_interval * envs)
+        return [
+            f"The replay holds {(rows - self.n_step) * envs:,} environment steps in "
+            f"{rows * envs * self._row_bytes / 1e6:,.3g} MB; every {self.update_interval} steps of {envs} environments "
+            f"bring {self.updates} updates of {self.batch_size} stored steps: each step is replayed {ratio:.3g} times."
+        ]
+
+    # Pieces of networks
+
+    @property
+    def _largest(self) -> float:
+        return float(max(abs(self._observation.low), abs(self._observation.high)))
+
+    def _flat(self, observation: Array) -> Array:
+        """[N, A, ...] -> float32[N, A, D]."""
+        flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
+        return flat / self._largest if self.scale_observation else flat
+
+    @property
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optimise.adam(self.adam_epsilon, self.max_grad_norm)
+
+    @property
+    def actor_net(self) -> Any:
+        """Observations [N, A, ...] -> float32[N, A, ...]."""
+        raise NotImplementedError("an off-policy algorithm needs `actor_net`")
+
+    @property
+    def critic_net(self) -> Any:
+        """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
+        raise NotImplementedError("an off-policy algorithm needs `critic_net`")
+
+    @property
+    def _critics_see_actions(self) -> bool:
+        """Or they give a value for each."""
+        return True
+
+    def _networks(self, key: Array) -> dict[str, Any]:
+        """Fresh "actor" and "critic", the leaves of critics [C, ...]."""
+        key_actor, key_critic = jax.random.split(key)
+        seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
+        if self._critics_see_actions:
+            wide = jnp.concatenate([seen, jnp.zeros((1, self.spec.num_agents, self._actions))], axis=-1)
+        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
+        return {"actor": self.actor_net.init(key_actor, seen), "critic": critic}
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, Any]:
+        """ShapeDtypeStructs of the networks among the parameters."""
+        shapes = jax.eval_shape(self._networks, jax.random.key(0))
+        return {name: shapes[name.removeprefix("target_")] for name in self.network_names}
+
+    def pack(self, params: Any) -> Any:
+        """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
+        return dataclasses.replace(params, **{name: optimise.flat(getattr(params, name)) for name in self._shapes})
+
+    def unpack(self, params: Any) -> Any:
+        """What `pack` packed."""
+        return dataclasses.replace(params, **{name: self.tree(name, getattr(params, name)) for name in self._shapes})
+
+    def tree(self, name: str, vector: Array) -> Any:
+        """A packed network as it was."""
+        return optimise.unflat(vector, self._shapes[name])
+
+    def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
+        """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
+        inputs = self._flat(observation)
+        if vector is not None:
+            inputs = jnp.concatenate([inputs, vector], axis=-1)
+        out = jax.vmap(lambda params: self.critic_net.apply(params, inputs))(critic)
+        return out[..., 0] if vector is not None else out
+
+    def _target(self, params: Any, sample: dict[str, Array]) -> Array:
+        """What critics shall say of a sample, float32[N, A]; see `_returns`."""
+        raise NotImplementedError("an off-policy algorithm needs _target(params, sample)")
+
+    def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
+        """Critics' values of what was stored, float32[C, N, A]."""
+        raise NotImplementedError("an off-policy algorithm needs _taken_values(critic, sample)")
+
+    # Learning
+
+    def _empty_replay(self) -> Replay:
+        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
+        sizes = (self.spec.num_agents, shards, self.rows, envs)
+        return replay.create(self._seen, self._answer, *sizes, self.prioritised)
+
+    def learn(
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: TimeStep | None,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+    ) -> tuple[AlgoState, dict[str, Array]]:
+        """Store what was collected, then make the updates of the phase."""
+        ring = state.split
+        if trajectory is not None and last_timestep is not None:
+            ring = self._store(ring, trajectory, last_timestep)
+        if phase.updates == 0:
+            return AlgoState(state.replicated, ring), {}
+        layout = self.layout
+        beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
+
+        env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
+        keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
+        # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
+        chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
+
+        def update(carry: tuple[Any, Any], row: tuple[Array, Any, Array]) -> Any:
+            (params, marks), ((key_choice, key_noise), chosen, number) = carry, row
+            index, weight = chosen or self._choose(dataclasses.replace(ring, marks=marks), key_choice, beta)
+            batch = self._gather(ring, index) | {"weight": weight}
+            noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
+            if noise is not None:
+                batch["noise"] = noise
+            params, metrics, error = self.update(params, self._prepared(batch, env_steps), number)
+            if self.prioritised:
+
+                def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
+                    return replay.set_priorities(marks, index, error, weight, self.priority_alpha)
+
+                rows = (marks, index, error, batch["weight"])
+                marks = layout.over_envs(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
+            return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write for all
+
+        rows = (keys, chosen, self._numbers(progress, phase))
+        (params, marks), table = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), rows)
+        metrics = {name: table[:, k] for k, name in enumerate(self.metric_names)}
+        return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
+
+    def _numbers(self, progress: Progress, phase: Phase) -> Array:
+        """uint32[updates], what schedules count updates by: from 1, modulo 2^32.
+
+        All updates of a phase without steps count as its last one.
+        """
+        if phase.steps == 0:
+            return jnp.full(phase.updates, phase.updates * (phase.iterations or 0), jnp.uint32)
+        return progress.updates[1] + jnp.arange(1, phase.updates + 1, dtype=jnp.uint32)
+
+    def _store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
+        """Rows [T + 1, B, ...]: the trajectory's, and the one behind them, whose action is not known yet."""
+        step = trajectory.timestep
+        join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
+        rows = {name: value.astype(self._seen[name].dtype) for name, value in self._look(step).items()}
+        seen = jax.tree.map(join, rows, self._look(last))
+        end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
+        return replay.write(ring, seen, self._answers(trajectory), join(step.reward, last.reward), end)
+
+    def _choose(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
+        """Where a batch of this device's shards is drawn, int32[S, m], and the samples' weights, float32[S, m]."""
+        number, n = self.batch_size // self.layout.shards, self.n_step
+        keys = self.layout.shard_keys(key)
+        if self.prioritised:
+
+            def choose(key: Array, marks: Marks, head: Array, filled: Array) -> tuple[Array, Array]:
+                return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
+
+            rows = (keys, ring.marks, ring.head, ring.filled)
+            return self.layout.over_envs(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
+        uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
+        return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
+
+    def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
+        """The batch that starts at int32[S, m], leaves [S, m, ...], but for its weights."""
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, **sample.seen}
+        return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
+
+    def update(
+        self, params: Any, batch: dict[str, Array], number: Array | None = None
+    ) -> tuple[Any, dict[str, Array], Array | None]:
+        """One update on a batch with leaves [S, m, ...] (`_gather`, "weight", and "noise" where there is some).
+
+        Args:
+            params: `AlgoState.replicated`, packed.
+            batch: of this device.
+            number: uint32[], see `_numbers`.
+
+        Returns:
+            parameters, packed; metrics float32[] by `metric_names`; error float32[S, m] of the critic before its step,
+            for priorities, or None.
+        """
+        raise NotImplementedError("an off-policy algorithm needs update(params, batch, number)")
+
+    def _critic_step(self, params: Any, batch: dict[str, Array]) -> tuple[Any, dict[str, Array], Array | None]:
+        """One step of the critics and of their targets, which the packed `params` have as `critic`, `target_critic`.
+
+        Returns:
+            {"critic", "target_critic", "critic_optimiser"}; metrics float32[]; error as of `update`.
+        """
+        layout, trees = self.layout, self.unpack(params)
+        batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
+        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritised else None
+
+        def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            values = self._taken_values(self.tree("critic", critic), sample)
+            return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
+
+        gradient, (loss, means) = layout.gradient(of_critic, params.critic, batch)
+        critic, target, optimiser, norm = layout.alone(self._step)(
+            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr)
+        )
+        target_mean = layout.average(batch["target"].reshape(*batch["weight"].shape[:1], -1))
+        metrics = {"critic_loss": loss, "critic_grad_norm": norm, "target_mean": target_mean, **means}
+        return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
+
+    def _step(
+        self, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array
+    ) -> tuple[Array, Array | None, Any, Array]:
+        """One clipped Adam step [P] and the target's, if any: parameters, target, optimiser, norm before clipping."""
+        params, state = optimise.descend(self._optimiser, gradient, params, state, rate)
+        if target is not None:
+            target = (1 - self.tau) * target + self.tau * params
+        return params, target, state, optimise.norm(gradient)
+
+    def _returns(self, sample: dict[str, Array], value: Array) -> Array:
+        """R + gamma^k V of what lies behind each window, float32[N, A], for V float32[N, A]."""
+        window = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, self.gamma))
+        returns, discount = window(sample["reward"], sample["end"])
+        return returns + discount[:, None] * value
+
+    def _error(self, params: Any, sample: dict[str, Array]) -> Array:
+        """Mean size of the critics' errors of each sample, float32[N]."""
+        values = self._taken_values(params.critic, sample)
+        return jnp.abs(sample["target"][None] - values).mean((0, 2))

@@ -1,0 +1,345 @@
+"""Soft actor-critic for continuous actions: a squashed Gaussian, twin critics, a learned temperature for each task.
+
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), in the form of the worker of
+the distilled Meta-World pipeline: one temperature per task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897),
+random steps and a burst of updates at the start, actor and target steps every so many updates. Agents share all
+weights and have a critic each of what they see and do. Losses on top, the algorithm below.
+"""
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Box, TimeStep, pytree
+from jaxrl import distributions, nets, optimise
+from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
+from jaxrl.algos.off_policy import OffPolicy
+
+# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, K tasks, m samples of a shard.
+
+
+def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
+    """Smallest critic's Q(s, a), less alpha log pi(a | s), float32[N, A] (arXiv 1812.05905, equation 3).
+
+    values [C, N, A], log_prob [N, A], alpha [N].
+    """
+    return values.min(0) - alpha[:, None] * log_prob
+
+
+def actor_loss(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
+    """Mean of alpha log pi - min Q (arXiv 1812.05905, equation 9); used [N] is 0 for samples that do not count."""
+    return -jnp.mean(used[:, None] * soft_value(values, log_prob, alpha))
+
+
+def temperature_loss(log_alpha: Array, log_prob: Array, target_entropy: float, used: Array) -> Array:
+    """Mean of alpha (- log pi - H), whose descent raises alpha where the entropy lies below H.
+
+    log_alpha [N], log_prob [N, A], used [N] (arXiv 1812.05905, equation 18).
+    """
+    return jnp.mean(used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy))
+
+
+@pytree
+class SacParameters:
+    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P].
+
+    Attributes:
+        actor, critic, target_critic: of the networks.
+        log_alpha: float32[K], logarithm of each task's temperature.
+        actor_optimiser, critic_optimiser, alpha_optimiser: Adam's.
+        shown: {name: float32[]}, what the last step of the actor reported.
+    """
+
+    actor: Any
+    critic: Any
+    target_critic: Any
+    log_alpha: Array
+    actor_optimiser: Any
+    critic_optimiser: Any
+    alpha_optimiser: Any
+    shown: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sac(OffPolicy):
+    """Soft actor-critic with a replay, for continuous actions in a box."""
+
+    batch_size: int = setting(512, "stored steps per update; each holds all agents")
+    buffer_size: int = setting(140_000, "environment steps that the replay holds, all environments together")
+    alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are")
+    initial_alpha: float = setting(1.0, "temperature of every task at the start")
+    target_entropy: float = setting(
+        0.0, "entropy of an agent's policy that temperatures aim at; 0 = minus the numbers of its action"
+    )
+    actor_freq: int = setting(1, "updates per step of actor and temperatures")
+    target_freq: int = setting(1, "updates per step of the target networks")
+    init_steps: int = setting(
+        0,
+        "environment steps (all environments together) with random actions, and then at once as many updates as come "
+        "with so many steps, which schedules count as one",
+    )
+    critic_loss_limit: float = setting(1e8, "a critic loss above it counts as infinite, which ends the run; 0 = never")
+    initialiser: Literal["torch", "he", "xavier"] = setting(
+        "xavier", "xavier: Glorot uniform; he: He normal, small last layer; torch: PyTorch's default"
+    )
+    layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
+    log_std_min: float = setting(-20.0, "smallest logarithm of the policy's standard deviation before squashing")
+    log_std_max: float = setting(2.0, "largest one")
+
+    metric_names: ClassVar[tuple[str, ...]] = (
+        *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
+        *("policy_entropy", "alpha"),
+    )
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if not isinstance(spec.action, Box):
+            raise ValueError(f"sac needs continuous actions, '{spec.name}' has discrete ones: use --algo ddpg")
+        if not (jnp.issubdtype(spec.action.dtype, jnp.floating) and self._half_width < math.inf):
+            raise ValueError(
+                f"sac needs float actions with bounds, those of '{spec.name}' are {jnp.dtype(spec.action.dtype)} from "
+                f"{spec.action.low} to {spec.action.high}: give its action Box both"
+            )
+        super().__post_init__()
+        self._check(("actor_freq", "target_freq"), at_least=1)
+        self._check(("initial_alpha",), above=0)
+        self._check(("alpha_lr", "init_steps", "critic_loss_limit"))
+        if not -math.inf < self.log_std_min < self.log_std_max < math.inf:
+            raise ValueError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}")
+        if self.init_steps >= 2**24:
+            raise ValueError(f"init_steps must be below {2**24:,}, not {self.init_steps:,}")
+
+    # Phases
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Random steps and the burst of updates that they call for, if any; then collect and learn."""
+        phases = super().phases
+        if not self.init_steps:
+            return phases
+        calls = self._random_calls
+        random = Phase("random", self.update_interval, 0, iterations=calls)
+        return (random, Phase("burst", 0, self.updates, iterations=calls), phases[-1])
+
+    @property
+    def _random_calls(self) -> int:
+        """Calls of `learn` in the random phase, which lasts at least until a batch can be drawn."""
+        if not self.init_steps:
+            return 0
+        return max(-(-self.init_steps // (self.update_interval * self.layout.num_envs)), self._fill_calls)
+
+    # What the replay holds
+
+    @property
+    def _box(self) -> Box:
+        assert isinstance(self.spec.action, Box)
+        return self.spec.action
+
+    @property
+    def _half_width(self) -> float:
+        """Half the width of the box of actions; inside, actions lie in [-1, 1]."""
+        return (self._box.high - self._box.low) / 2
+
+    @property
+    def _actions(self) -> int:
+        return math.prod(self._box.shape)
+
+    @property
+    def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
+        task = jax.ShapeDtypeStruct((), jnp.uint8 if self.spec.num_tasks <= 256 else jnp.int32)
+        return super()._seen | ({"task": task} if self.spec.num_tasks > 1 else {})
+
+    def _look(self, timestep: TimeStep) -> dict[str, Array]:
+        return super()._look(timestep) | ({"task": timestep.task} if self.spec.num_tasks > 1 else {})
+
+    @property
+    def _answer(self) -> Any:
+        """Actions in [-1, 1]."""
+        return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
+
+    def _answers(self, trajectory: Trajectory) -> Any:
+        return self._inward(trajectory.action)
+
+    def _inward(self, action: Array) -> Array:
+        """Actions [..., A, *box] of the environment as float32[..., A, n] in [-1, 1]."""
+        lead = action.shape[: action.ndim - len(self._box.shape)]
+        action = action.reshape(*lead, self._actions).astype(jnp.float32)
+        return action if self._unit else (action - self._box.low) / self._half_width - 1
+
+    @property
+    def _unit(self) -> bool:
+        return (self._box.low, self._box.high) == (-1.0, 1.0)
+
+    def _noise(self, key: Array, number: int) -> Array:
+        """Normal noise [number, 2, A, n] of the target's actions and of the actor's."""
+        return jax.random.normal(key, (number, 2, self.spec.num_agents, self._actions))
+
+    # Networks
+
+    @property
+    def actor_net(self) -> Any:
+        """Observations [N, A, ...] -> mean and raw deviation float32[N, A, 2 n]."""
+        return nets.TeamNet(
+            2 * self._actions, self.units, self.depth, initialiser=self.initialiser, dtype=self.layout.compute_dtype
+        )
+
+    @property
+    def critic_net(self) -> Any:
+        return nets.TeamNet(
+            1,
+            self.units,
+            self.depth,
+            layer_norm=self.layer_norm,
+            initialiser=self.initialiser,
+            dtype=self.layout.compute_dtype,
+        )
+
+    def gaussian(self, actor: Any, observation: Array) -> tuple[Array, Array]:
+        """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
+        mean, raw = jnp.split(self.actor_net.apply(actor, self._flat(observation)), 2, axis=-1)
+        half = (self.log_std_max - self.log_std_min) / 2
+        return mean, self.log_std_min + half * (jnp.tanh(raw) + 1)
+
+    # Protocol
+
+    def init(self, key: Array, inputs: Any) -> AlgoState:
+        """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimisers, an empty replay."""
+        if inputs is None:
+            inputs = self._networks(key) | {"log_alpha": jnp.full(self.spec.num_tasks, math.log(self.initial_alpha))}
+        actor, critic, log_alpha = inputs["actor"], inputs["critic"], inputs["log_alpha"]
+        params = SacParameters(
+            actor=actor,
+            critic=critic,
+            target_critic=jax.tree.map(jnp.copy, critic),
+            log_alpha=log_alpha,
+            actor_optimiser=self._optimiser.init(optimise.flat(actor)),
+            critic_optimiser=self._optimiser.init(optimise.flat(critic)),
+            alpha_optimiser=self._alpha_optimiser.init(log_alpha),
+            shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
+        )
+        return AlgoState(params, self._empty_replay())
+
+    def weights(self, state: AlgoState) -> Any:
+        """What `init(inputs=...)` takes."""
+        return {name: getattr(state.replicated, name) for name in ("actor", "critic", "log_alpha")}
+
+    def policy(self, state: AlgoState) -> Any:
+        """The actor's parameters."""
+        return state.replicated.actor
+
+    def act(
+        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+    ) -> tuple[Array, Any, Any]:
+        """Actions drawn from the policy, in the first steps of training uniform ones; with mode "best" tanh(mean)."""
+        mean, log_std = self.gaussian(policy, timestep.observation)
+        if mode == "best":
+            return self._outward(jnp.tanh(mean)), actor, ()
+        random = None
+        if mode == "explore" and self.init_steps:
+            per_call = self.update_interval * self.layout.num_envs
+            random = total(progress.env_steps) < self._random_calls * per_call
+
+        def one(mean: Array, log_std: Array, key: Array) -> Array:
+            key_noise, key_random = jax.random.split(key)
+            action, _ = distributions.squashed_normal(mean, log_std, jax.random.normal(key_noise, mean.shape))
+            if random is None:
+                return action
+            return jnp.where(random, jax.random.uniform(key_random, mean.shape, minval=-1.0, maxval=1.0), action)
+
+        return self._outward(jax.vmap(one)(mean, log_std, keys)), actor, ()
+
+    def _outward(self, action: Array) -> Array:
+        """Actions [B, A, n] in [-1, 1] as the environment takes them, [B, A, ...]."""
+        if not self._unit:
+            outward = self._box.low + self._half_width * (action + 1)
+            action = jnp.clip(outward, self._box.low, self._box.high)  # rounding may lead beyond
+        return action.reshape(*action.shape[:2], *self._box.shape).astype(self._box.dtype)
+
+    # Updates
+
+    @property
+    def _alpha_optimiser(self) -> Any:
+        return optimise.adam(self.adam_epsilon)
+
+    def update(
+        self, params: SacParameters, batch: dict[str, Array], number: Array | None = None
+    ) -> tuple[SacParameters, dict[str, Array], Array | None]:
+        """Critics; actor and temperatures by one fresh sample, where `number` is due; targets, where it is."""
+        number = jnp.uint32(0) if number is None else number
+        critic, metrics, error = self._critic_step(params, batch)
+        if self.target_freq > 1:
+            due = number % self.target_freq == 0
+            critic["target_critic"] = jnp.where(due, critic["target_critic"], params.target_critic)
+        params = dataclasses.replace(params, **critic)
+        if self.actor_freq > 1:
+            params = jax.lax.cond(
+                number % self.actor_freq == 0, lambda: self._actor_step(params, batch), lambda: params
+            )
+        else:
+            params = self._actor_step(params, batch)
+        loss, limit = metrics["critic_loss"], self.critic_loss_limit or math.inf
+        metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at what is not finite
+        metrics["alpha"] = self.layout.alone(lambda x: jnp.exp(x).mean())(params.log_alpha)
+        return params, metrics | params.shown, error
+
+    def _actor_step(self, params: SacParameters, batch: dict[str, Array]) -> SacParameters:
+        """One step of actor and temperatures against the critics in the packed `params`."""
+        critic = self.tree("critic", params.critic)
+
+        def losses(learned: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            mean, log_std = self.gaussian(self.tree("actor", learned["actor"]), sample["observation"])
+            action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
+            values = self.values(critic, sample["observation"], action)
+            used = (sample["weight"] > 0).astype(jnp.float32)
+            log_alpha = self._of_task(learned["log_alpha"], sample)
+            alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
+            of_actor = actor_loss(values, log_prob, alpha, used)
+            of_alpha = temperature_loss(log_alpha, fixed, self._target_entropy, used)
+            means = {"actor_loss": of_actor, "policy_entropy": -jnp.mean(used[:, None] * log_prob)}
+            return of_actor + of_alpha, means
+
+        learned = {"actor": params.actor, "log_alpha": params.log_alpha}
+        gradient, (_, means) = self.layout.gradient(losses, learned, batch)
+
+        def step(params: SacParameters, gradient: Any) -> Any:
+            actor, _, actor_optimiser, norm = self._step(
+                gradient["actor"], params.actor, None, params.actor_optimiser, jnp.float32(self.actor_lr)
+            )
+            log_alpha, alpha_optimiser = optimise.descend(
+                self._alpha_optimiser, gradient["log_alpha"], params.log_alpha, params.alpha_optimiser, self.alpha_lr
+            )
+            return actor, actor_optimiser, log_alpha, alpha_optimiser, norm
+
+        actor, actor_optimiser, log_alpha, alpha_optimiser, norm = self.layout.alone(step)(params, gradient)
+        return dataclasses.replace(
+            params,
+            actor=actor,
+            actor_optimiser=actor_optimiser,
+            log_alpha=log_alpha,
+            alpha_optimiser=alpha_optimiser,
+            shown=means | {"actor_grad_norm": norm},
+        )
+
+    @property
+    def _target_entropy(self) -> float:
+        return self.target_entropy or -float(self._actions)
+
+    def _of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
+        """float32[N], the entry of float32[K] that belongs to each sample's task."""
+        rows = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
+        return distributions.choose(rows, sample["task"].astype(jnp.int32)) if self.spec.num_tasks > 1 else rows[:, 0]
+
+    def _target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
+        """R + gamma^k V' with the soft value V' of an action that the policy draws behind the window."""
+        observation = sample["next_observation"]
+        mean, log_std = self.gaussian(params.actor, observation)
+        action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
+        alpha = jnp.exp(self._of_task(params.log_alpha, sample))
+        values = self.values(params.target_critic, observation, action)
+        return self._returns(sample, soft_value(values, log_prob, alpha))
+
+    def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
+        return self.values(critic, sample["observation"], sample["answer"])

@@ -1,0 +1,116 @@
+"""Algorithms with a replay, each with a tiny environment that it can act in: tests of the loop run on every row."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tiny import Corridor, PointMass
+
+from envs_jax import Environment
+from envs_jax.base import Array
+from envs_jax.batch import batched
+from jaxrl.algos.base import Progress, count, start
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.off_policy import OffPolicy
+from jaxrl.algos.sac import Sac
+from jaxrl.algos.student import Student
+from jaxrl.parallel import Layout, logical_shards, make_mesh
+from jaxrl.trainer import BlockMetrics, Trainer, TrainState
+
+SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
+MODERN = SMALL | {
+    "first_layer": "relu", "layer_norm": True, "initialiser": "he", "critics": 2, "n_step": 3, "max_grad_norm": 10.0,
+    "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
+    "eps_decay": 1.0,
+}  # fmt: skip
+VARIANTS = {
+    "published": SMALL,
+    "bicnet": SMALL | {"network": "bicnet"},
+    "gumbel": MODERN | {"action_gradient": "gumbel"},
+    "expected": MODERN | {"action_gradient": "expected"},
+    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True, "network": "bicnet"},
+}
+SAC = SMALL | {
+    "units": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 1e-2,
+    "initial_alpha": 0.1, "target_entropy": -3.0,
+}  # fmt: skip
+SAC_MODERN = SAC | {
+    "layer_norm": True, "initialiser": "he", "critics": 3, "n_step": 3, "max_grad_norm": 10.0, "prioritised": True,
+    "actor_freq": 2, "target_freq": 3,
+}  # fmt: skip
+
+
+def walked(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """Observations of a corridor [..., A, length + 1] that follow observations and actions [..., A]."""
+    place = np.clip(seen.argmax(-1) + 2 * answer.astype(int) - 1, 0, seen.shape[-1] - 1)
+    return np.eye(seen.shape[-1])[place]
+
+
+def pushed(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """The same of point masses [..., A, D + 1] and actions [..., A, D]."""
+    place = np.clip(seen[..., :-1] + 0.5 * np.clip(answer, -1, 1), -1, 1)
+    return np.concatenate([place, seen[..., -1:]], axis=-1)
+
+
+class Case(NamedTuple):
+    """An algorithm with settings, in an environment whose next observation `follows` from (observation, answer)."""
+
+    algo: type[OffPolicy]
+    env: Environment
+    settings: dict[str, Any]
+    follows: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
+CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC, pushed)
+CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
+
+
+CASES["student"] = Case(
+    Student, PointMass(num_agents=2, tasks=2), SAC | {"help_constant": 100, "help_until": 500, "target_freq": 1}, pushed
+)
+
+
+def make_trainer(
+    algo: type[OffPolicy], env: Environment, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any
+) -> Trainer:
+    """A trainer whose blocks have up to 400 iterations."""
+    shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
+    layout = Layout(num_envs, shards, devices, exact)
+    made = algo(env.spec, layout, **settings)
+    return Trainer(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
+
+
+def trainer_of(case: str, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any) -> Trainer:
+    """The same for a row of `CASES`, with `settings` on top."""
+    algo, env, own, _ = CASES[case]
+    return make_trainer(algo, env, num_envs, devices, exact, **(own | settings))
+
+
+def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
+    """The phases before the last one, and so many iterations of training."""
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases[:-1]:
+        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+    state, metrics = trainer.make_block(trainer.algo.phases[-1])(state, jnp.int32(iterations))
+    assert int(metrics.done) == iterations and int(metrics.not_finite) == -1
+    return state, metrics
+
+
+def digest(tree: Any) -> dict[str, str]:
+    """A hash of every leaf."""
+
+    def of(leaf: Array) -> str:
+        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        return hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
+
+    return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def at_step(steps: int) -> Progress:
+    """After so many steps of the batch of one environment."""
+    return dataclasses.replace(start(), vector_steps=count(steps), env_steps=count(steps))

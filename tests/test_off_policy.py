@@ -1,0 +1,159 @@
+"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly, share work among devices.
+
+A new algorithm gets all of it by a row in `off_policy_cases.CASES`.
+"""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from off_policy_cases import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
+from tiny import Corridor, CorridorState, PointMass, PointState
+
+from envs_jax import TimeStep
+from jaxrl.algos.base import total
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.sac import Sac
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variant_trains_in_one_trace(case: str) -> None:
+    trainer = trainer_of(case, num_envs=4, update_interval=4)
+    state, metrics = run(trainer, 3)
+    learning = {name: np.asarray(x)[:3] for name, x in metrics.learning.items()}
+    assert learning["critic_loss"].shape == (3, 4)
+    assert all(np.isfinite(x).all() for x in learning.values())
+    assert (learning["critic_grad_norm"] > 0).all() and (learning["actor_grad_norm"][:, 1:] > 0).all()
+    begun = trainer.init(jax.random.key(0)).algo.replicated
+    for net in ("actor", "critic", "target_actor", "target_critic"):
+        before, after = (jax.tree.leaves(getattr(x, net, ())) for x in (begun, state.algo.replicated))
+        assert not any(np.array_equal(a, b) for a, b in zip(before, after, strict=True) if a.size > 4), net
+    assert int(total(state.progress.updates)) == 12
+
+
+@pytest.mark.parametrize("case", ["ddpg expected", "sac"])
+def test_the_replay_holds_what_was_played(case: str) -> None:
+    """Rows of the ring are consistent: what is seen next follows from the stored action, unless an episode ended.
+
+    So the row that ends an episode holds its true last observation.
+    """
+    trainer, follows = trainer_of(case, 8, update_interval=4), CASES[case].follows
+    state, _ = run(trainer, 30)
+    ring = jax.tree.map(lambda x: np.asarray(x)[3], state.algo.split)
+    rows, head = ring.end.shape[0], int(ring.head)
+    assert ring.filled == rows - 1 == 49 + trainer.algo.n_step
+    ended_rows = 0
+    for age in range(rows - 1, 0, -1):
+        row, after = (head - age) % rows, (head - age + 1) % rows
+        wanted = follows(ring.seen["observation"][row].astype(float), ring.answer[row])
+        for env in range(ring.end.shape[1]):
+            if ring.end[row, env] == GOES_ON:
+                np.testing.assert_allclose(ring.seen["observation"][after, env], wanted[env], atol=1e-6)
+            else:
+                ended_rows += 1
+                assert not np.allclose(ring.seen["observation"][after, env], wanted[env], atol=1e-3)
+                assert (ring.reward[after, env] == 0).all() and ring.end[after, env] == GOES_ON
+    assert ended_rows >= 5 and (ring.end == TRUNCATED).any()
+    if case == "ddpg expected":
+        assert (ring.end == TERMINATED).any() and ring.seen["observation"].dtype == np.float16
+
+
+@dataclasses.dataclass(frozen=True)
+class Treadmill(Corridor):
+    """Never ends by itself; every step is worth 1."""
+
+    def _timestep(self, state: CorridorState, reward: Any, first: bool) -> TimeStep:
+        timestep = super()._timestep(state, 0.0 if first else 1.0, first)
+        return dataclasses.replace(timestep, terminated=jnp.bool_(False), truncated=state.t >= self.horizon)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paid(PointMass):
+    """Every step is worth 1, wherever the point is."""
+
+    def _timestep(self, state: PointState, first: bool) -> TimeStep:
+        timestep = super()._timestep(state, first)
+        return dataclasses.replace(timestep, reward=jnp.full(self.num_agents, 0.0 if first else 1.0))
+
+
+@pytest.mark.parametrize(
+    ("case", "n_step"), [("ddpg", 1), ("ddpg", 3), ("sac", 1), pytest.param("sac", 3, marks=pytest.mark.slow)]
+)
+def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
+    """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
+    if case == "ddpg":
+        settings = VARIANTS["expected"] | {"n_step": n_step, "critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
+        trainer = make_trainer(Ddpg, Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
+    else:
+        settings = SAC | {"n_step": n_step, "critic_lr": 1e-2, "initial_alpha": 1e-6, "alpha_lr": 0.0}
+        trainer = make_trainer(Sac, Paid(horizon=4), 8, update_interval=4, **settings)
+    _, metrics = run(trainer, 200)
+    assert np.asarray(metrics.learning["target_mean"])[190:200].mean() == pytest.approx(5.0, abs=0.1)
+
+
+@pytest.mark.parametrize("case", ["ddpg prioritised", "sac"])
+def test_resuming_is_exact(case: str, tmp_path: Path) -> None:
+    trainer = trainer_of(case, 8, update_interval=4)
+    block = trainer.make_block(trainer.algo.phases[-1])
+    state, _ = block(trainer.init(jax.random.key(0)), jnp.int32(30))
+    assert int(state.algo.split.filled[0]) == trainer.algo.rows - 1  # the ring has gone round
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        checkpoints.wait()
+        _, restored, _ = checkpoints.restore(trainer.shapes())
+    gone_on, _ = block(state, jnp.int32(4))
+    resumed, _ = block(restored, jnp.int32(4))
+    assert digest(gone_on) == digest(resumed)
+
+
+def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
+    """Random steps, a burst of updates, training: each is left half-way, and gone on with from the disk."""
+    trainer = trainer_of("sac", 8, update_interval=4, init_steps=128)
+    went, resumed = trainer.init(jax.random.key(0)), None
+    with Checkpoints(tmp_path) as checkpoints:
+        for number, phase in enumerate(trainer.algo.phases, 1):
+            block = trainer.make_block(phase)
+            went, _ = block(went, jnp.int32(2))
+            if resumed is not None:
+                resumed, _ = block(resumed, jnp.int32(2))
+                assert digest(went) == digest(resumed), phase.name
+            checkpoints.save(number, went, {})
+            checkpoints.wait()
+            _, resumed, _ = checkpoints.restore(trainer.shapes())
+            went, resumed = (block(state, jnp.int32(2))[0] for state in (went, resumed))
+            assert digest(went) == digest(resumed), phase.name
+
+
+@pytest.mark.parametrize(
+    ("case", "counts"),
+    [
+        ("ddpg published", (1, 8)),
+        pytest.param("ddpg prioritised", (1, 8), marks=pytest.mark.long),
+        ("sac", (1, 8)),
+        pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
+    ],
+)
+def test_exact_training_has_the_same_bits_on_any_number_of_devices(case: str, counts: tuple[int, ...]) -> None:
+    states = []
+    for devices in counts:
+        trainer = trainer_of(case, 16, devices, True, update_interval=2)
+        states.append(digest(run(trainer, 4)[0]))
+    assert all(state == states[0] for state in states)
+
+
+@pytest.mark.parametrize("case", ["ddpg published", "ddpg prioritised", "sac modern"])
+def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str) -> None:
+    trainer = trainer_of(case, 16, 2, update_interval=2, buffer_size=400_000)
+    block = trainer.make_block(trainer.algo.phases[-1]).lower(trainer.shapes(), jnp.int32(1)).compile()
+    text = block.as_text()
+    assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
+    memory = block.memory_analysis()
+    ring = 200_000 * trainer.algo._row_bytes
+    assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes

@@ -1,0 +1,351 @@
+"""SAC: density, losses and targets by hand, schedules, temperatures of tasks, phases, bounds of actions, learning."""
+
+import dataclasses
+import functools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from off_policy_cases import SAC, at_step, make_trainer, run
+from tiny import PointMass
+
+import jaxrl.evaluate
+import jaxrl.train
+from envs_jax import TimeStep
+from envs_jax.base import Box, Discrete, EnvSpec
+from envs_jax.batch import batched
+from envs_jax.testing import check_env
+from jaxrl import algos, distributions
+from jaxrl.algos import sac
+from jaxrl.algos.base import Phase, count, start
+from jaxrl.algos.sac import Sac, SacParameters
+from jaxrl.evaluation import Evaluator, learned, scripted
+from jaxrl.parallel import Layout, make_mesh
+from jaxrl.replay import TERMINATED, TRUNCATED
+
+OBS, ACTIONS, TASKS = 5, 3, 2
+ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)
+
+
+def begun(algo: Sac, seed: int = 0) -> SacParameters:
+    """Parameters at the start."""
+    return jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(seed))
+
+
+# ---------------------------------------------------------------- density
+
+squashed_normal = jax.jit(distributions.squashed_normal)
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.3), (2.0, -3.0), (0.0, -8.0)])
+def test_the_density_of_squashed_actions_integrates_to_one(mean: float, log_std: float) -> None:
+    """Over actions in (-1, 1), at points that lie dense where the density is large; and it has the closed form."""
+    u = np.linspace(mean - 8 * math.exp(log_std), mean + 8 * math.exp(log_std), 20_001)
+    noise = jnp.asarray((u - mean) / math.exp(log_std), jnp.float32)[:, None]
+    action, log_prob = squashed_normal(jnp.full_like(noise, mean), jnp.full_like(noise, log_std), noise)
+    exact = np.tanh(u)
+    np.testing.assert_allclose(action[:, 0], exact, atol=1e-5)
+    density = np.exp(np.asarray(log_prob, np.float64))
+    assert np.trapezoid(density, exact) == pytest.approx(1.0, abs=2e-3)
+    inside = np.abs(u) < 3
+    normal = np.exp(-0.5 * ((u - mean) / math.exp(log_std)) ** 2) / math.exp(log_std) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(density[inside], (normal * np.cosh(u) ** 2)[inside], rtol=2e-3)
+
+
+def test_components_add_up_and_the_far_ends_stay_finite() -> None:
+    mean, log_std, noise = (jax.random.normal(jax.random.key(k), (7, ACTIONS)) for k in range(3))
+    _, whole = squashed_normal(mean, log_std, noise)
+    parts = [squashed_normal(*(x[:, i : i + 1] for x in (mean, log_std, noise)))[1] for i in range(3)]
+    np.testing.assert_allclose(whole, sum(parts), rtol=1e-5)
+    action, far = squashed_normal(jnp.full(2, 40.0), jnp.full(2, 2.0), jnp.array([3.0, -1.0]))
+    by_hand = sum(-0.5 * e**2 - 2 - 0.5 * math.log(2 * math.pi) - math.log(1e-6) for e in (3.0, -1.0))
+    assert (action == 1).all() and float(far) == pytest.approx(by_hand, rel=1e-5)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_losses_by_hand() -> None:
+    values = jnp.array([[[1.0], [4.0]], [[2.0], [3.0]]])  # two critics, two samples
+    log_prob, alpha = jnp.array([[-2.0], [1.0]]), jnp.array([0.5, 0.25])
+    np.testing.assert_allclose(sac.soft_value(values, log_prob, alpha), [[1 + 1.0], [3 - 0.25]])
+    both, first = jnp.ones(2), jnp.array([1.0, 0.0])
+    assert float(sac.actor_loss(values, log_prob, alpha, both)) == pytest.approx(-(2 + 2.75) / 2)
+    assert float(sac.actor_loss(values, log_prob, alpha, first)) == pytest.approx(-2 / 2)
+    loss = sac.temperature_loss(jnp.log(alpha), log_prob, -3.0, both)
+    assert float(loss) == pytest.approx((0.5 * (2 + 3) + 0.25 * (-1 + 3)) / 2)
+
+
+def test_the_temperature_rises_where_entropy_is_missing() -> None:
+    slope = jax.grad(lambda x, entropy: sac.temperature_loss(x, -jnp.full((1, 1), entropy), -4.0, jnp.ones(1)))
+    assert float(slope(jnp.zeros(1), -5.0)[0]) < 0 < float(slope(jnp.zeros(1), -3.0)[0])  # descent goes against it
+
+
+SETTINGS = {"units": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_step": 2, "alpha_lr": 0.01, "tau": 0.1}
+
+
+@functools.cache
+def scheduled() -> tuple[Sac, Any, Any]:
+    """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
+    algo = Sac(ARM, Layout(1), **SETTINGS, actor_freq=2, target_freq=3, critic_loss_limit=1e6)
+    params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic)
+
+    def update(params: Any, batch: Any, number: Any) -> Any:
+        new, metrics, error = algo.update(algo.pack(params), batch, number)
+        return algo.unpack(new), metrics, error
+
+    return algo, jax.jit(update), params
+
+
+def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
+    """A batch [1, 6, ...] of two-step windows with every kind of end."""
+    random, m = np.random.default_rng(seed), 6
+    ends = [[0, 0], [0, TERMINATED], [0, TRUNCATED], [TERMINATED, 0], [TRUNCATED, TERMINATED], [0, 0]]
+    batch = {
+        "observation": random.normal(size=(m, 1, OBS)), "next_observation": random.normal(size=(m, 1, OBS)),
+        "answer": random.uniform(-1, 1, (m, 1, ACTIONS)), "reward": random.normal(size=(m, 2, 1)),
+        "weight": np.array([1.0, 1, 1, 1, 1, 0]), "noise": random.normal(size=(m, 2, 1, ACTIONS)),
+    }  # fmt: skip
+    batch = {name: value.astype(np.float32) for name, value in batch.items()}
+    batch |= {"end": np.array(ends, np.uint8), "task": np.array(task, np.uint8)}
+    batch["next_task"] = batch["task"]
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], batch)
+
+
+def log_density(mean: Any, log_std: Any, noise: Any) -> Any:
+    """In float64, by the change of variables."""
+    mean, log_std, noise = (np.asarray(x, np.float64) for x in (mean, log_std, noise))
+    u = mean + np.exp(log_std) * noise
+    normal = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return np.tanh(u).astype(np.float32), (normal - np.log(1 - np.tanh(u) ** 2)).sum(-1)
+
+
+def test_targets_and_losses_of_an_update() -> None:
+    """Two-step returns, ends, twin minimum, temperatures of tasks: against NumPy on the networks' own outputs.
+
+    Behind a cut episode counts the value of what was seen last; behind a terminated one nothing does.
+    """
+    algo, update, params = scheduled()
+    params = dataclasses.replace(params, log_alpha=jnp.log(jnp.array([0.5, 0.1])))
+    batch = made_up()
+    sample = jax.tree.map(lambda x: x[0], batch)
+    alpha = np.array([0.5, 0.1])[sample["task"]][:, None]
+    reward, weight = np.asarray(sample["reward"]), np.asarray(sample["weight"])
+
+    gaussian, values_of = jax.jit(algo.gaussian), jax.jit(algo.values)
+    mean, log_std = gaussian(params.actor, sample["next_observation"])
+    action, log_prob = log_density(mean, log_std, sample["noise"][:, 0])
+    twin = np.asarray(values_of(params.target_critic, sample["next_observation"], jnp.asarray(action)))
+    value = twin.min(0) - alpha * log_prob
+    lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
+    wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
+    np.testing.assert_allclose(jax.jit(algo._target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
+
+    values = np.asarray(values_of(params.critic, sample["observation"], sample["answer"]))
+    by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
+    new, metrics, _ = update(params, batch, jnp.uint32(2))
+    assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
+    assert float(metrics["target_mean"]) == pytest.approx(np.mean(wanted), rel=1e-4)
+
+    mean, log_std = gaussian(params.actor, sample["observation"])  # the actor climbs the critics after their step
+    action, log_prob = log_density(mean, log_std, sample["noise"][:, 1])
+    values = np.asarray(values_of(new.critic, sample["observation"], jnp.asarray(action)))
+    by_hand = (weight[:, None] * (alpha * log_prob - values.min(0))).mean()
+    assert float(metrics["actor_loss"]) == pytest.approx(by_hand, rel=1e-4)
+    assert float(metrics["policy_entropy"]) == pytest.approx(-(weight[:, None] * log_prob).mean(), rel=1e-4)
+
+
+def test_schedules_of_actor_and_targets() -> None:
+    """Critics move with every update, actor and temperatures with every second, targets with every third."""
+    _, update, params = scheduled()
+    for number in range(1, 8):
+        new, _, _ = update(params, made_up(number), jnp.uint32(number))
+        moved = {
+            name: not all(map(np.array_equal, *map(jax.tree.leaves, (getattr(params, name), getattr(new, name)))))
+            for name in ("critic", "actor", "log_alpha", "target_critic")
+        }
+        due = number % 2 == 0
+        assert moved == {"critic": True, "actor": due, "log_alpha": due, "target_critic": number % 3 == 0}, number
+        if moved["target_critic"]:
+            for old, target, online in zip(
+                *map(jax.tree.leaves, (params.target_critic, new.target_critic, new.critic)), strict=True
+            ):
+                np.testing.assert_allclose(target, 0.9 * old + 0.1 * online, rtol=1e-5, atol=1e-6)
+        params = new
+
+
+def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
+    """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
+    _, update, params = scheduled()
+    wide = jax.tree.map(jnp.zeros_like, params.actor)
+    wide["params"]["out_bias"] = jnp.array([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
+    for actor, sign in ((params.actor, 1), (wide, -1)):
+        for task in range(TASKS):
+            began = dataclasses.replace(params, actor=actor)
+            new, _, _ = update(began, made_up(task=(task,) * 6), jnp.uint32(2))
+            change = np.asarray(new.log_alpha - params.log_alpha)
+            assert change[task] * sign == pytest.approx(0.01, rel=1e-3)  # Adam's first step
+            assert change[1 - task] == 0
+
+
+def test_a_huge_critic_loss_counts_as_infinite() -> None:
+    """So that the loop stops there, naming it (see test_trainer)."""
+    _, update, params = scheduled()
+    batch = made_up()
+    for reward, stops in ((1e2, False), (1e4, True)):
+        new, metrics, _ = update(params, batch | {"reward": jnp.full_like(batch["reward"], reward)}, jnp.uint32(1))
+        assert np.isposinf(metrics["critic_loss"]) == stops
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating))
+
+
+# ---------------------------------------------------------------- phases
+
+
+def test_random_steps_are_followed_by_as_many_updates() -> None:
+    """In the proportion of all training; schedules count a burst as one update, and go on behind it."""
+    settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "updates_per_step": 0.5}
+    algo = Sac(ARM, Layout(4), **settings, init_steps=100)
+    random, burst, train = algo.phases
+    assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
+    assert (train.steps, train.updates, train.iterations) == (4, 2, None)
+    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(6)), burst), [14, 14])
+    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
+    original = Sac(ARM, Layout(1), init_steps=4000)
+    assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
+    assert Sac(ARM, Layout(1), init_steps=10).phases[0].iterations == 512  # a batch must be there
+    assert [phase.name for phase in Sac(ARM, Layout(1), warmup=1).phases] == ["train"]
+
+
+def seen(spec: EnvSpec, batch: int) -> TimeStep:
+    false = jnp.zeros(batch, bool)
+    observation = jax.random.normal(jax.random.key(5), (batch, spec.num_agents, *spec.observation.shape))
+    return TimeStep(
+        observation, None, (), (), jnp.zeros((batch, 1)), false, false, false, {}, jnp.zeros(batch, jnp.int32)
+    )
+
+
+def acted(algo: Sac, policy: Any, steps: int, mode: str, batch: int = 2000) -> np.ndarray:
+    keys = jax.random.split(jax.random.key(2), batch)
+    timestep = jax.tree.map(lambda x: jnp.repeat(x, batch, axis=0), seen(algo.spec, 1))
+    act = jax.jit(functools.partial(algo.act, mode=mode))
+    return np.asarray(act(policy, (), timestep, keys, at_step(steps))[0])
+
+
+def test_actions_lie_in_their_box() -> None:
+    """Random ones fill it for `init_steps`; then they follow the policy, whose best action is the squashed mean."""
+    spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
+    algo = Sac(spec, Layout(1), **SETTINGS, init_steps=50)
+    policy = begun(algo).actor
+    mean, log_std = (np.asarray(x)[0, 0] for x in jax.jit(algo.gaussian)(policy, seen(spec, 1).observation))
+    random = acted(algo, policy, 49, "explore")[:, 0]
+    np.testing.assert_allclose(random.mean(0), 1.0, atol=0.1)
+    np.testing.assert_allclose(random.std(0), 4 / math.sqrt(12), rtol=0.05)
+    for steps, mode in ((50, "explore"), (0, "sample")):
+        drawn = acted(algo, policy, steps, mode)[:, 0]
+        inner = np.arctanh((drawn - 1) / 2)
+        np.testing.assert_allclose(inner.mean(0), mean, atol=5 * np.exp(log_std).max() / math.sqrt(2000))
+        np.testing.assert_allclose(inner.std(0), np.exp(log_std), rtol=0.1)
+    np.testing.assert_allclose(acted(algo, policy, 0, "best")[:3, 0], np.tile(1 + 2 * np.tanh(mean), (3, 1)), rtol=1e-5)
+    policy["params"]["out_bias"] = jnp.array([300.0, -300.0, 0.0, 5.0, 5.0, 5.0])
+    drawn = acted(algo, policy, 50, "explore")[:, 0]
+    assert drawn.min() == -1 and drawn.max() == 3 and (drawn[:, 0] == 3).all() and (drawn[:, 1] == -1).all()
+    assert np.abs(drawn[:, 2] - 1).max() > 1.9  # deviation e^2
+
+
+def test_deviations_reach_from_one_bound_to_the_other() -> None:
+    algo = Sac(ARM, Layout(1), **SETTINGS)
+    actor = jax.tree.map(jnp.zeros_like, begun(algo).actor)
+    gaussian = jax.jit(algo.gaussian)
+    for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
+        actor["params"]["out_bias"] = jnp.full(2 * ACTIONS, raw)
+        assert (gaussian(actor, jnp.zeros((1, 1, OBS)))[1] == wanted).all()
+
+
+def test_initial_networks() -> None:
+    """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
+    params = begun(Sac(ARM, Layout(1)))
+    net = params.critic["params"]
+    assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.log_alpha.shape == (TASKS,)
+    for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
+        assert 0.9 < float(jnp.abs(net[f"{name}_kernel"]).max()) / math.sqrt(6 / fans) <= 1.0
+        assert not net[f"{name}_bias"].any() and not np.array_equal(*net[f"{name}_kernel"])
+    for a, b in zip(jax.tree.leaves(params.critic), jax.tree.leaves(params.target_critic), strict=True):
+        np.testing.assert_array_equal(a, b)
+    normed = begun(Sac(ARM, Layout(1), **SETTINGS, layer_norm=True))
+    assert "norm1_scale" in normed.critic["params"] and "norm1_scale" not in normed.actor["params"]
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_the_point_mass_is_learned() -> None:
+    """From 0.6 off to the corner of its task, by the best actions of the policy; no task can be solved blindly."""
+    env = PointMass(num_agents=2, tasks=2)
+    trainer = make_trainer(Sac, env, 8, update_interval=4, **SAC)
+    state, metrics = run(trainer, 150)
+    alpha = np.asarray(metrics.learning["alpha"])
+    assert alpha[140:150].mean() < alpha[:3].mean()
+    policy = trainer.algo.policy(state.algo)
+    found = {}
+    for name, acts in (("best", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
+        fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled(final=True)
+        found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
+    assert found["random"] > 0.4 and found["best"] < 0.1, found
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_agents": 2, "tasks": 3, "width": 2.0, "dimensions": 1}])
+def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
+    check_env(PointMass(**settings))
+
+
+@pytest.mark.long
+def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--algo jaxrl.algos.sac:Sac --env tiny:PointMass --tasks 2 --num_envs 8 --units 8 --batch_size 16 "
+    flags += f"--init_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
+    assert jaxrl.train.main(flags.split()) == 0
+    run = (tmp_path / "latest").read_text().strip()
+    capsys.readouterr()
+    assert jaxrl.evaluate.main([run, "--episodes", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "distance" in shown and "random" in shown
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_names() -> None:
+    assert algos.find("sac") is Sac
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "sentence"),
+    [
+        (dataclasses.replace(ARM, action=Discrete(4)), {}, "sac needs continuous actions, 'arm' has discrete ones"),
+        (dataclasses.replace(ARM, action=Box((2,))), {}, "needs float actions with bounds, those of 'arm' are float32"),
+        (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "those of 'arm' are int32 from 0 to 4"),
+        (dataclasses.replace(ARM, observation={"a": Box((2,))}), {}, "sac takes one array per agent as observation"),
+        (ARM, {"actor_freq": 0}, "actor_freq must be at least 1, not 0"),
+        (ARM, {"initial_alpha": 0.0}, "initial_alpha must be above 0, not 0.0"),
+        (ARM, {"alpha_lr": -1.0}, "alpha_lr must be 0 or above, not -1.0"),
+        (ARM, {"critic_lr": math.nan}, "critic_lr must be above 0, not nan"),
+        (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
+        (ARM, {"log_std_min": 3.0}, "log_std_min 3.0 must lie below log_std_max 2.0"),
+        (ARM, {"init_steps": 1 << 24}, "init_steps must be below 16,777,216, not 16,777,216"),
+        (ARM, {"updates_per_step": 0.25}, "less than one update: raise one of them"),
+        (ARM, {"buffer_size": 60}, "warmup or batch_size (512) exceeds what the replay holds"),
+    ],
+)
+def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Sac(spec, Layout(1), **settings)
+
+
+def test_fewer_updates_than_steps() -> None:
+    algo = Sac(ARM, Layout(8), **SETTINGS | {"batch_size": 8}, update_interval=8, updates_per_step=0.25)
+    assert algo.phases[-1] == Phase("train", 8, 2)
+    assert "every 8 steps of 8 environments bring 2 updates of 8 stored steps" in algo.summary()[0]
