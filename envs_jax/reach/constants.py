@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # keys of the data file
+WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # of Meta-World; keys of the data
 JOINTS, HINGES = 9, 7
 _RIGHT_ANGLE = 1e-12  # entries of rotations that near to a whole number are meant to be one
 
@@ -78,7 +78,6 @@ class Arm:
         hand_rotation, hand_shift: frame of the hand in the last hinge's link.
         hand_weights: inverse weights of the hand, of translation and rotation.
         weld, limit: softness of the weld between hand and target, and of joint limits.
-        torque_scale: of the weld's rotation.
         gain: of the finger servos.
         site: offset of the fingertips from the hand along its x axis, m.
         timestep: of the physics, s.
@@ -92,7 +91,6 @@ class Arm:
     hand_weights: tuple[float, float]
     weld: Softness
     limit: Softness
-    torque_scale: float
     gain: float
     site: float
     timestep: float
@@ -124,8 +122,8 @@ def _softness(entry: dict[str, Any]) -> Softness:
 
 
 @functools.cache
-def arm(weld: str = "v3") -> Arm:
-    """The arm with the weld of Meta-World v3, or of the older v2."""
+def arm() -> Arm:
+    """The arm."""
     known = data()
     links = tuple(
         Link(
@@ -151,13 +149,17 @@ def arm(weld: str = "v3") -> Arm:
         hand_weights=tuple(hand["body_invweight0"]),
         weld=_softness(known["weld"]),
         limit=_softness(known["joint_limit"]),
-        torque_scale=known["weld"][WELDS[weld][0]],
         gain=known["actuator"]["kp"],
         site=known["finger_site_offset_in_claw"][0],
         timestep=known["timestep"],
         substeps=known["frame_skip"],
         gravity=-known["gravity"][2],
     )
+
+
+def torque_scale(weld: str) -> float:
+    """How much the weld's rotation weighs."""
+    return data()["weld"][WELDS[weld][0]]
 
 
 @functools.cache

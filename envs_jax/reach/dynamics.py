@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
+from envs_jax.reach import constants
 from envs_jax.reach.constants import HINGES, JOINTS, Arm, Link, Softness
 from envs_jax.reach.folding import Matrix, Number, Vector, add, apply, cross, dot, mul, plus, scale, sub, transposed
 
@@ -102,16 +103,18 @@ def _turns(q: Sequence[Array]) -> list[Turn]:
     return [Turn(jnp.sin(x), jnp.cos(x)) for x in q[:HINGES]]
 
 
-def pose(arm: Arm, q: Array) -> Pose:
+def pose(q: Array) -> Pose:
     """Hand, tool centre and gripper of joint values q [9, ...]."""
+    arm = constants.arm()
     frame = hand(arm, _turns(list(q)))
     stack = lambda v: jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])  # noqa: E731
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
     return Pose(stack(frame.position), stack(_tool(arm, frame, q[7], q[8])), opening)
 
 
-def skeleton(arm: Arm, q: Array) -> Array:
+def skeleton(q: Array) -> Array:
     """[9, 3, ...]: origins of the seven links from the base on, of the hand, and the tool centre, in the world."""
+    arm = constants.arm()
     turns = _turns(list(q))
     points = []
     for count in range(1, HINGES + 1):
@@ -172,7 +175,7 @@ def _carried(link: Link, turn: Turn, body: Body) -> Body:
     rows = [[add(mean, change), mixed, x], [mixed, sub(mean, change), y], [x, y, zz]]
     rotation, shift = _numbers(link.rotation), _numbers(link.shift)
     half_way = transposed([apply(rotation, row) for row in rows])  # rotation . I
-    turned = [apply(rotation, row) for row in transposed(half_way)]
+    turned = [apply(rotation, row) for row in half_way]
     moment = _to_parent(link, turn, body.moment)
     twice = mul(2.0, dot(shift, moment))
     inertia = [
@@ -305,7 +308,7 @@ class Weld:
     reference: list[Number]
 
 
-def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array]) -> Weld:
+def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
     """Pulls the hand to the target, in the hand's frame: the three rows of a kind weigh alike, so any frame will do."""
     inverse = transposed(frame.rotation)
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
@@ -314,10 +317,10 @@ def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array]) -> Weld:
     scalar = 0.5 * jnp.sqrt(jnp.maximum(add(trace, 1.0), 1e-6))  # of the unit quaternion
     across = [sub(turned[j][i], turned[i][j]) for i, j in ((1, 2), (2, 0), (0, 1))]
     vector = scale(0.25 / scalar, across)
-    error = [*shift, *scale(arm.torque_scale, vector)]
+    error = [*shift, *scale(torque_scale, vector)]
     imp = _impedance(arm.weld, jnp.sqrt(jnp.asarray(dot(error, error))))
     rows = []
-    half = 0.5 * arm.torque_scale
+    half = 0.5 * torque_scale
     for axis, lever in zip(frame.axes, frame.levers, strict=True):
         rotational = plus(scale(mul(-half, scalar), axis), scale(-half, cross(axis, vector)))
         rows.append([*scale(-1.0, lever), *rotational])
@@ -412,7 +415,9 @@ def _eliminated(
 # One physics step
 
 
-def step(arm: Arm, q: Sequence[Array], v: Sequence[Array], target: Vector, grip: Array) -> tuple[list, list]:
+def step(
+    arm: Arm, q: Sequence[Array], v: Sequence[Array], target: Vector, grip: Array, torque_scale: Array
+) -> tuple[list[Number], list[Number]]:
     """Joint values and speeds [9] one physics step later.
 
     Args:
@@ -420,10 +425,11 @@ def step(arm: Arm, q: Sequence[Array], v: Sequence[Array], target: Vector, grip:
         q, v: [9], rad and rad/s, m and m/s.
         target: [3], where the hand is pulled, m.
         grip: command of the fingers in [-1, 1], 1 = close.
+        torque_scale: float[], how much the weld's rotation weighs.
     """
     turns, fingers = _turns(q), _fingers(arm, q)
     matrix, coupling = mass_matrix(arm, turns, fingers)
-    pulled = weld(arm, hand(arm, turns), target, v)
+    pulled = weld(arm, hand(arm, turns), target, v, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
     force = [
         add(push, mul(-link.damping, speed), mul(-1.0, drag))
@@ -462,19 +468,20 @@ def step(arm: Arm, q: Sequence[Array], v: Sequence[Array], target: Vector, grip:
     return [add(x, mul(h, speed)) for x, speed in zip(q, speeds, strict=True)], speeds
 
 
-def period(arm: Arm, q: Array, v: Array, target: Array, grip: Array) -> tuple[Array, Array]:
-    """Joint values and speeds one control period later.
+@jax.jit
+def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
+    """Joint values and speeds one control period later. Compiled by itself, so that it is traced once per shape.
 
     Args:
-        arm: constants.
-        q, v: float[9, ...], the trailing axes are lanes.
+        q, v: float[9, ...], the trailing axes are lanes; rad and rad/s, m and m/s.
         target: float[3, ...], m.
-        grip: float[...], clipped to [-1, 1] here.
+        grip: float[...], 1 = close; clipped to [-1, 1].
+        torque_scale: float[], `constants.torque_scale`.
     """
-    grip = jnp.clip(grip, -1.0, 1.0)
+    arm, grip = constants.arm(), jnp.clip(grip, -1.0, 1.0)
 
     def one(_: int, state: tuple[tuple, tuple]) -> tuple[tuple, tuple]:
-        places, speeds = step(arm, *state, list(target), grip)
+        places, speeds = step(arm, *state, list(target), grip, torque_scale)
         return tuple(places), tuple(speeds)
 
     start = tuple(q[i] for i in range(JOINTS)), tuple(v[i] for i in range(JOINTS))
