@@ -99,14 +99,14 @@ class Pose:
     opening: Array
 
 
-def _turns(q: Sequence[Array]) -> list[Turn]:
-    return [Turn(jnp.sin(x), jnp.cos(x)) for x in q[:HINGES]]
+def _turns(q: Array) -> list[Turn]:
+    return [Turn(s, c) for s, c in zip(jnp.sin(q[:HINGES]), jnp.cos(q[:HINGES]), strict=True)]
 
 
 def pose(q: Array) -> Pose:
     """Hand, tool centre and gripper of joint values q [9, ...]."""
     arm = constants.arm()
-    frame = hand(arm, _turns(list(q)))
+    frame = hand(arm, _turns(q))
     stack = lambda v: jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])  # noqa: E731
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
     return Pose(stack(frame.position), stack(_tool(arm, frame, q[7], q[8])), opening)
@@ -115,7 +115,7 @@ def pose(q: Array) -> Pose:
 def skeleton(q: Array) -> Array:
     """[9, 3, ...]: origins of the seven links from the base on, of the hand, and the tool centre, in the world."""
     arm = constants.arm()
-    turns = _turns(list(q))
+    turns = _turns(q)
     points = []
     for count in range(1, HINGES + 1):
         place: list[Number] = [0.0, 0.0, 0.0]
@@ -333,9 +333,8 @@ def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale
     return Weld(rows, weighted, reference)
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
-    """Row of one joint's limit: whether it is violated, its sign, weight and reference acceleration."""
+class Limits(NamedTuple):
+    """Rows of the joint limits, [9, ...] each: whether violated, sign, weight and reference acceleration."""
 
     violated: Array
     sign: Array
@@ -343,15 +342,20 @@ class Limit:
     reference: Array
 
 
-def _limit(arm: Arm, link: Link, q: Array, v: Array) -> Limit:
-    below = link.low - q
-    above = q - link.high
+def limits(arm: Arm, q: Array, v: Array) -> Limits:
+    """Every joint has one; it pushes back where the joint is beyond its range."""
+
+    def column(values: Sequence[float]) -> Array:
+        return jnp.asarray(values, q.dtype).reshape(JOINTS, *(1,) * (q.ndim - 1))
+
+    below = column([link.low for link in arm.links]) - q
+    above = q - column([link.high for link in arm.links])
     depth = jnp.maximum(below, above)
     sign = jnp.where(below > above, 1.0, -1.0).astype(q.dtype)
     imp = _impedance(arm.limit, jnp.maximum(depth, 0.0))
-    weight = imp / ((1.0 - imp) * link.inverse_weight)
+    weight = imp / ((1.0 - imp) * column([link.inverse_weight for link in arm.links]))
     reference = arm.limit.stiffness * imp * depth - arm.limit.damping * sign * v
-    return Limit(depth > 0.0, sign, weight, reference)
+    return Limits(depth > 0.0, sign, weight, reference)
 
 
 # Linear algebra
@@ -415,57 +419,52 @@ def _eliminated(
 # One physics step
 
 
-def step(
-    arm: Arm, q: Sequence[Array], v: Sequence[Array], target: Vector, grip: Array, torque_scale: Array
-) -> tuple[list[Number], list[Number]]:
-    """Joint values and speeds [9] one physics step later.
+def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
+    """Joint values and speeds [9, ...] one physics step later.
 
     Args:
         arm: constants.
-        q, v: [9], rad and rad/s, m and m/s.
+        q, v: [9, ...], rad and rad/s, m and m/s.
         target: [3], where the hand is pulled, m.
         grip: command of the fingers in [-1, 1], 1 = close.
         torque_scale: float[], how much the weld's rotation weighs.
     """
-    turns, fingers = _turns(q), _fingers(arm, q)
+    speeds = list(v)
+    turns, fingers = _turns(q), _fingers(arm, list(q))
     matrix, coupling = mass_matrix(arm, turns, fingers)
-    pulled = weld(arm, hand(arm, turns), target, v, torque_scale)
+    pulled = weld(arm, hand(arm, turns), target, speeds, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]
     force = [
         add(push, mul(-link.damping, speed), mul(-1.0, drag))
-        for push, link, speed, drag in zip(servo, arm.links, v, bias(arm, turns, fingers, v), strict=True)
+        for push, link, speed, drag in zip(servo, arm.links, speeds, bias(arm, turns, fingers, speeds), strict=True)
     ]
     stiff = [
         [add(x, dot(pulled.weighted[i], pulled.rows[j])) for j, x in enumerate(row)] for i, row in enumerate(matrix)
     ]
-    heavy = [link.mass + link.armature for link in arm.links[HINGES:]]
-    diagonal = [row[-1] for row in stiff] + heavy
+    heavy: list[Number] = [link.mass + link.armature for link in arm.links[HINGES:]]
     right = [add(f, dot(row, pulled.reference)) for f, row in zip(force, pulled.weighted, strict=False)]
     right += force[HINGES:]
+    bounds = limits(arm, q, v)
 
-    limits = [_limit(arm, link, x, speed) for link, x, speed in zip(arm.links, q, v, strict=True)]
-    active = [limit.violated for limit in limits]
-    acceleration: list[Number] = []
-    for attempt in range(SOLVES):
-        weights = [jnp.where(on, limit.weight, 0.0) for on, limit in zip(active, limits, strict=True)]
-        whole = [add(d, w) for d, w in zip(diagonal, weights, strict=True)]
-        held = [[*row[:-1], d] for row, d in zip(stiff, whole, strict=False)]
-        pushes = [add(b, w * limit.sign * limit.reference) for b, w, limit in zip(right, weights, limits, strict=True)]
-        acceleration = _eliminated(held, coupling, whole[HINGES:], pushes)
-        if attempt < SOLVES - 1:
-            active = [
-                limit.violated & (limit.sign * a < limit.reference)
-                for limit, a in zip(limits, acceleration, strict=True)
-            ]
+    def attempt(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Solve with the limits that are active, then look which of them really push."""
+        weight = jnp.where(state[1], bounds.weight, 0.0)
+        push = weight * bounds.sign * bounds.reference
+        held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
+        ends = [add(x, w) for x, w in zip(heavy, weight[HINGES:], strict=True)]
+        found = jnp.stack(_eliminated(held, coupling, ends, [add(b, p) for b, p in zip(right, push, strict=True)]))
+        return found, bounds.violated & (bounds.sign * found < bounds.reference)
+
+    start = jnp.zeros_like(q), bounds.violated
+    acceleration, _ = jax.lax.fori_loop(0, SOLVES, attempt, start)
 
     # (M + h B) dv = h M acceleration, since M acceleration is the sum of all forces: dv = h (acceleration - rest)
     h = arm.timestep
     implicit = [[*row[:-1], add(row[-1], h * link.damping)] for row, link in zip(matrix, arm.links, strict=False)]
-    braked = [x + h * link.damping for x, link in zip(heavy, arm.links[HINGES:], strict=True)]
+    braked = [add(x, h * link.damping) for x, link in zip(heavy, arm.links[HINGES:], strict=True)]
     drags = [mul(h * link.damping, a) for link, a in zip(arm.links, acceleration, strict=True)]
-    rest = _eliminated(implicit, coupling, braked, drags)
-    speeds = [add(x, mul(h, sub(a, r))) for x, a, r in zip(v, acceleration, rest, strict=True)]
-    return [add(x, mul(h, speed)) for x, speed in zip(q, speeds, strict=True)], speeds
+    v = v + h * (acceleration - jnp.stack(_eliminated(implicit, coupling, braked, drags)))
+    return q + h * v, v
 
 
 @jax.jit
@@ -480,10 +479,7 @@ def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) 
     """
     arm, grip = constants.arm(), jnp.clip(grip, -1.0, 1.0)
 
-    def one(_: int, state: tuple[tuple, tuple]) -> tuple[tuple, tuple]:
-        places, speeds = step(arm, *state, list(target), grip, torque_scale)
-        return tuple(places), tuple(speeds)
+    def one(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        return step(arm, *state, list(target), grip, torque_scale)
 
-    start = tuple(q[i] for i in range(JOINTS)), tuple(v[i] for i in range(JOINTS))
-    places, speeds = jax.lax.fori_loop(0, arm.substeps, one, start)
-    return jnp.stack(places), jnp.stack(speeds)
+    return jax.lax.fori_loop(0, arm.substeps, one, (q, v))
