@@ -65,7 +65,7 @@ class Recording:
 
 
 def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """hand float[3] -> action float32[4], one of POLICIES with a memory of its own.
+    """A policy: hand float[3] -> action float32[4]; one of POLICIES, with a memory of its own.
 
     `ou` is noise that wanders (correlation 0.95 from step to step), `corner` holds extreme actions for 10 to 89 steps.
     """

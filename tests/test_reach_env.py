@@ -105,8 +105,8 @@ def test_places_can_be_reached_and_are_not_where_episodes_begin(task):
 
 def test_the_observation_does_not_tell_the_task():
     env = make("reach_family")
-    _, timestep = env.begin(*(jnp.broadcast_to(jnp.float32(x)[:, None], (3, 6)) for x in ((0, 0.65, 0.02), (0.05, 0.85, 0.1))),
-                            jnp.arange(6, dtype=jnp.int32))  # fmt: skip
+    puck, goal = (jnp.tile(jnp.float32(x)[:, None], (1, 6)) for x in ((0.0, 0.65, 0.02), (0.05, 0.85, 0.1)))
+    _, timestep = env.begin(puck, goal, jnp.arange(6, dtype=jnp.int32))
     seen = np.asarray(timestep.observation[0])
     assert (seen == seen[:, :1]).all()
     assert len(np.unique(np.asarray(timestep.metrics["distance"]))) >= 5  # "closed" has the place of "reach"

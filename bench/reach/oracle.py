@@ -276,7 +276,7 @@ class Arms:
         return seen
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """action [E, 4] -> reward [E] and success bool[E]."""
+        """Reward [E] and success bool[E] of actions [E, 4]."""
         self._last = self._frame()
         self.target = move_target(self.target, action)
         for _ in range(constants()["frame_skip"]):

@@ -384,7 +384,7 @@ def factorise(matrix: Sequence[Sequence[Number]]) -> Factor:
 
 
 def solve(factor: Factor, right: Sequence[Number]) -> list[Number]:
-    """x with L D L^T x = right."""
+    """The x with L D L^T x = right."""
     y: list[Number] = []
     for b, row in zip(right, factor.lower, strict=True):
         y.append(sub(b, dot(row, y)))

@@ -19,7 +19,7 @@ def known(x: Number) -> bool:
 
 
 def mul(a: Number, b: Number) -> Number:
-    """a * b"""
+    """The product."""
     if known(b):
         a, b = b, a
     if known(a) and not known(b):
@@ -45,7 +45,7 @@ def add(*terms: Number) -> Number:
 
 
 def sub(a: Number, b: Number) -> Number:
-    """a - b"""
+    """The difference."""
     if known(a) and a == 0.0:
         return -b
     if known(b) and b == 0.0:
@@ -59,7 +59,7 @@ def dot(a: Sequence[Number], b: Sequence[Number]) -> Number:
 
 
 def cross(a: Vector, b: Vector) -> list[Number]:
-    """a x b"""
+    """The vector product."""
     return [sub(mul(a[i], b[j]), mul(a[j], b[i])) for i, j in ((1, 2), (2, 0), (0, 1))]
 
 
@@ -69,7 +69,7 @@ def plus(*vectors: Sequence[Number]) -> list[Number]:
 
 
 def scale(a: Number, v: Sequence[Number]) -> list[Number]:
-    """a v"""
+    """A vector a times as long."""
     return [mul(a, x) for x in v]
 
 

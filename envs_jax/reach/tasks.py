@@ -3,9 +3,9 @@
 All tasks share the arm, the observation and the draws of puck and goal; they differ in where the tool centre should
 be and in how wide the gripper should stand, so that an observation alone does not tell the task.
 
-To add one, add a `Task` to `TASKS`: a name, a sentence, and what differs from `reach`. Nothing else has to change: rewards,
-success, the scripted policy, the settings' help and the tests go through the table. A place must lie inside
-x -0.45 .. 0.45, y 0.45 .. 0.95, z 0.05 .. 0.45 m for every draw, clear of the puck and the table, and more than 5 cm from
+To add one, add a `Task` to `TASKS`: a name, a sentence, and what differs from `reach`. Nothing else has to change:
+rewards, success, the scripted policy, the settings' help and the tests go through the table. A place must lie inside
+x -0.45 .. 0.45, y 0.45 .. 0.95, z 0.05 .. 0.45 m for every draw, 10 cm clear of the puck, and more than 5 cm from
 (0, 0.6, 0.15), where the tool centre starts; the tests say which of these is broken.
 """
 

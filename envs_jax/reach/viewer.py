@@ -262,7 +262,8 @@ _LEGEND = f"""<div><b style="color:{ARM}">arm</b>, <b style="color:{PATH}">path 
 <b style="color:{POINT}">sphere that counts</b> (ring: the goal as it is shown to the agent),
 <b style="color:{PUCK}">puck</b>, × what the hand is pulled to</div>"""
 
-_SCRIPT = """
+_SCRIPT = (
+    """
 function draw(step, s) {
   document.querySelectorAll("#views .moving").forEach((layer, k) => {
     const across = s.views[k], at = (row, i) => `${row[3 * i + across]} ${-row[3 * i + 2]}`, row = s.arm[step];
@@ -282,4 +283,7 @@ function draw(step, s) {
   for (const sphere of document.querySelectorAll("#views .sphere"))
     sphere.setAttribute("fill-opacity", s.success[step] === "1" ? .65 : .3);
 }
-""".replace("@arm", ARM).replace("@path", PATH).replace("@soft", SOFT)
+""".replace("@arm", ARM)
+    .replace("@path", PATH)
+    .replace("@soft", SOFT)
+)
