@@ -10,7 +10,6 @@ E. Todorov, "Convex and analytically-invertible dynamics with contacts and const
 "Computation" of MuJoCo's documentation for soft constraints.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,21 @@ import numpy as np
 from envs_jax.base import Array
 from envs_jax.reach import constants
 from envs_jax.reach.constants import HINGES, JOINTS, Arm, Link, Softness
-from envs_jax.reach.folding import Matrix, Number, Vector, add, apply, cross, dot, mul, plus, scale, sub, transposed
+from envs_jax.reach.folding import (
+    Matrix,
+    Number,
+    Vector,
+    add,
+    apart,
+    apply,
+    cross,
+    dot,
+    mul,
+    plus,
+    scale,
+    sub,
+    transposed,
+)
 
 SOLVES = 3  # of the set of active limits; two are enough but once in 350,000 physics steps, and no step needed four
 _TARGET = ((0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (-1.0, 0.0, 0.0))  # the target's fixed rotation
@@ -56,13 +69,14 @@ def _from_parent(link: Link, turn: Turn, v: Vector) -> list[Number]:
 # Where the hand is
 
 
-@dataclasses.dataclass(frozen=True)
-class Hand:
-    """Attributes:
-    position: [3], in the world.
-    rotation: [3][3], columns are the hand's axes in the world.
-    axes: [7][3], axis of every hinge, in the hand's frame.
-    levers: [7][3], velocity of the hand's origin for unit speed of every hinge, in the hand's frame.
+class Hand(NamedTuple):
+    """The frame of the hand, and how hinges move it.
+
+    Attributes:
+        position: [3], in the world.
+        rotation: [3][3], columns are the hand's axes in the world.
+        axes: [7][3], axis of every hinge, in the hand's frame.
+        levers: [7][3], velocity of the hand's origin for unit speed of every hinge, in the hand's frame.
     """
 
     position: Vector
@@ -71,6 +85,7 @@ class Hand:
     levers: list[list[Number]]
 
 
+@apart
 def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
     """From the last link to the world: the hand's frame and its origin, seen from every link."""
     seen = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
@@ -90,8 +105,7 @@ def _tool(arm: Arm, frame: Hand, right: Number, left: Number) -> list[Number]:
     return plus(frame.position, apply(frame.rotation, [arm.site, mul(0.5, add(right, left)), 0.0]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Pose:
+class Pose(NamedTuple):
     """What is seen of the arm: hand [3, ...], tool centre [3, ...] in m, opening [...] of the gripper in [0, 1]."""
 
     hand: Array
@@ -103,6 +117,7 @@ def _turns(q: Array) -> list[Turn]:
     return [Turn(s, c) for s, c in zip(jnp.sin(q[:HINGES]), jnp.cos(q[:HINGES]), strict=True)]
 
 
+@jax.jit
 def pose(q: Array) -> Pose:
     """Hand, tool centre and gripper of joint values q [9, ...]."""
     arm = constants.arm()
@@ -112,6 +127,7 @@ def pose(q: Array) -> Pose:
     return Pose(stack(frame.position), stack(_tool(arm, frame, q[7], q[8])), opening)
 
 
+@jax.jit
 def skeleton(q: Array) -> Array:
     """[9, 3, ...]: origins of the seven links from the base on, of the hand, and the tool centre, in the world."""
     arm = constants.arm()
@@ -130,8 +146,7 @@ def skeleton(q: Array) -> Array:
 # Inertia and forces
 
 
-@dataclasses.dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """Mass (known), first moment [3] and inertia about the frame's origin, entries xx, yy, zz, xy, xz, yz."""
 
     mass: float
@@ -186,8 +201,7 @@ def _carried(link: Link, turn: Turn, body: Body) -> Body:
     return Body(body.mass, plus(moment, scale(body.mass, shift)), plus(inertia, point))
 
 
-@dataclasses.dataclass(frozen=True)
-class Finger:
+class Finger(NamedTuple):
     """A finger on the last link: its place [3], the direction it slides in [3] (known), and its mass."""
 
     place: list[Number]
@@ -219,6 +233,7 @@ def _down(arm: Arm, turns: Sequence[Turn], last: int, force: Vector, moment: Vec
     return torques
 
 
+@apart
 def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> tuple[list[list[Number]], list[Number]]:
     """Lower triangle [7][i + 1] of the hinges, armature included, and their coupling [7] with either finger."""
     rows: list[list[Number]] = []
@@ -236,6 +251,7 @@ def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> t
     return rows, _down(arm, turns, HINGES - 1, *pushes[0])
 
 
+@apart
 def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence[Array]) -> list[Number]:
     """[9]: joint forces without acceleration: gravity, Coriolis and centrifugal forces (recursive Newton-Euler)."""
     spin: list[Number] = [0.0, 0.0, 0.0]
@@ -299,8 +315,7 @@ def _impedance(softness: Softness, violation: Array) -> Array:
     return softness.least + (softness.most - softness.least) * y
 
 
-@dataclasses.dataclass(frozen=True)
-class Weld:
+class Weld(NamedTuple):
     """Six rows: Jacobian [7][6], the same times the rows' weights, and reference accelerations [6]."""
 
     rows: list[list[Number]]
@@ -308,6 +323,7 @@ class Weld:
     reference: list[Number]
 
 
+@apart
 def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
     """Pulls the hand to the target, in the hand's frame: the three rows of a kind weigh alike, so any frame will do."""
     inverse = transposed(frame.rotation)
@@ -361,8 +377,7 @@ def limits(arm: Arm, q: Array, v: Array) -> Limits:
 # Linear algebra
 
 
-@dataclasses.dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """L D L^T: strict lower triangle [n][i] of L, and 1 / D [n]."""
 
     lower: list[list[Number]]
