@@ -52,7 +52,7 @@ TASKS = {
         Task("mirrored", "the goal mirrored in x", scale=(-1.0, 1.0, 1.0)),
         Task("above", "15 cm above the goal", offset=(0.0, 0.0, 0.15)),
         Task("closed", "the goal, with the gripper closed", width=(0.0, 0.4)),
-        Task("before", "12 cm before the goal", offset=(0.0, -0.12, 0.0)),
+        Task("beside", "12 cm to the right of the goal", offset=(0.12, 0.0, 0.0)),
         Task("hover", "25 cm above the puck", anchor="puck", offset=(0.0, 0.0, 0.25)),
     )
 }
