@@ -50,8 +50,8 @@ def test_spec():
     spec = make("reach", task="reach, above", horizon=500).spec
     assert (spec.num_agents, spec.horizon, spec.fixed_horizon, spec.score) == (1, 500, True, "success")
     assert spec.action == Box((4,), jnp.float32, -1.0, 1.0) and spec.observation.shape == (39,)
-    assert spec.global_state["task"].high == 1
-    assert make("reach_family").spec.global_state["task"].high == len(tasks.TASKS) - 1 >= 3
+    assert spec.num_tasks == 2
+    assert make("reach_family").spec.num_tasks == len(tasks.TASKS) >= 4
 
 
 # Draws
@@ -121,7 +121,7 @@ def test_points_are_those_of_the_tasks():
         np.testing.assert_allclose(state.point[:, lane], place, atol=1e-6)
         np.testing.assert_allclose(state.width[:, lane], task.width, atol=1e-6)
     assert set(np.asarray(state.task)) == set(range(len(env.tasks)))
-    np.testing.assert_array_equal(timestep.global_state["task"], state.task)
+    np.testing.assert_array_equal(timestep.task, state.task)
 
 
 # Observations

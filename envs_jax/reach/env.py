@@ -88,7 +88,6 @@ class Reach(Environment):
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
-        """`global_state["task"]` is the index of the episode's task, for what is kept per task."""
         return EnvSpec(
             name=self.name,
             num_agents=1,
@@ -97,8 +96,8 @@ class Reach(Environment):
             horizon=self.horizon,
             fixed_horizon=True,
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
-            global_state={"task": Box((), jnp.int32, low=0, high=len(self.tasks) - 1)},
             score="success",
+            num_tasks=len(self.tasks),
         )
 
     # Environment: one arm without lanes
@@ -180,7 +179,7 @@ class Reach(Environment):
             observation=observation.observe(state.seen, before, goal)[None],
             action_mask=None,
             mask_state=(),
-            global_state={"task": state.task},
+            global_state=(),
             reward=jnp.where(start, 0.0, paid)[None],
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,
@@ -190,6 +189,7 @@ class Reach(Environment):
                 "success_at_end": success.astype(jnp.float32),
                 "distance": far,
             },
+            task=state.task if len(self.tasks) > 1 else (),
         )
 
 
