@@ -167,20 +167,10 @@ def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) 
             seen.append(observation)
             tool.append(real.env.tcp_center.copy())
             told.append((action, reward, success, real.touched))
-        action, reward, success, contact = (np.array(part) for part in zip(*told, strict=True))
-        rows.append(
-            {
-                "policy": policy,
-                "puck": np.array(real.env.obj_init_pos),
-                "goal": goal,
-                "action": action,
-                "observation": np.array(seen),
-                "tool": np.array(tool),
-                "reward": reward,
-                "success": success,
-                "contact": contact,
-            }
-        )
+        names = ("action", "reward", "success", "contact")
+        parts = dict(zip(names, (np.array(part) for part in zip(*told, strict=True)), strict=True))
+        start = {"policy": policy, "puck": np.array(real.env.obj_init_pos), "goal": goal}
+        rows.append({**start, "observation": np.array(seen), "tool": np.array(tool), **parts})
     return Recording(**{name: np.array([row[name] for row in rows]) for name in rows[0]})
 
 
