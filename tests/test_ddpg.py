@@ -255,7 +255,9 @@ def test_targets_and_losses_by_hand() -> None:
     errors = np.square(target[None] - taken[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
     values = algo._taken_values(params.critic, sample)
-    assert float(off_policy.critic_loss(values, jnp.asarray(target), sample["weight"])) == pytest.approx(by_hand, rel=1e-4)
+    assert float(off_policy.critic_loss(values, jnp.asarray(target), sample["weight"])) == pytest.approx(
+        by_hand, rel=1e-4
+    )
 
     logits = np.asarray(algo.logits(params.actor, sample["observation"]))
     policy = softmax(logits, mask[0])
