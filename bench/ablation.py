@@ -41,8 +41,16 @@ def read_plan(path: Path) -> dict[str, Any]:
         asked = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {path} ({getattr(error, 'strerror', None) or 'it is no YAML'})") from None
-    if not isinstance(asked, dict) or set(asked) != ENTRIES or not isinstance(asked["variants"], dict):
+    if not isinstance(asked, dict) or set(asked) != ENTRIES:
         raise UsageError(f"{path} must have the entries {', '.join(sorted(ENTRIES))} and no others")
+    flags = [asked["preset"], asked["train"], asked["evaluate"]]
+    if isinstance(asked["variants"], dict):
+        flags += asked["variants"].values()
+    if not (isinstance(asked["variants"], dict) and all(isinstance(text, str) for text in flags)):
+        raise UsageError(f"{path}: preset, train, evaluate and every variant must be text (flags), variants a mapping")
+    shown = asked["show"].values() if isinstance(asked["show"], dict) else [None]
+    if not all(isinstance(column, list) and len(column) == 2 for column in shown):
+        raise UsageError(f"{path}: 'show' must map each column to [match or policy, metric]")
     return asked
 
 
@@ -78,12 +86,17 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
 
 
 def _find(evaluation: dict[str, Any], match: str, metric: str) -> Any:
-    """The figures of a metric against a player, or of a policy where there are no contests."""
-    for entry in evaluation.get("matches") or ():
-        if f"{entry['first']} against {entry['second']}" == match:
-            return entry[metric]
-    values = evaluation["policies"][match][metric]
-    return {part: value[-1] for part, value in values.items() if isinstance(value, list)}
+    """The figures of a metric against a player, or of a policy where there are no contests.
+
+    Raises:
+        UserError: the evaluation does not have them.
+    """
+    found = {f"{entry['first']} against {entry['second']}": entry for entry in evaluation.get("matches") or ()}
+    found = found or evaluation["policies"]
+    if match not in found or metric not in found[match]:
+        raise UserError(f"the evaluation has no {metric} of '{match}', only {', '.join(found)}")
+    values = found[match][metric]
+    return {part: value[-1] if isinstance(value, list) else value for part, value in values.items()}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -149,8 +162,12 @@ def main(argv: Sequence[str]) -> int:
 
     missing = [(s, n) for s in seeds for n, entry in result["variants"].items() if str(s) not in entry["seeds"]]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(work, *one) for one in missing]:
-            future.result()
+        try:
+            for future in [pool.submit(work, *one) for one in missing]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what runs now ends and is kept
+            raise
     print(table(result), end="")
     return 0
 
