@@ -74,7 +74,8 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     run = Path(next(line for line in said.splitlines() if line.startswith("run directory: ")).partition(": ")[2])
     scores = run / "ablation.json"
     call("jaxrl.evaluate", [str(run), *shlex.split(asked["evaluate"]), "--json", str(scores)])
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    last = [row for row in rows if "env_steps" in row][-1]  # behind it may come a line of the last evaluation
     evaluation = json.loads(scores.read_text())
     return {
         "env_steps": last["env_steps"],
