@@ -48,6 +48,10 @@ def read_plan(path: Path) -> dict[str, Any]:
         flags += asked["variants"].values()
     if not (isinstance(asked["variants"], dict) and all(isinstance(text, str) for text in flags)):
         raise UsageError(f"{path}: preset, train, evaluate and every variant must be text (flags), variants a mapping")
+    try:
+        [shlex.split(text) for text in flags]
+    except ValueError as error:
+        raise UsageError(f"{path}: flags cannot be split into words ({error}): close the quote") from None
     shown = asked["show"].values() if isinstance(asked["show"], dict) else [None]
     if not all(isinstance(column, list) and len(column) == 2 for column in shown):
         raise UsageError(f"{path}: 'show' must map each column to [match or policy, metric]")
@@ -64,7 +68,9 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     def call(module: str, words: list[str]) -> str:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", module, *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+        environment = os.environ | {"PYTHONPATH": path}
+        # In a session of its own: Ctrl-C would end a training well, which would then count as a whole one.
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, start_new_session=True)
         if done.returncode:
             raise UserError(f"{' '.join(command[1:])} failed: {(done.stderr.strip() or done.stdout).splitlines()[-1]}")
         return done.stdout
@@ -118,12 +124,17 @@ def table(result: dict[str, Any]) -> str:
 
 
 def former(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """{variant: {"flags", "seeds": {seed: trial}}}, with what an earlier call has found for the same flags."""
+    """{variant: {"flags", "seeds": {seed: trial}}}, with what an earlier call has found for the same flags.
+
+    Raises:
+        UserError: the file is of another benchmark or plan.
+    """
     kept: dict[str, Any] = {}
     if path.exists():
         earlier = measure.read(path)
-        same = all(earlier["plan"][name] == asked[name] for name in ENTRIES - {"variants"})
-        kept = earlier["variants"] if same else {}
+        if earlier["kind"] != KIND or any(earlier["plan"][name] != asked[name] for name in ENTRIES - {"variants"}):
+            raise UsageError(f"{path} holds results of something else: choose another --out, or move it away")
+        kept = earlier["variants"]
     found = {}
     for name, flags in asked["variants"].items():
         same = name in kept and kept[name]["flags"] == flags

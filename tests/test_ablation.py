@@ -52,7 +52,7 @@ def test_every_variant_with_every_seed(plan, made, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_what_is_there_is_not_made_again(plan, made, tmp_path):
+def test_what_is_there_is_not_made_again(plan, made, tmp_path, capsys):
     out = tmp_path / "result.json"
     call = [str(plan), "--out", str(out)]
     assert ablation.main([*call, "--seeds", "1"]) == 0
@@ -63,9 +63,11 @@ def test_what_is_there_is_not_made_again(plan, made, tmp_path):
     assert ablation.main([*call, "--seeds", "1,2"]) == 0
     assert made == [("--critics 3", 1), ("--critics 3", 2)]
     made.clear()
+    before = out.read_text()
     plan.write_text(PLAN.replace("--max_seconds 1", "--max_seconds 2"))
-    assert ablation.main([*call, "--seeds", "1"]) == 0
-    assert sorted(made) == [("", 1), ("--critics 2", 1)]
+    assert ablation.main([*call, "--seeds", "1"]) == 2
+    assert "holds results of something else" in capsys.readouterr().err.splitlines()[-1]
+    assert not made and out.read_text() == before
 
 
 def test_one_failure_keeps_what_was_made(plan, tmp_path, monkeypatch, capsys):
@@ -104,6 +106,7 @@ def test_a_run_that_fails_is_named(tmp_path):
         (PLAN.replace("variants:", "variants: 3\nmore:"), 2, "must have the entries"),
         (PLAN.replace("--max_seconds 1", "[1]"), 2, "must be text"),
         (PLAN.replace("--critics 2", "2"), 2, "must be text"),
+        (PLAN.replace("--critics 2", "--name 'a"), 2, "close the quote"),
         (PLAN.replace("[learned, win]", "win"), 2, "'show' must map"),
         (PLAN, 2, "--seeds"),
     ],

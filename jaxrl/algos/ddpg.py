@@ -9,7 +9,7 @@ al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published setting
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +78,8 @@ class DdpgParameters:
 class Ddpg(Algorithm):
     """Deep deterministic policy gradients with a replay, for discrete actions."""
 
+    meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
+
     update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
     updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
     batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
@@ -130,7 +132,10 @@ class Ddpg(Algorithm):
         if not isinstance(spec.observation, Box):
             raise ValueError(f"ddpg takes one array per agent as observation, '{spec.name}' has several: join them")
         if self.masking and spec.next_mask is not independent_mask:
-            raise ValueError(f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s")
+            raise ValueError(
+                f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s: give "
+                "--masking false"
+            )
         if self.scale_observation and not 0 < self._largest < math.inf:
             raise ValueError(
                 f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
@@ -168,11 +173,17 @@ class Ddpg(Algorithm):
                 f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
             )
         if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
+            most = (replay.MOST_ROWS - 1) * self.layout.shards
             raise ValueError(
-                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
+                f"the replay would hold {self.rows * self.layout.num_envs:,} steps, and {most:,} are the most: lower "
+                f"{self.store_setting}"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
-            raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
+            name, held = "warmup" if self.warmup else "batch_size", (self.rows - self.n_step) * self.layout.num_envs
+            raise ValueError(
+                f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
+                f"{self.store_setting}"
+            )
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
@@ -392,7 +403,7 @@ class Ddpg(Algorithm):
         if not self.masking:
             return None
         if timestep.action_mask is None:
-            raise ValueError(f"masking is on, but '{self.spec.name}' has no action masks: leave it out")
+            raise ValueError(f"'{self.spec.name}' gives no action masks with these settings: give --masking false")
         return timestep.action_mask
 
     def learn(
