@@ -41,8 +41,20 @@ def read_plan(path: Path) -> dict[str, Any]:
         asked = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {path} ({getattr(error, 'strerror', None) or 'it is no YAML'})") from None
-    if not isinstance(asked, dict) or set(asked) != ENTRIES or not isinstance(asked["variants"], dict):
+    if not isinstance(asked, dict) or set(asked) != ENTRIES:
         raise UsageError(f"{path} must have the entries {', '.join(sorted(ENTRIES))} and no others")
+    flags = [asked["preset"], asked["train"], asked["evaluate"]]
+    if isinstance(asked["variants"], dict):
+        flags += asked["variants"].values()
+    if not (isinstance(asked["variants"], dict) and all(isinstance(text, str) for text in flags)):
+        raise UsageError(f"{path}: preset, train, evaluate and every variant must be text (flags), variants a mapping")
+    try:
+        [shlex.split(text) for text in flags]
+    except ValueError as error:
+        raise UsageError(f"{path}: flags cannot be split into words ({error}): close the quote") from None
+    shown = asked["show"].values() if isinstance(asked["show"], dict) else [None]
+    if not all(isinstance(column, list) and len(column) == 2 for column in shown):
+        raise UsageError(f"{path}: 'show' must map each column to [match or policy, metric]")
     return asked
 
 
@@ -56,7 +68,9 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     def call(module: str, words: list[str]) -> str:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", module, *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+        environment = os.environ | {"PYTHONPATH": path}
+        # In a session of its own: Ctrl-C would end a training well, which would then count as a whole one.
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, start_new_session=True)
         if done.returncode:
             raise UserError(f"{' '.join(command[1:])} failed: {(done.stderr.strip() or done.stdout).splitlines()[-1]}")
         return done.stdout
@@ -66,7 +80,8 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     run = Path(next(line for line in said.splitlines() if line.startswith("run directory: ")).partition(": ")[2])
     scores = run / "ablation.json"
     call("jaxrl.evaluate", [str(run), *shlex.split(asked["evaluate"]), "--json", str(scores)])
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    last = [row for row in rows if "env_steps" in row][-1]  # behind it may come a line of the last evaluation
     evaluation = json.loads(scores.read_text())
     return {
         "env_steps": last["env_steps"],
@@ -78,12 +93,17 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
 
 
 def _find(evaluation: dict[str, Any], match: str, metric: str) -> Any:
-    """The figures of a metric against a player, or of a policy where there are no contests."""
-    for entry in evaluation.get("matches") or ():
-        if f"{entry['first']} against {entry['second']}" == match:
-            return entry[metric]
-    values = evaluation["policies"][match][metric]
-    return {part: value[-1] for part, value in values.items() if isinstance(value, list)}
+    """The figures of a metric against a player, or of a policy where there are no contests.
+
+    Raises:
+        UserError: the evaluation does not have them.
+    """
+    found = {f"{entry['first']} against {entry['second']}": entry for entry in evaluation.get("matches") or ()}
+    found = found or evaluation["policies"]
+    if match not in found or metric not in found[match]:
+        raise UserError(f"the evaluation has no {metric} of '{match}', only {', '.join(found)}")
+    values = found[match][metric]
+    return {part: value[-1] if isinstance(value, list) else value for part, value in values.items()}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -104,12 +124,17 @@ def table(result: dict[str, Any]) -> str:
 
 
 def former(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """{variant: {"flags", "seeds": {seed: trial}}}, with what an earlier call has found for the same flags."""
+    """{variant: {"flags", "seeds": {seed: trial}}}, with what an earlier call has found for the same flags.
+
+    Raises:
+        UserError: the file is of another benchmark or plan.
+    """
     kept: dict[str, Any] = {}
     if path.exists():
         earlier = measure.read(path)
-        same = all(earlier["plan"][name] == asked[name] for name in ENTRIES - {"variants"})
-        kept = earlier["variants"] if same else {}
+        if earlier["kind"] != KIND or any(earlier["plan"][name] != asked[name] for name in ENTRIES - {"variants"}):
+            raise UsageError(f"{path} holds results of something else: choose another --out, or move it away")
+        kept = earlier["variants"]
     found = {}
     for name, flags in asked["variants"].items():
         same = name in kept and kept[name]["flags"] == flags
@@ -149,8 +174,12 @@ def main(argv: Sequence[str]) -> int:
 
     missing = [(s, n) for s in seeds for n, entry in result["variants"].items() if str(s) not in entry["seeds"]]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for future in [pool.submit(work, *one) for one in missing]:
-            future.result()
+        try:
+            for future in [pool.submit(work, *one) for one in missing]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what runs now ends and is kept
+            raise
     print(table(result), end="")
     return 0
 

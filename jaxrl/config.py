@@ -194,7 +194,10 @@ def _schema(algo: str, env: str) -> dict[str, _Field]:
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume"):
                 owner = schema[name].section if name in schema else "run"
-                raise UsageError(f"the {section} setting '{name}' is already a setting of the {owner}: rename it")
+                raise UsageError(
+                    f"'{algo}' cannot be run on '{env}': the {section} setting '{name}' is already a setting of the "
+                    f"{owner}; choose another environment, or rename a setting of your own"
+                )
             schema[name] = field
     return schema
 
@@ -337,7 +340,7 @@ def build(values: dict[str, Any], where: str) -> Config:
     """A configuration from a flat mapping that names at least `algo`. Raises UsageError."""
     algo = values.get("algo")
     if algo is None:
-        raise UsageError(f"{where} names no algorithm: add 'algo: coma'")
+        raise UsageError(f"{where} names no algorithm: add 'algo: NAME', one of {', '.join(algos.ALGORITHMS)}")
     env = _env_of(values)
     if env is None:
         raise UsageError(f"{where} names no environment for the algorithm '{algo}': add --env")
@@ -414,7 +417,11 @@ class Request:
 
 
 def _sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--algo", metavar="NAME", help="algorithm: coma, or module:Class of your own")
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; with --help: its settings too",
+    )
     parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
     parser.add_argument(
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"

@@ -263,14 +263,14 @@ def huge_pages() -> str:
 
 def look_at_environment(setup: prepare.Setup, quick: bool) -> list[Finding]:
     """Speed of some copies of the environment under its random policy, without learning."""
-    local = setup.trainer.layout.local_envs
-    of_one = flights.sizes(setup.env)
-    number = flights.together(of_one, local, setup.plan.limit, setup.env.spec.fixed_horizon)
+    local, env = setup.trainer.layout.local_envs, setup.eval_env
+    of_one = flights.sizes(env)
+    number = flights.together(of_one, local, setup.plan.limit, env.spec.fixed_horizon)
     number = min(number, 2 if quick else MOST_FLOWN)
     name = setup.config.env
     if not number:
         return [Finding("environment", f"{name} was not measured: memory is too small to step it")]
-    flight = flights.Flight(setup.env, number, stages=("policy",))
+    flight = flights.Flight(env, number, stages=("policy",))
     timing = take_turns(flight.samplers(), rounds=1 if quick else 3)["policy"]
     size = gibibytes(of_one.state) if of_one.state >= 2**20 else f"{of_one.state:,} bytes"
     return [

@@ -424,8 +424,9 @@ def main(argv: Sequence[str]) -> int:
         return _league(wanted, flags, episodes, seed, devices, chunk, say)
     wanted = _set_for_contest(wanted)
     contest = wanted.env.env.contest
-    if contest and not contest.rivals:  # nobody but the learner plays
-        contest = None
+    if contest and not contest.rivals:
+        players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
+        raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
     usual = [*league.ranked(wanted), *contest.beside] if contest and wanted.run else list(wanted.policies)
     names = usual if flags.policy is None else _several(flags.policy)
     if not names:

@@ -141,7 +141,9 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
     notes = [*algo.summary(), *([f"warning: {warning}"] if warning else [])]
-    return Setup(resolved, env, algo, trainer, mesh, plan.make_plan(trainer, limit, evaluation), notes)
+    with usage_errors():  # settings of algorithm and environment that do not go together
+        made = plan.make_plan(trainer, limit, evaluation)
+    return Setup(resolved, env, algo, trainer, mesh, made, notes)
 
 
 def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:

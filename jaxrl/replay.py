@@ -107,7 +107,7 @@ def row_bytes(seen: Any, answer: Any, agents: int, prioritised: bool = False) ->
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """R such that a full ring holds `transitions` answered rows; those that end an episode start no window."""
+    """R such that a full ring holds `transitions` rows that may start a window (less those that end an episode)."""
     return -(-transitions // num_envs) + n_step
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -459,6 +459,9 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
                 state = session.begin(inputs)
             else:
                 state = session.restore()
+                asked, made = setup.config.run.total_env_steps, session.position.env_steps
+                if asked < made and asked != config.run.total_env_steps:
+                    raise UsageError(f"the run has made {made:,} environment steps: ask for more than {asked:,}")
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
             return state
@@ -582,11 +585,15 @@ def load_weights(run: str, setup: Setup) -> Any:
     other = assemble(config.with_run(devices=1), resuming=True)
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
-    if shapes_of(wanted) != shapes_of(found):
-        here, there = setup.config.flat(), config.flat()
-        sections = (setup.config.env_settings, setup.config.algo_settings)
-        odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)))
+    here, there = setup.config.flat(), config.flat()
+    sections: tuple[Iterable[str], ...] = (setup.algo.meaning,)
+    if other_shapes := shapes_of(wanted) != shapes_of(found):
+        sections = (["env"], setup.config.env_settings, setup.config.algo_settings)
+    odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])
+    if odd:
         told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
-        raise UsageError(f"the networks of {run} have other shapes: they were made with {told[0]}; here {told[1]}")
+        raise UsageError(f"the networks of {run} do not fit: they were made with {told[0]}; here {told[1]}")
+    if other_shapes:
+        raise UsageError(f"the networks of {run} do not fit: another version of '{config.algo}' made them")
     state, _ = _read(directory, other, best=True)
     return _anywhere(other.algo.weights(state))

@@ -116,7 +116,7 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
     Raises:
         UserError: a file cannot be read, or its network is not that of the run.
     """
-    files = [Path(name.strip()) for name in source.split(",")]
+    files = [Path(name.strip()) for name in source.split(",") if name.strip()]
     if len(files) > 2:
         raise UsageError(f"--init_from {source} names {len(files)} files: give actor{SUFFIX} or actor{SUFFIX},critic"
                          f"{SUFFIX}")  # fmt: skip

@@ -67,15 +67,25 @@ USAGE = {
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
     "weights of another algorithm": (f"{COMA} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'coma'"),
-    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "have other shapes"),
+    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not fit: they were made with length"),
     "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
     "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
     "an observation that does not fit": (
-        f"{DDPG} --observation obs35 --beans 4", "obs35 is published for two teams, 6 snakes and 5 beans, not 6 and 4"
+        f"{DDPG} --observation obs35 --beans 4", "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4"
     ),
     "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
-    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "(2000) exceeds what"),
-    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "lower buffer_size or buffer_gb"),
+    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "2,000 exceeds the 8"),
+    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
+    "too many snakes to look through": (f"{DDPG} --height 6 --width 6 --snakes 8", "6 x 6 may have no room"),
+    "masks that are not there": (f"{DDPG} --masks false", "give --masking false"),
+    "masks of another kind": ("--algo ddpg --env coverage --masking true", "give --masking false"),
+    "weights beyond all numbers": ([*DDPG.split(), "--opponent", "0:1e308,2:1e308"], "is not a number from 0 to 1e+09"),
+    "weights of another scale": (
+        f"{DDPG} --scale_observation false --init_from {{teams}}",
+        "they were made with scale_observation True; here scale_observation False",
+    ),
+    "coma on snakes": ("--algo coma --env snakes_3v3", "'coma' cannot be run on 'snakes_3v3'"),
+    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than 1"),
     "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
     "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),
     "a schedule that runs backwards": (

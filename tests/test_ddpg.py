@@ -379,8 +379,8 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (SNAKES, {"tau": 1.5}, "tau must lie between 0 and 1"),
         (SNAKES, {"update_interval": 2, "updates_per_step": 0.2}, "less than one update: raise one of them"),
         (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than update_interval 200"),
-        (SNAKES, {"buffer_size": 60}, "exceeds what the replay holds"),
-        (SNAKES, {"warmup": 200_000}, "exceeds what the replay holds"),
+        (SNAKES, {"buffer_size": 60}, "steps that the replay holds"),
+        (SNAKES, {"warmup": 200_000}, "warmup 200,000 exceeds the"),
     ],
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:

@@ -52,6 +52,11 @@ def test_an_unused_gpu_has_a_cause_and_a_remedy(nvidia, plugins, environ, words)
     assert words in sentence and "\n" not in sentence
 
 
+def test_a_run_with_self_play_is_looked_at(capsys):
+    assert doctor.main(["--algo", "ddpg", "--num_envs", "16", "--devices", "1", "--quick"]) == 0
+    assert "snakes_3v3: " in capsys.readouterr().out
+
+
 def test_an_unused_gpu_is_not_well(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "find_nvidia", lambda: H200)
     assert doctor.main([]) == 1

@@ -337,7 +337,7 @@ def test_names() -> None:
         (ARM, {"log_std_min": 3.0}, "log_std_min 3.0 must lie below log_std_max 2.0"),
         (ARM, {"init_steps": 1 << 24}, "init_steps must be below 16,777,216, not 16,777,216"),
         (ARM, {"updates_per_step": 0.25}, "less than one update: raise one of them"),
-        (ARM, {"buffer_size": 60}, "warmup or batch_size (512) exceeds what the replay holds"),
+        (ARM, {"buffer_size": 60}, "batch_size 512 exceeds the"),
     ],
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:

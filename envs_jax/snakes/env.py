@@ -117,8 +117,8 @@ class Snakes(Environment):
         _known("time_limit", self.time_limit, TIME_LIMITS)
         if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
             raise ValueError(
-                f"snakes: {self.observation} is published for two teams, 6 snakes and 5 beans, not {self.snakes} and "
-                f"{self.beans}; choose obs26 or obs_full"
+                f"snakes: {self.observation} is published for 2 teams, 6 snakes and 5 beans, not {self.teams}, "
+                f"{self.snakes} and {self.beans}; choose obs26 or obs_full"
             )
         schedule.parse(self.opponent)
         if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:

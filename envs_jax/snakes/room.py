@@ -5,11 +5,15 @@ import functools
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.rules import START_LENGTH
 
+_MOST_TRIED = 50_000  # draws of the first snakes that are looked through
 _MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
 
 
 def always_room(board: Board, snakes: int) -> bool:
-    """No draw of the first snakes can leave a later one without three free cells in a line."""
+    """No draw of the first snakes can leave a later one without three free cells in a line.
+
+    Where that takes too long to find out, as for many snakes on few cells, the answer is no.
+    """
     height, width = board
     places = set()
     for r in range(height):
@@ -23,6 +27,8 @@ def always_room(board: Board, snakes: int) -> bool:
 
     @functools.cache
     def room(taken: int, more: int) -> bool:
+        if room.cache_info().currsize > _MOST_TRIED:
+            return False
         left = [place for place in places if not place & taken]
         if not left:
             return more == 0

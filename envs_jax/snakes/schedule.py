@@ -25,6 +25,8 @@ PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/sna
     "curriculum": (0.0, 0.1, 0.3, 0.6, 0.85),
 }
 
+_LARGEST = 1e9  # of weights and shares
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -51,8 +53,8 @@ def _number(text: str, whole: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 <= value < float("inf"):
-        raise ValueError(f"snakes: '{text}' in the opponent '{whole}' is not a number of 0 or more")
+    if not 0.0 <= value <= _LARGEST:
+        raise ValueError(f"snakes: '{text}' in the opponent '{whole}' is not a number from 0 to {_LARGEST:g}")
     return value
 
 

@@ -117,6 +117,7 @@ class Algorithm:
     spec: EnvSpec
     layout: Layout
 
+    meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
     recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
 
     @classmethod

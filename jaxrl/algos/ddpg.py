@@ -60,6 +60,8 @@ class DdpgParameters:
 class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions."""
 
+    meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
+
     gamma: float = setting(0.95, "discount")
     tau: float = setting(0.001, "share of the online networks in each soft update of the targets")
     actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)")
@@ -97,7 +99,10 @@ class Ddpg(OffPolicy):
         if not isinstance(spec.action, Discrete):
             raise ValueError(f"ddpg here needs discrete actions, '{spec.name}' has continuous ones: use --algo sac")
         if self.masking and spec.next_mask is not independent_mask:
-            raise ValueError(f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s")
+            raise ValueError(
+                f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s: give "
+                "--masking false"
+            )
         super().__post_init__()
         self._check(("temperature",), above=0)
         self._check(("eps_spread", "entropy_weight", "logit_weight"))
@@ -243,7 +248,7 @@ class Ddpg(OffPolicy):
         if not self.masking:
             return None
         if timestep.action_mask is None:
-            raise ValueError(f"masking is on, but '{self.spec.name}' has no action masks: leave it out")
+            raise ValueError(f"'{self.spec.name}' gives no action masks with these settings: give --masking false")
         return timestep.action_mask
 
     def learn(

@@ -58,6 +58,7 @@ class OffPolicy(Algorithm):
     units: int = setting(256, "units of each hidden layer")
     depth: int = setting(2, "hidden layers")
 
+    meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
     metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters
 
@@ -86,11 +87,17 @@ class OffPolicy(Algorithm):
                 f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
             )
         if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
+            most = (replay.MOST_ROWS - 1) * self.layout.shards
             raise ValueError(
-                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
+                f"the replay would hold {self.rows * self.layout.num_envs:,} steps, and {most:,} are the most: lower "
+                f"{self.store_setting}"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
-            raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
+            name, held = "warmup" if self.warmup else "batch_size", (self.rows - self.n_step) * self.layout.num_envs
+            raise ValueError(
+                f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
+                f"{self.store_setting}"
+            )
 
     def _check(
         self,

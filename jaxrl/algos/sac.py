@@ -67,6 +67,8 @@ class SacParameters:
 class Sac(OffPolicy):
     """Soft actor-critic with a replay, for continuous actions in a box."""
 
+    meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
+
     batch_size: int = setting(512, "stored steps per update; each holds all agents")
     buffer_size: int = setting(140_000, "environment steps that the replay holds, all environments together")
     alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are")
