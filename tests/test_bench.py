@@ -167,6 +167,8 @@ def test_stages_of_the_baseline(monkeypatch):
 class Steps:
     """A baseline of the corridor that does nothing."""
 
+    name, notes = "nothing", ("it does nothing",)
+
     def __init__(self, settings, policy, seed):
         if policy != "random":
             raise ValueError(f"no policy {policy}")

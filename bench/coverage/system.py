@@ -29,6 +29,8 @@ def settings(env: dict[str, Any]) -> Settings:
 class NumpyMission:
     """One mission at a time on the oracle."""
 
+    name, notes = "NumPy", ()
+
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         self._settings = settings(env)
         self._rng = np.random.default_rng(seed)
