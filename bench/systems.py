@@ -93,7 +93,7 @@ class System:
 
 
 def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
-    """`System.shorten` of algorithms with a replay: an update on a batch of the real size, with episodes that fill it."""
+    """`System.shorten` of algorithms with a replay: one update with a real batch, and episodes that fill it."""
     del samples
     return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
 
