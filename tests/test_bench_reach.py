@@ -135,10 +135,15 @@ def of_ours(params, name):
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_updates_agree_with_pytorch(layer_norm):
-    """Losses, temperature and all networks over five updates, in which actor and targets skip some."""
+    """Losses, temperature and all networks over five updates, in which actor and targets skip some.
+
+    Actions stay away from the ends, where the density amplifies rounding, and Adam's epsilon is above the rounding of
+    gradients, so that a gradient of zero takes no step.
+    """
     pytest.importorskip("torch")
     same = {"units": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "alpha_lr": 1e-2, "tau": 0.1, "initial_alpha": 0.3}
     same |= {"actor_freq": 2, "target_freq": 3, "layer_norm": layer_norm, "batch_size": 64, "buffer_size": 100}
+    same |= {"adam_epsilon": 1e-3}
     algo = Sac(ARM, Layout(1), **same)
     params = jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(0))
     reference = TorchSac(OBS, ACTIONS, **same)
@@ -153,8 +158,8 @@ def test_updates_agree_with_pytorch(layer_norm):
     random = np.random.default_rng(0)
     for number in range(5):
         batch = {
-            "observation": random.normal(size=(64, OBS)), "next": random.normal(size=(64, OBS)),
-            "action": np.tanh(random.normal(size=(64, ACTIONS)) * 2), "reward": random.uniform(0, 10, 64),
+            "observation": random.normal(size=(64, OBS)) / 4, "next": random.normal(size=(64, OBS)) / 4,
+            "action": random.uniform(-1, 1, (64, ACTIONS)), "reward": random.uniform(0, 10, 64),
         }  # fmt: skip
         batch = {name: value.astype(np.float32) for name, value in batch.items()}
         noise = random.normal(size=(64, 2, ACTIONS)).astype(np.float32)
@@ -167,11 +172,11 @@ def test_updates_agree_with_pytorch(layer_norm):
         params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample), jnp.uint32(number))
         assert ("actor_loss" in expected) == (number % 2 == 0)
         for name, value in expected.items():
-            assert float(metrics[name]) == pytest.approx(value, rel=2e-4, abs=2e-4), name
+            assert float(metrics[name]) == pytest.approx(value, rel=2e-5, abs=2e-5), name
         for name in ("actor", "critic", "target_critic"):
             theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
             for got, wanted in zip(of_ours(params, name), theirs, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=0, atol=5e-5 * (number + 1), err_msg=name)
+                np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_actions_of_the_torch_learner_are_those_of_its_policy():

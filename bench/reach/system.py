@@ -15,7 +15,7 @@ from jaxrl.errors import UsageError
 
 _PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
     "n_step": 1, "critics": 2, "depth": 2, "initialiser": "xavier", "prioritised": False, "scale_observation": False,
-    "adam_epsilon": 1e-8, "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
+    "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
 }  # fmt: skip
 
 
@@ -157,7 +157,7 @@ class TorchArm:
         self._episodes = Episodes(env, np.random.default_rng(seed))
         same = [
             *("units", "layer_norm", "actor_lr", "critic_lr", "alpha_lr", "gamma", "tau", "initial_alpha"),
-            *("actor_freq", "target_freq", "batch_size", "buffer_size"),
+            *("adam_epsilon", "actor_freq", "target_freq", "batch_size", "buffer_size"),
         ]
         self._learner = torch_learner.TorchSac(
             len(self._episodes.arm.observe()),

@@ -42,6 +42,7 @@ class TorchSac(ReplayLearner):
         units: of each of two hidden layers.
         layer_norm: before each ReLU of the critics.
         actor_lr, critic_lr, alpha_lr: learning rates of the three Adam optimisers.
+        adam_epsilon: of all three.
         gamma, tau: discount; share of the critics in each update of their targets.
         initial_alpha, target_entropy: temperature at the start; entropy that it aims at.
         actor_freq, target_freq: updates per step of actor and temperature, and of the targets.
@@ -59,6 +60,7 @@ class TorchSac(ReplayLearner):
         actor_lr: float = 3e-4,
         critic_lr: float = 3e-4,
         alpha_lr: float = 1e-4,
+        adam_epsilon: float = 1e-8,
         gamma: float = 0.99,
         tau: float = 0.005,
         initial_alpha: float = 1.0,
@@ -83,9 +85,9 @@ class TorchSac(ReplayLearner):
             )
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.log_alpha = self.torch.tensor(math.log(initial_alpha), requires_grad=True)
-        self.actor_adam = optim.Adam(self.actor.parameters(), lr=actor_lr)
-        self.critic_adam = optim.Adam(self.critic.parameters(), lr=critic_lr)
-        self.alpha_adam = optim.Adam([self.log_alpha], lr=alpha_lr)
+        self.actor_adam = optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
+        self.critic_adam = optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
+        self.alpha_adam = optim.Adam([self.log_alpha], lr=alpha_lr, eps=adam_epsilon)
 
     # ---- acting
 
