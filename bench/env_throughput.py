@@ -42,7 +42,7 @@ class Request:
         variants: {label: environment settings}; label "" if there is only one.
         policy: scripted policy of both sides.
         num_envs: sizes.
-        at_once: environments stepped at a time, 0 = as training would.
+        at_once: environments that a device steps at a time, 0 = as training would.
         limit: bytes that may be used, 0 = what is free.
         rounds: samples of everything.
         least: seconds per sample at least.
@@ -290,7 +290,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default=DEFAULT_ENV, metavar="NAME", help=f"environment (default: {DEFAULT_ENV})")
     parser.add_argument("--policy", metavar="NAME", help="scripted policy of the third stage (default: random)")
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="environments stepped at a time; by default as "
+    parser.add_argument("--at_once", default="0", metavar="N", help="environments that a device steps at a time; by default as "
                         "many as training would (on a CPU parts of 64, where episodes have one length)")  # fmt: skip
     parser.add_argument("--memory_gb", default="0", metavar="X", help="GiB that may be used (default: what is free)")
     parser.add_argument("--no_baseline", action="store_true", help="JAX alone")

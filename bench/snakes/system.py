@@ -1,6 +1,6 @@
 """The entry of the snakes environments in `bench.systems`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,8 @@ class Match:
 class NumpyGames:
     """One game at a time on the oracle."""
 
-    name, notes = "NumPy", ()
+    name = "NumPy"
+    notes: Sequence[str] = ()
 
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         if policy not in _POLICIES:
