@@ -290,7 +290,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default=DEFAULT_ENV, metavar="NAME", help=f"environment (default: {DEFAULT_ENV})")
     parser.add_argument("--policy", metavar="NAME", help="scripted policy of the third stage (default: random)")
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="environments that a device steps at a time; by default as "
+    parser.add_argument("--at_once", default="0", metavar="N", help="environments per device and step; by default as "
                         "many as training would (on a CPU parts of 64, where episodes have one length)")  # fmt: skip
     parser.add_argument("--memory_gb", default="0", metavar="X", help="GiB that may be used (default: what is free)")
     parser.add_argument("--no_baseline", action="store_true", help="JAX alone")
