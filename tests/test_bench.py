@@ -296,7 +296,7 @@ def test_the_stages_play_the_same_episodes():
     env = batched(Corridor(num_agents=2, length=3))
     alone = flights.Flight(env, 6, seed=3)
     flight = flights.Flight(env, 6, seed=3, devices=2)
-    assert jnp.array_equal(alone._tape, flight._tape) and len(flight._tape.sharding.device_set) == 2
+    assert np.array_equal(alone._tape, flight._tape) and len(flight._tape.sharding.device_set) == 2
     ends = {}
     for stage in flights.STAGES:
         program = flight._programs[stage]
