@@ -1,8 +1,9 @@
-"""python -m bench.compare: environment and training against NumPy and PyTorch, in the cases of an environment's entry.
+"""python -m bench.compare: environment and training against a baseline and PyTorch, in the cases of an entry.
 
 Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7, for
-snakes: random opponents and level 2), and writes one JSON file, a table and a plot. PyTorch is left out, with a line,
-where it is not installed or has no learner for the settings.
+snakes: random opponents and level 2, for reach: the original's batch and the recommended one), and writes one JSON
+file, a table and a plot. PyTorch is left out, with a line, where it is not installed or has no learner for the
+settings.
 """
 
 import argparse
@@ -28,22 +29,24 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default=env_throughput.DEFAULT_ENV, metavar="NAME", help=f"one of: {names}")
     parser.add_argument("--config", metavar="FILE", help="preset of training (default: the environment's entry has "
                         "one, or the algorithm's own)")  # fmt: skip
+    env_throughput.add_devices(parser)
     parser.add_argument("--seconds", default="10", metavar="X", help="see bench.train_throughput (default: 10)")
     measure.add_common(parser, SIZES)
 
 
 def requests(
-    parsed: argparse.Namespace, case: dict[str, Any], torch: bool
+    parsed: argparse.Namespace, name: str, case: dict[str, Any], torch: bool
 ) -> tuple[env_throughput.Request, train_throughput.Request]:
     """What both benchmarks are asked in one case. Raises UsageError."""
     system = systems.find(parsed.env)
     if system is None:
         raise UsageError(f"nothing to compare '{parsed.env}' with: {closest(parsed.env, systems.SYSTEMS)}")
-    preset = parsed.config or system.preset
+    preset = parsed.config or system.presets.get(name, system.preset)
     flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
+    devices = measure.whole(parsed.devices, "--devices", 0, measure.MOST)
     asked = configuration.parse(flags, "python -m bench.compare").config
     assert asked is not None
-    config = configuration.changed(asked, dict(case))
+    config = configuration.changed(asked, {"devices": devices, **case})
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     num_envs = measure.several(sizes, "--num_envs", 1, measure.MOST)
     count = 1 if parsed.quick else measure.rounds(parsed.rounds)
@@ -54,6 +57,7 @@ def requests(
         num_envs=num_envs,
         rounds=count,
         least=1e-6 if parsed.quick else 0.2,
+        devices=devices,
     )
     seconds = measure.positive(parsed.seconds, "--seconds")
     return flying, train_throughput.Request(config, num_envs, seconds, count, torch=torch)
@@ -65,7 +69,7 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
     torch = importlib.util.find_spec("torch") is not None
     if not torch:
         result["notes"].append("PyTorch is not installed (pip install 'jaxrl[torch]'): no PyTorch learner")
-    asked = {name: requests(parsed, case, torch) for name, case in cases.items()}
+    asked = {name: requests(parsed, name, case, torch) for name, case in cases.items()}
     for note in result["notes"]:
         measure.say(note)
     measure.say("measuring the machine")
@@ -73,13 +77,17 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
     found = rates.measure(train_throughput.network_width(first.config), quick=parsed.quick, rounds=first.rounds)
     result["rates"] = found.plain()
     result["cases"] = {}
+    flown: list[env_throughput.Request] = []
     for name, (flying, training) in asked.items():
-        measure.say(f"--- {name}: environment")
-        flown = {"kind": env_throughput.KIND} | env_throughput.run(flying, found, measure.say)
+        parts: dict[str, dict[str, Any]] = {}
+        if flying not in flown:
+            measure.say(f"--- {name}: environment")
+            flown.append(flying)
+            parts["environment"] = {"kind": env_throughput.KIND} | env_throughput.run(flying, found, measure.say)
         measure.say(f"--- {name}: training")
-        trained = {"kind": train_throughput.KIND} | train_throughput.run(training, found, measure.say)
-        result["cases"][name] = {"environment": flown, "training": trained}
-        result["notes"] += [f"{name}: {note}" for part in (flown, trained) for note in part["notes"]]
+        parts["training"] = {"kind": train_throughput.KIND} | train_throughput.run(training, found, measure.say)
+        result["cases"][name] = parts
+        result["notes"] += [f"{name}: {note}" for part in parts.values() for note in part["notes"]]
     return result
 
 

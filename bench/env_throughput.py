@@ -1,9 +1,9 @@
 """python -m bench.env_throughput --env coverage --q 57 --num_envs 1,64,1024,4096: how fast environments go.
 
-Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns,
-and the critic's view), policy (a scripted policy acts). JAX on one device and the NumPy baseline, which plays one
-copy at a time on one core, take turns in one run. --vary NAME=A,B measures several values of one environment
-setting side by side, such as --vary map_engine=dense,windows.
+Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns, and
+the critic's view), policy (a scripted policy acts). JAX on one device or several and the baseline, which plays one copy
+at a time on one core (in NumPy, or in the real simulator where there is one), take turns in one run. --vary NAME=A,B
+measures several values of one environment setting side by side, such as --vary map_engine=dense,windows.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from jaxrl import plan
 from jaxrl.config import EnvironmentFlags, exit_on_error, usage_errors
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import scripted_names
+from jaxrl.parallel import largest_divisor
 from jaxrl.report import flights, rates
 from jaxrl.report.console import gibibytes
 from jaxrl.report.timing import Sampler, Timing, take_turns
@@ -41,11 +42,12 @@ class Request:
         variants: {label: environment settings}; label "" if there is only one.
         policy: scripted policy of both sides.
         num_envs: sizes.
-        at_once: environments stepped at a time, 0 = as training would.
+        at_once: environments that a device steps at a time, 0 = as training would.
         limit: bytes that may be used, 0 = what is free.
         rounds: samples of everything.
         least: seconds per sample at least.
-        baseline: whether to measure the NumPy baseline too.
+        baseline: whether to measure the baseline too.
+        devices: that share the environments, or fewer where they do not divide them; 0 = all of this machine.
     """
 
     env: str
@@ -57,6 +59,7 @@ class Request:
     rounds: int = 5
     least: float = 0.2
     baseline: bool = True
+    devices: int = 1
 
 
 def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
@@ -95,21 +98,27 @@ def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
 def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -> dict[str, Any]:
     """Measure; the entries "env", "policy", "rows", "baseline" and "notes" of a result."""
     system = systems.find(request.env) if request.baseline else None
-    limit = request.limit or plan.free_memory(jax.local_devices()[0])
+    present = jax.local_device_count()
+    if request.devices > present:
+        raise UsageError(f"--devices {request.devices}: this machine has {present}, choose at most that many")
+    request = dataclasses.replace(request, devices=request.devices or present)
+    limit = request.limit or plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
-    sampler = None
+    sampler, played = None, None
     if system is not None:
         with usage_errors():
             settings = next(iter(request.variants.values()))
-            sampler = baseline_sampler(system.baseline(settings, request.policy, 0), request.least)
+            played = system.baseline(settings, request.policy, 0)
+        sampler = baseline_sampler(played, request.least)
+        notes += played.notes
     elif request.baseline:
-        notes.append(f"'{request.env}' has no NumPy baseline (see bench.systems): JAX alone")
+        notes.append(f"'{request.env}' has no baseline (see bench.systems): JAX alone")
     for note in notes:
         say(note)
     rows: list[dict[str, Any]] = []
     baseline: dict[str, Timing] = {}
-    for together, members in groups.items():
-        found = _group(request, members, together, sampler, machine_rates, say)
+    for (together, devices), members in groups.items():
+        found = _group(request, members, together, devices, sampler, machine_rates, say)
         rows += found[0]
         baseline = found[1] or baseline
     order = list(request.variants)
@@ -122,6 +131,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
         "limit_bytes": limit,
         "rows": rows,
         "baseline": named or None,
+        "baseline_name": played.name if played else None,
         "notes": notes,
     }
 
@@ -143,12 +153,12 @@ class Member:
     num_envs: list[int]
 
 
-def _groups(request: Request, limit: int) -> tuple[dict[int, list[Member]], list[str]]:
-    """What is flown with equally many environments at a time, {together: members}, and notes.
+def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Member]], list[str]]:
+    """What is flown with equally many environments at a time, {(together, devices): members}, and notes.
 
     Sizes that are flown part after part run the program of the part: it is measured once.
     """
-    groups: dict[int, list[Member]] = {}
+    groups: dict[tuple[int, int], list[Member]] = {}
     notes: list[str] = []
     for label, settings in request.variants.items():
         with usage_errors():
@@ -157,13 +167,14 @@ def _groups(request: Request, limit: int) -> tuple[dict[int, list[Member]], list
             raise UsageError(f"unknown policy '{request.policy}': {closest(request.policy, scripted_names(env))}")
         of_one = flights.sizes(env)
         for num_envs in request.num_envs:
-            together = _together(request, env, of_one, num_envs, limit)
+            devices = largest_divisor(num_envs, request.devices)
+            together = devices * _together(request, env, of_one, num_envs // devices, limit)
             if not together:
-                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(of_one, num_envs, limit)}")
+                notes.append(f"skipped {_named(label, num_envs)}: {_too_large(of_one, num_envs // devices, limit)}")
                 continue
             if together < num_envs:
                 notes.append(f"{_named(label, num_envs)}: flown {together} at a time, episode after episode")
-            members = groups.setdefault(together, [])
+            members = groups.setdefault((together, devices), [])
             same = next((member for member in members if member.label == label), None)
             if same is None:
                 members.append(Member(label, env, of_one, [num_envs]))
@@ -173,6 +184,7 @@ def _groups(request: Request, limit: int) -> tuple[dict[int, list[Member]], list
 
 
 def _together(request: Request, env: BatchedEnvironment, of_one: flights.Bytes, num_envs: int, limit: int) -> int:
+    """How many of a device's `num_envs` environments are stepped at a time, 0 if none."""
     cut = env.spec.fixed_horizon
     if not request.at_once:
         return flights.together(of_one, num_envs, limit, cut)
@@ -197,13 +209,14 @@ def _group(
     request: Request,
     members: Sequence[Member],
     together: int,
+    devices: int,
     baseline: Sampler | None,
     machine_rates: rates.Rates | None,
     say: measure.Say,
 ) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
     """Rows of all variants with `together` environments at a time, and the baseline measured between them."""
     say(f"measuring {_named('', together)} at a time: compiling")
-    made = {member.label: flights.Flight(member.env, together, request.policy) for member in members}
+    made = {member.label: flights.Flight(member.env, together, request.policy, devices=devices) for member in members}
     seconds = max(sum(flight.compile_seconds.values()) for flight in made.values())
     say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, flying")
     samplers = [s for label, flight in made.items() for s in flight.samplers(f"{label} ", request.least)]
@@ -211,7 +224,8 @@ def _group(
     rows = []
     for member in members:
         own = {stage: timings[f"{member.label} {stage}"] for stage in (*flights.STAGES, "reset")}
-        rows += [_row(made[member.label], member, number, own, timings, machine_rates) for number in member.num_envs]
+        for number in member.num_envs:
+            rows.append(_row(made[member.label], member, number, devices, own, timings, machine_rates))
     return rows, {name: timing for name, timing in timings.items() if name.startswith("baseline ")}
 
 
@@ -219,6 +233,7 @@ def _row(
     flight: flights.Flight,
     member: Member,
     num_envs: int,
+    devices: int,
     own: Mapping[str, Timing],
     timings: Mapping[str, Timing],
     machine_rates: rates.Rates | None,
@@ -232,7 +247,7 @@ def _row(
         entry["temporary_bytes_per_env"] = flight.temporary[stage]
         entry["needed_bytes_per_step"] = of_one.needed(stage)
         if machine_rates is not None:
-            entry["roofline"] = measure.fraction(entry["rate"], of_one.needed(stage), machine_rates.copy)
+            entry["roofline"] = measure.fraction(entry["rate"] / devices, of_one.needed(stage), machine_rates.copy)
         if f"baseline {stage}" in timings:
             entry["times_baseline"] = entry["rate"] * timings[f"baseline {stage}"].median
         stages[stage] = entry
@@ -240,6 +255,7 @@ def _row(
         "variant": member.label,
         "num_envs": num_envs,
         "together": together,
+        "devices": devices,
         "agents": spec.num_agents,
         "steps": spec.horizon,
         "state_bytes_per_env": of_one.state,
@@ -274,11 +290,18 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", default=DEFAULT_ENV, metavar="NAME", help=f"environment (default: {DEFAULT_ENV})")
     parser.add_argument("--policy", metavar="NAME", help="scripted policy of the third stage (default: random)")
     parser.add_argument("--vary", metavar="NAME=A,B", help="measure several values of one environment setting")
-    parser.add_argument("--at_once", default="0", metavar="N", help="environments stepped at a time; by default as "
+    parser.add_argument("--at_once", default="0", metavar="N", help="environments per device and step; by default as "
                         "many as training would (on a CPU parts of 64, where episodes have one length)")  # fmt: skip
     parser.add_argument("--memory_gb", default="0", metavar="X", help="GiB that may be used (default: what is free)")
     parser.add_argument("--no_baseline", action="store_true", help="JAX alone")
+    add_devices(parser)
     measure.add_common(parser, SIZES)
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """The flag --devices."""
+    parser.add_argument("--devices", default="0", metavar="N", help="devices to use (default: all; a CPU counts as "
+                        "one, or as many as the variable JAX_NUM_CPU_DEVICES says)")  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
@@ -303,6 +326,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
         least=1e-6 if parsed.quick else 0.2,
         baseline=not parsed.no_baseline,
+        devices=measure.whole(parsed.devices, "--devices", 0, measure.MOST),
     )
     return parsed, request
 

@@ -56,10 +56,10 @@ def _env_tables(result: dict[str, Any]) -> list[Table]:
         line += [gibibytes_small(stages["observation"]["temporary_bytes_per_env"])]
         rows.append([row["variant"], *line] if varied else line)
     if baseline:
-        line = ["NumPy", "1", *(_rate(baseline[name]) for name in ("rules", "observation", "policy"))]
+        line = [_baseline(result), "1", *(_rate(baseline[name]) for name in ("rules", "observation", "policy"))]
         line += [short(baseline["reset"]["rate"]), "", "", "", ""]
         rows.append(["", *line] if varied else line)
-    title = f"{result['env']}: env steps/s by stage" + (" (times NumPy)" if baseline else "")
+    title = f"{result['env']}: env steps/s by stage" + (f" (times {_baseline(result)})" if baseline else "")
     return [(title, ["variant", *head] if varied else head, rows)]
 
 
@@ -106,6 +106,11 @@ def _compare_tables(result: dict[str, Any]) -> list[Table]:
         for part in case.values()
         for title, head, rows in tables(part)
     ]
+
+
+def _baseline(result: dict[str, Any]) -> str:
+    """What the environment was compared with; older results do not say so."""
+    return result.get("baseline_name") or "NumPy"
 
 
 def _rate(entry: dict[str, Any]) -> str:
@@ -242,7 +247,9 @@ def _plot_env(axes: Any, result: dict[str, Any]) -> None:
             axes.loglog([row["num_envs"] for row in rows], rates, marker=marker, label=label)
     if result["baseline"]:
         for stage, line in (("rules", ":"), ("observation", "--"), ("policy", "-.")):
-            axes.axhline(result["baseline"][stage]["rate"], color="gray", linestyle=line, label=f"NumPy {stage}")
+            axes.axhline(
+                result["baseline"][stage]["rate"], color="gray", linestyle=line, label=f"{_baseline(result)} {stage}"
+            )
     axes.set_xlabel("num_envs")
     axes.set_ylabel("env steps/s")
 
@@ -258,7 +265,7 @@ def _plot_train(axes: Any, result: dict[str, Any]) -> None:
     theirs = [row for row in rows if row["torch"]]
     if theirs:
         rates = [row["torch"]["env_steps_per_second"] for row in theirs]
-        axes.loglog([row["num_envs"] for row in theirs], rates, "^-.", color="gray", label="PyTorch and NumPy")
+        axes.loglog([row["num_envs"] for row in theirs], rates, "^-.", color="gray", label="PyTorch")
     axes.plot([], [], "o", color="C0", markerfacecolor="white", label="projected from parts")
     axes.set_xlabel("num_envs")
     axes.set_ylabel("env steps/s")

@@ -6,7 +6,7 @@ environment. One without an entry can be measured too, alone.
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +15,21 @@ from envs_jax.base import EnvSpec
 
 SYSTEMS = {
     "coverage": "bench.coverage.system",
+    "reach": "bench.reach.system",
     **dict.fromkeys(("snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"), "bench.snakes.system"),
 }
 
 
 class Baseline(Protocol):
-    """An independent implementation that steps one copy at a time, as the system being replaced does."""
+    """An independent implementation that steps one copy at a time, as the system being replaced does.
+
+    Attributes:
+        name: what it is, in tables.
+        notes: what a reader of its figures should know.
+    """
+
+    name: str
+    notes: Sequence[str]
 
     def reset(self) -> None:
         """Begin an episode."""
@@ -39,7 +48,11 @@ class Baseline(Protocol):
 
 
 class Learner(Protocol):
-    """A learner in PyTorch with the baseline's environment, updated from the host."""
+    """A learner in PyTorch with the baseline's environment, updated from the host.
+
+    Attributes:
+        threads: that PyTorch uses.
+    """
 
     threads: int
 
@@ -57,13 +70,16 @@ class System:
     Attributes:
         algo: the algorithm that trains on it.
         policy: scripted policy of the throughput benchmark that both sides have.
-        cases: settings of the environment that `bench.compare` measures, by name.
-        baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for a policy that it lacks.
+        cases: settings that `bench.compare` measures, by name; the environment is measured once for all cases that
+            agree in its settings.
+        baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it
+            lacks.
         learner: (environment settings, algorithm settings, seed) -> Learner, or None. Raises ValueError for
             settings that it lacks, ImportError without PyTorch.
         shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
             training step of the same kind with about `samples` samples: few updates of the same arithmetic.
         preset: what `bench.compare` trains unless told otherwise; None = the algorithm's own.
+        presets: by case, where a case has another one.
     """
 
     algo: str
@@ -73,6 +89,20 @@ class System:
     learner: Callable[[dict[str, Any], dict[str, Any], int], Learner] | None
     shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
     preset: str | None = None
+    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
+    """`System.shorten` of algorithms with a replay: one update with a real batch, and episodes that fill it."""
+    del samples
+    return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
+
+
+def require(settings: Mapping[str, Any], values: Mapping[str, Any], who: str, advice: str) -> None:
+    """Raises ValueError unless the settings have these values, the only ones that `who` knows."""
+    for name, value in values.items():
+        if settings[name] != value:
+            raise ValueError(f"{who}, with {name} {value}, not {settings[name]}: {advice}")
 
 
 def find(env: str) -> System | None:

@@ -2,9 +2,9 @@
 
 Env steps and updates per second of whole training iterations, and the learner's FLOP per second (counted from the
 shapes of its layers) beside what the machine reaches in matrix products and convolutions. An iteration that would take
-longer than --seconds is not run: its rates are projected from one chunk of environments flown, and from a training
-step with few updates of the same arithmetic. --torch adds the PyTorch learner with the NumPy environment, in turns.
-All flags of training are taken too, such as --q 7 --width 64 or --config coma_quick.
+longer than --seconds is not run: its rates are projected from one chunk of environments flown, and from a training step
+with few updates of the same arithmetic. --torch adds the PyTorch learner with the baseline's environment, in turns. All
+flags of training are taken too, such as --q 7 --width 64 or --config coma_quick.
 """
 
 import argparse
@@ -431,7 +431,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     measure.add_common(parser, SIZES)
     parser.add_argument("--seconds", default="10", metavar="X", help="project iterations that would take longer "
                         "than this by their FLOP (default: 10)")  # fmt: skip
-    parser.add_argument("--torch", action="store_true", help="the PyTorch learner with the NumPy environment too")
+    parser.add_argument("--torch", action="store_true", help="the PyTorch learner too, in the baseline's environment")
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:

@@ -167,6 +167,8 @@ def test_stages_of_the_baseline(monkeypatch):
 class Steps:
     """A baseline of the corridor that does nothing."""
 
+    name, notes = "idle", ("it does nothing",)
+
     def __init__(self, settings, policy, seed):
         if policy != "random":
             raise ValueError(f"no policy {policy}")
@@ -222,23 +224,37 @@ def entry(monkeypatch):
     return system
 
 
-def test_environment_throughput(entry):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_environment_throughput(entry, devices):
     settings = {"num_agents": 1, "length": 4, "horizon": 10}
     request = env_throughput.Request(
-        ENV, env_throughput.variants(settings, "length=4,5"), "random", (2, 4, 10**9), rounds=2, least=1e-6, limit=2**20
+        ENV,
+        env_throughput.variants(settings, "length=4,5"),
+        "random",
+        (2, 4, 10**9),
+        rounds=2,
+        least=1e-6,
+        limit=2**20,
+        devices=devices,
     )
     found = env_throughput.run(request, RATES, silent)
     assert [(row["variant"], row["num_envs"]) for row in found["rows"]] == [
         ("length 4", 2), ("length 4", 4), ("length 5", 2), ("length 5", 4)
     ]  # fmt: skip
+    assert found["notes"].pop() == "it does nothing" and found["baseline_name"] == "idle"
     assert [note.split(":")[0] for note in found["notes"]] == [
         "skipped 1,000,000,000 environments (length 4)", "skipped 1,000,000,000 environments (length 5)"
     ]  # fmt: skip
     row = found["rows"][1]
-    assert row["together"] == 4 and row["steps"] == 10 and set(row["stages"]) == set(flights.STAGES)
+    assert (
+        row["together"] == 4
+        and row["devices"] == devices
+        and row["steps"] == 10
+        and set(row["stages"]) == set(flights.STAGES)
+    )
     for stage in row["stages"].values():
         assert len(stage["samples"]) == 2 and stage["rate"] == 4 / stage["median"]
-        assert stage["roofline"] == pytest.approx(stage["rate"] * stage["needed_bytes_per_step"] / 1e9)
+        assert stage["roofline"] == pytest.approx(stage["rate"] / devices * stage["needed_bytes_per_step"] / 1e9)
         assert stage["times_baseline"] > 0 and stage["compile_seconds"] > 0
     assert set(found["baseline"]) == {"without metrics", "rules", "observation", "policy", "reset"}
     assert found["baseline"]["rules"]["rate"] <= found["baseline"]["without metrics"]["rate"]
@@ -249,8 +265,8 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     made = []
 
     class Fake(flights.Flight):
-        def __init__(self, env, num_envs, policy):
-            made.append(num_envs)
+        def __init__(self, env, num_envs, policy, devices):
+            made.append((num_envs, devices))
             self.env, self.num_envs, self.stages, self.steps = env, num_envs, flights.STAGES, 2
             self.compile_seconds = dict.fromkeys((*flights.STAGES, "reset"), 1.0)
             self.temporary = dict.fromkeys(flights.STAGES, 0.0)
@@ -262,17 +278,25 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     settings = dataclasses.asdict(env)
     request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
     found = env_throughput.run(request, RATES, silent)
-    assert made == [1, 64]
+    assert made == [(1, 1), (64, 1)]
     assert [row["together"] for row in found["rows"]] == [1, 64, 64, 64]
     assert [row["stages"]["policy"]["rate"] for row in found["rows"]] == [0.5, 32.0, 32.0, 32.0]
     assert found["baseline"] is None and found["notes"][0].startswith("1,024 environments: flown 64 at a time")
     request = dataclasses.replace(request, at_once=256, num_envs=(1024,))
     assert env_throughput.run(request, RATES, silent)["rows"][0]["together"] == 256
+    made.clear()
+    request = dataclasses.replace(request, at_once=0, num_envs=(1, 6, 1024), devices=4)
+    assert [row["devices"] for row in env_throughput.run(request, RATES, silent)["rows"]] == [1, 3, 4]
+    assert made == [(1, 1), (6, 3), (256, 4)]  # each of the four flies as many as one would
+    with pytest.raises(UsageError, match="this machine has 8"):
+        env_throughput.run(dataclasses.replace(request, devices=9), RATES, silent)
 
 
 def test_the_stages_play_the_same_episodes():
     env = batched(Corridor(num_agents=2, length=3))
-    flight = flights.Flight(env, 5, seed=3)
+    alone = flights.Flight(env, 6, seed=3)
+    flight = flights.Flight(env, 6, seed=3, devices=2)
+    assert np.array_equal(alone._tape, flight._tape) and len(flight._tape.sharding.device_set) == 2
     ends = {}
     for stage in flights.STAGES:
         program = flight._programs[stage]
@@ -280,7 +304,7 @@ def test_the_stages_play_the_same_episodes():
         ends[stage] = state.env.position
         assert isinstance(timestep.observation, tuple) == (stage == "rules")
     assert jnp.array_equal(ends["rules"], ends["observation"]) and jnp.array_equal(ends["rules"], ends["policy"])
-    assert flight._tape.shape == (10, 5, 2)
+    assert flight._tape.shape == (10, 6, 2)
 
 
 # Training
@@ -380,14 +404,18 @@ def test_verbs_write_json_table_and_picture(whole, entry, quick_machine, tmp_pat
     flags = ["--env", ENV, "--num_envs", "2", "--quick", "--out", str(path)]
     assert env_throughput.main(flags) == 0
     out = capsys.readouterr()
-    assert "env steps/s by stage (times NumPy)" in out.out and "the figures mean nothing" in out.err
+    assert (
+        "env steps/s by stage (times idle)" in out.out
+        and "it does nothing" in out.err
+        and "the figures mean nothing" in out.err
+    )
     result = json.loads(path.read_text())
     assert result["kind"] == "env_throughput" and result["quick"] and result["machine"]["jax"] == jax.__version__
     assert result["command"].startswith("python -m bench.env_throughput --env tiny:Corridor")
     assert result["rates"]["copy"] == 1e9 and result["rows"][0]["num_envs"] == 2
     assert path.with_suffix(".png").stat().st_size > 1000
     page = path.with_suffix(".md").read_text()
-    assert "| num_envs | at once | rules |" in page and "| NumPy | 1 |" in page
+    assert "| num_envs | at once | rules |" in page and "| idle | 1 |" in page
     path.with_suffix(".md").unlink()
     assert plots.main([str(path)]) == 0
     assert path.with_suffix(".md").read_text() == page

@@ -87,7 +87,7 @@ def test_exploration_of_the_torch_learner():
 def test_published_presets_in_torch(preset):
     pytest.importorskip("torch")
     config = configuration.parse(["--config", preset, "--max_steps", "4", "--units", "8", "--batch_size", "6"]).config
-    number, changes = snakes.shorten(config.make_env().spec, config.algo_settings, 512)
+    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
     before = learner._learner.actor["last"].weight.detach().clone()

@@ -1,7 +1,7 @@
 """The entry of the mapping environment in `bench.systems`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ def settings(env: dict[str, Any]) -> Settings:
 
 class NumpyMission:
     """One mission at a time on the oracle."""
+
+    name = "NumPy"
+    notes: Sequence[str] = ()
 
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         self._settings = settings(env)

@@ -1,14 +1,14 @@
 """The entry of the snakes environments in `bench.systems`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bench.snakes import oracle_opponents, torch_learner
 from bench.snakes.oracle import LAYOUTS, REWARDS, Game, Settings
-from bench.systems import System
-from envs_jax.base import EnvSpec, closest
+from bench.systems import System, one_update, require
+from envs_jax.base import closest
 from envs_jax.snakes import opponents, schedule
 
 _SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": "num_beans", "max_steps": "max_step"}
@@ -96,6 +96,9 @@ class Match:
 class NumpyGames:
     """One game at a time on the oracle."""
 
+    name = "NumPy"
+    notes: Sequence[str] = ()
+
     def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
         if policy not in _POLICIES:
             raise ValueError(f"the NumPy baseline has no policy '{policy}': {closest(policy, _POLICIES)}")
@@ -128,12 +131,7 @@ class TorchGames:
     """PyTorch DDPG on games played one after another."""
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
-        for name, value in _PUBLISHED.items():
-            if algo[name] != value:
-                raise ValueError(
-                    f"the PyTorch learner is the published one, with {name} {value}, not {algo[name]}: "
-                    "use --config ddpg_competition"
-                )
+        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config ddpg_competition")
         if env["time_limit"] != "terminate":
             raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
         self._match = Match(env, np.random.default_rng(seed))
@@ -172,18 +170,12 @@ class TorchGames:
             self._learner.train_step()
 
 
-def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
-    """One update on a batch of the real size, with as many games as fill it."""
-    del samples
-    return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
-
-
 SYSTEM = System(
     algo="ddpg",
     policy="random",
     cases={"random opponents": {"opponent": "0"}, "level 2": {"opponent": "2"}},
     baseline=NumpyGames,
     learner=TorchGames,
-    shorten=shorten,
+    shorten=one_update,
     preset="ddpg_competition",
 )

@@ -10,17 +10,15 @@ n actions.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench.coverage.torch_learner import require_torch
+from bench.torch_replay import Batch, ReplayLearner
 
 if TYPE_CHECKING:
     import torch
-
-Batch = Mapping[str, np.ndarray]
 
 
 def build_network(inputs: int, outputs: int, units: int = 256, bicnet: bool = False) -> "torch.nn.ModuleDict":
@@ -41,7 +39,7 @@ def forward(network: "torch.nn.ModuleDict", x: "torch.Tensor") -> "torch.Tensor"
     return network["last"](network["second"](x).relu())
 
 
-class TorchDdpg:
+class TorchDdpg(ReplayLearner):
     """Actor, critic, their targets and a replay.
 
     Args:
@@ -75,10 +73,10 @@ class TorchDdpg:
         eps_decay: float = 0.99998,
         seed: int = 0,
     ):
-        self.torch = require_torch()
+        shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
+        super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed)
         self.gamma, self.tau, self.max_grad_norm, self.batch_size = gamma, tau, max_grad_norm, batch_size
         self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
-        self.rng = np.random.default_rng(seed)
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             self.actor, self.target_actor = (build_network(inputs, actions, units, bicnet) for _ in range(2))
@@ -87,10 +85,6 @@ class TorchDdpg:
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr)
         self.critic_adam = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr)
-        shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
-        shapes["next"] = shapes["observation"]
-        self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
-        self.stored = 0
 
     # ---- acting
 
@@ -101,7 +95,7 @@ class TorchDdpg:
         """
         if self.rng.random() > self.epsilon:
             with self.torch.no_grad():
-                vector = self.policy(self.actor, self._tensor(observation[None]))[0].numpy()
+                vector = self.policy(self.actor, self.tensor(observation[None]))[0].numpy()
         else:
             vector = self.rng.random((len(observation), self.actions))
         self.epsilon *= self.eps_decay
@@ -109,22 +103,11 @@ class TorchDdpg:
         drawn = self.rng.random((len(vector), 1)) * bounds[:, -1:]
         return np.sum(bounds[:, :-1] <= drawn, axis=-1), vector.astype(np.float32)
 
-    def remember(self, **step: Any) -> None:
-        """Store observation [A, D], vector [A, n], reward [A], next [A, D], done; the oldest step makes room."""
-        place = self.stored % len(self.replay["done"])
-        for name, ring in self.replay.items():
-            ring[place] = step[name]
-        self.stored += 1
-
     # ---- learning
 
     def train_step(self) -> dict[str, float] | None:
         """One update on a batch of different stored steps; None while there are fewer than M."""
-        filled = min(self.stored, len(self.replay["done"]))
-        if filled < self.batch_size:
-            return None
-        rows = self.rng.choice(filled, self.batch_size, replace=False)
-        return self.update({name: ring[rows] for name, ring in self.replay.items()})
+        return None if self.filled < self.batch_size else self.update(self.draw(self.batch_size, replace=False))
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Critic, then actor, then both targets.
@@ -136,7 +119,7 @@ class TorchDdpg:
             critic_loss, actor_loss, critic_grad_norm and actor_grad_norm (before clipping), target_mean.
         """
         observation, vector, reward, following, done = (
-            self._tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
+            self.tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
         )
         with self.torch.no_grad():
             value = self.value(self.target_critic, following, self.policy(self.target_actor, following))
@@ -145,10 +128,8 @@ class TorchDdpg:
         critic_norm = self._descend(self.critic, self.critic_adam, critic_loss)
         actor_loss = -self.value(self.critic, observation, self.policy(self.actor, observation)).mean()
         actor_norm = self._descend(self.actor, self.actor_adam, actor_loss)
-        with self.torch.no_grad():
-            for slow, fast in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
-                for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
-                    old.lerp_(new, self.tau)
+        self.soft_update(self.target_actor, self.actor, self.tau)
+        self.soft_update(self.target_critic, self.critic, self.tau)
         return {
             "critic_loss": critic_loss.item(),
             "actor_loss": actor_loss.item(),
@@ -173,17 +154,3 @@ class TorchDdpg:
         norm = self.torch.nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm or math.inf)
         adam.step()
         return float(norm)
-
-    # ---- parameters and tensors
-
-    def set_parameters(self, network: str, arrays: Sequence[np.ndarray]) -> None:
-        """Load "actor", "critic", "target_actor" or "target_critic": weight and bias of each layer in order.
-
-        In PyTorch's layout: matrices (out, in); of an LSTM weight_ih, weight_hh, bias_ih, bias_hh, forward, then back.
-        """
-        with self.torch.no_grad():
-            for parameter, array in zip(getattr(self, network).parameters(), arrays, strict=True):
-                parameter.copy_(self._tensor(np.array(array)))
-
-    def _tensor(self, array: np.ndarray) -> "torch.Tensor":
-        return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))

@@ -5,8 +5,8 @@
     observation  all that a step returns, and the centralised view of a critic where the environment has one
     policy       a scripted policy looks at it and acts
 
-Whole episodes are flown on one device, since steps early and late in an episode may differ in cost. Resets are timed
-apart. The tape is recorded with the same policy from the same start, so all stages play the same episodes.
+Whole episodes are flown on one device or several, since steps early and late in an episode may differ in cost. Resets
+are timed apart. The tape is recorded with the same policy from the same start, so all stages play the same episodes.
 """
 
 import dataclasses
@@ -16,13 +16,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
 from jaxrl import plan
 from jaxrl.algos.base import start
 from jaxrl.evaluation import scripted
-from jaxrl.parallel import largest_divisor
+from jaxrl.parallel import AXIS, SPLIT, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.report.timing import Sampler
 from jaxrl.trainer import key_of_env
 
@@ -88,6 +89,7 @@ class Flight:
         policy: name of a scripted policy.
         stages: which of STAGES.
         seed: of the episodes.
+        devices: that share the environments evenly.
 
     Attributes:
         compile_seconds: {program: seconds}, "reset" and the stages.
@@ -101,6 +103,7 @@ class Flight:
         policy: str = "random",
         stages: Sequence[str] = STAGES,
         seed: int = 0,
+        devices: int = 1,
     ) -> None:
         self.env, self.num_envs, self.stages = env, num_envs, tuple(stages)
         self.steps = env.spec.horizon
@@ -108,19 +111,22 @@ class Flight:
         self.temporary: dict[str, float] = {}
         self._context = env.context(start())
         self._act = scripted(env, policy)
+        mesh, taped = make_mesh(devices), PartitionSpec(None, AXIS)
         indices = jnp.arange(num_envs, dtype=jnp.int32)
-        self._keys = jax.vmap(key_of_env, in_axes=(None, 0))(jax.random.key(seed), indices)
-        reset = jax.jit(lambda keys: env.reset(keys, self._context))
-        state, timestep = jax.eval_shape(reset, self._keys)
+        keys = jax.vmap(key_of_env, in_axes=(None, 0))(jax.random.key(seed), indices)
+        self._keys = jax.device_put(keys, shardings(mesh, SPLIT))
+        reset = jax.jit(on_mesh(lambda keys: env.reset(keys, self._context), mesh, (SPLIT,), SPLIT))
         self._reset = self._compile("reset", reset, self._keys)
-        record = jax.jit(self._record).lower(state, timestep, self._keys).compile()
-        self._tape = record(*self._reset(self._keys), self._keys)
+        state, timestep = self._reset(self._keys)
+        record = jax.jit(on_mesh(self._record, mesh, (SPLIT, SPLIT, SPLIT), taped))
+        self._tape = record(state, timestep, self._keys)
         self._programs: dict[str, Any] = {}
         for stage in self.stages:
-            program = jax.jit(self._stage(stage), donate_argnums=0)
+            function = on_mesh(self._stage(stage), mesh, (SPLIT, SPLIT, taped, SPLIT), SPLIT)
+            program = jax.jit(function, donate_argnums=0)
             self._programs[stage] = self._compile(stage, program, state, timestep, self._tape, self._keys)
             memory = self._programs[stage].memory_analysis()
-            self.temporary[stage] = memory.temp_size_in_bytes / num_envs if memory else 0.0
+            self.temporary[stage] = memory.temp_size_in_bytes * devices / num_envs if memory else 0.0
 
     def samplers(self, prefix: str = "", least: float = 0.1) -> list[Sampler]:
         """One for each stage: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""

@@ -1,0 +1,73 @@
+"""What PyTorch learners with a replay share: a ring of steps on the host, and parameters as arrays.
+
+PyTorch is imported when a learner is made. Letter: M steps of a batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.coverage.torch_learner import require_torch
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = Mapping[str, np.ndarray]
+
+
+class ReplayLearner:
+    """A replay, and what goes into networks and comes out of them.
+
+    Args:
+        shapes: of what a step holds, by name.
+        buffer_size: steps that the replay holds.
+        seed: of acting and of batches.
+
+    Attributes:
+        torch: the package.
+        rng: of acting and of batches.
+        replay: float32[buffer_size, ...] by the names of `shapes`.
+        stored: steps so far, forgotten ones among them.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int) -> None:
+        self.torch = require_torch()
+        self.rng = np.random.default_rng(seed)
+        self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
+        self.stored = 0
+
+    @property
+    def filled(self) -> int:
+        """Steps that the replay holds now."""
+        return min(self.stored, len(next(iter(self.replay.values()))))
+
+    def remember(self, **step: Any) -> None:
+        """Store a step, one array for each name; the oldest one makes room."""
+        for name, ring in self.replay.items():
+            ring[self.stored % len(ring)] = step[name]
+        self.stored += 1
+
+    def draw(self, number: int, replace: bool) -> Batch:
+        """A batch [M, ...] of stored steps, drawn uniformly."""
+        rows = self.rng.choice(self.filled, number, replace=replace)
+        return {name: ring[rows] for name, ring in self.replay.items()}
+
+    def set_parameters(self, network: str, arrays: Sequence[np.ndarray]) -> None:
+        """Load the attribute of that name, such as "actor": its parameters in PyTorch's order and layout.
+
+        Matrices are (out, in); an LSTM has weight_ih, weight_hh, bias_ih, bias_hh, forward, then back.
+        """
+        with self.torch.no_grad():
+            for parameter, array in zip(getattr(self, network).parameters(), arrays, strict=True):
+                parameter.copy_(self.tensor(np.array(array)))
+
+    def tensor(self, array: np.ndarray) -> "torch.Tensor":
+        """float32 of the same shape."""
+        return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+    def soft_update(self, target: Any, network: Any, tau: float) -> None:
+        """Move the parameters of `target` the share tau towards those of `network`."""
+        with self.torch.no_grad():
+            for old, new in zip(target.parameters(), network.parameters(), strict=True):
+                old.lerp_(new, tau)

@@ -1,0 +1,232 @@
+"""The entry of reach in the benchmarks: one arm, in NumPy and in Meta-World, and the PyTorch learner."""
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench import compare, systems, train_throughput
+from bench.reach import system as reach
+from bench.reach.torch_learner import TorchSac
+from envs_jax.base import Box, EnvSpec, make
+from envs_jax.reach import goals
+from jaxrl import config as configuration
+from jaxrl.algos.sac import Sac
+from jaxrl.errors import UsageError
+from jaxrl.parallel import Layout
+from jaxrl.replay import GOES_ON
+
+REAL = importlib.util.find_spec("metaworld") is not None
+real = pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")
+quiet = pytest.mark.filterwarnings("ignore")  # of the simulator's packages
+
+
+def settings(**changes):
+    return dataclasses.asdict(make("reach", **changes))
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """As where Meta-World is not installed."""
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+
+
+def played(baseline):
+    """Steps of an episode, whether the scripted policy has succeeded, and the last observation."""
+    baseline.reset()
+    done, steps, best = False, 0, 0.0
+    while not done:
+        action = baseline.act()
+        assert action.shape == (4,) and action.dtype == np.float32
+        baseline.look(action)
+        done, steps = baseline.step(action), steps + 1
+        best = max(best, baseline.measure()["success"])
+    return steps, best, baseline._episodes.arm.observe()
+
+
+# One arm
+
+
+def test_the_baseline_says_what_it_is(without):
+    baseline = systems.find("reach").baseline(settings(horizon=3), "random", 0)
+    assert baseline.name == "NumPy" and "install the extra 'real'" in baseline.notes[0]
+    steps, _, seen = played(baseline)
+    assert steps == 3 and seen.shape == (39,)
+
+
+def test_the_scripted_policy_reaches_the_goal(without):
+    assert played(reach.OneArm(settings(horizon=90), "scripted", 0))[:2] == (90, 1.0)
+
+
+@real
+@quiet
+def test_the_scripted_policy_reaches_the_goal_in_meta_world():
+    baseline = reach.OneArm(settings(horizon=90), "scripted", 0)
+    assert (baseline.name, list(baseline.notes)) == ("Meta-World", [])
+    assert played(baseline)[:2] == (90, 1.0)
+
+
+@real
+@quiet
+def test_both_arms_move_alike():
+    """Same puck, goal and actions: the same observations, rewards and successes within the oracle's bounds."""
+    row = goals.pool(3)[7]
+    arms = [kind(settings()) for kind in (reach.OracleArm, reach.RealArm)]
+    for arm in arms:
+        arm.reset(row[:3], row[3:])
+    for action in np.random.default_rng(0).uniform(-1, 1, (20, 4)).astype(np.float32):
+        (ours, success), (theirs, wanted) = (arm.step(action) for arm in arms)
+        assert ours == pytest.approx(theirs, abs=1e-5) and success == wanted
+        np.testing.assert_allclose(arms[0].observe(), arms[1].observe(), atol=2.3e-3)  # the puck trembles
+        np.testing.assert_allclose(arms[0].observe()[:4], arms[1].observe()[:4], atol=1e-6)
+
+
+def test_goals_come_from_where_the_settings_say(without):
+    row = goals.pool(4)
+    episodes = reach.Episodes(settings(pool_seed=4), np.random.default_rng(0))
+    fresh = reach.Episodes(settings(goals="uniform"), np.random.default_rng(0))
+    of_pool = [any((found.goal == x).all() for x in row[:, 3:]) for found in (episodes, fresh)]
+    assert of_pool == [True, False] and 0.8 <= fresh.goal[1] <= 0.9
+    before = fresh.goal
+    fresh.reset()
+    assert (fresh.goal != before).all()
+
+
+def test_settings_that_the_baseline_lacks(without):
+    for changes, word in (({"task": "mirrored"}, "task reach"), ({"partially_observable": True}, "observable False")):
+        with pytest.raises(ValueError, match=word):
+            reach.OneArm(settings(**changes), "scripted", 0)
+    with pytest.raises(ValueError, match="did you mean 'random'"):
+        reach.OneArm(settings(), "randm", 0)
+
+
+@real
+@quiet
+def test_settings_that_meta_world_lacks():
+    with pytest.raises(ValueError, match="weld v3, not v2"):
+        reach.OneArm(settings(weld="v2"), "scripted", 0)
+
+
+# The PyTorch learner
+
+OBS, ACTIONS = 39, 4
+ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400)
+
+
+def torch_arrays(params, critic=None):
+    """Parameters of a network, or of one critic, in the order and layout of PyTorch."""
+    params = {name: np.asarray(x) if critic is None else np.asarray(x[critic]) for name, x in params["params"].items()}
+    arrays = []
+    for layer in (1, 2):
+        arrays += [params[f"fc{layer}_kernel"].T, params[f"fc{layer}_bias"]]
+        arrays += [params[f"norm{layer}_{what}"] for what in ("scale", "bias") if f"norm{layer}_scale" in params]
+    return arrays + [params["out_kernel"].T, params["out_bias"]]
+
+
+def of_ours(params, name):
+    found = getattr(params, name)
+    return torch_arrays(found) if name == "actor" else [x for c in range(2) for x in torch_arrays(found, c)]
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_updates_agree_with_pytorch(layer_norm):
+    """Losses, temperature and all networks over five updates, in which actor and targets skip some.
+
+    Actions stay away from the ends, where the density amplifies rounding, and Adam's epsilon is above the rounding of
+    gradients, so that a gradient of zero takes no step.
+    """
+    pytest.importorskip("torch")
+    same = {"units": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "alpha_lr": 1e-2, "tau": 0.1, "initial_alpha": 0.3}
+    same |= {"actor_freq": 2, "target_freq": 3, "layer_norm": layer_norm, "batch_size": 64, "buffer_size": 100}
+    same |= {"adam_epsilon": 1e-3}
+    algo = Sac(ARM, Layout(1), **same)
+    params = jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(0))
+    reference = TorchSac(OBS, ACTIONS, **same)
+    for name in ("actor", "critic", "target_critic"):
+        reference.set_parameters(name, of_ours(params, name))
+
+    @jax.jit
+    def update(params, batch, number):
+        new, metrics, _ = algo.update(algo.pack(params), batch, number)
+        return algo.unpack(new), metrics
+
+    random = np.random.default_rng(0)
+    for number in range(5):
+        batch = {
+            "observation": random.normal(size=(64, OBS)) / 4, "next": random.normal(size=(64, OBS)) / 4,
+            "action": random.uniform(-1, 1, (64, ACTIONS)), "reward": random.uniform(0, 10, 64),
+        }  # fmt: skip
+        batch = {name: value.astype(np.float32) for name, value in batch.items()}
+        noise = random.normal(size=(64, 2, ACTIONS)).astype(np.float32)
+        expected = reference.update(batch, noise)
+        sample = {
+            "observation": batch["observation"][:, None], "next_observation": batch["next"][:, None],
+            "answer": batch["action"][:, None], "reward": batch["reward"][:, None, None], "noise": noise[:, :, None],
+            "end": np.full((64, 1), GOES_ON, np.uint8), "weight": np.ones(64, np.float32),
+        }  # fmt: skip
+        params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample), jnp.uint32(number))
+        assert ("actor_loss" in expected) == (number % 2 == 0)
+        for name, value in expected.items():
+            assert float(metrics[name]) == pytest.approx(value, rel=2e-5, abs=2e-5), name
+        for name in ("actor", "critic", "target_critic"):
+            theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
+            for got, wanted in zip(of_ours(params, name), theirs, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_actions_of_the_torch_learner_are_those_of_its_policy():
+    """tanh(mean + deviation x noise): the inverse has the mean and the spread that the network says."""
+    torch = pytest.importorskip("torch")
+    learner = TorchSac(OBS, ACTIONS, units=4, buffer_size=5)
+    with torch.no_grad():
+        learner.actor[-1].weight.zero_()
+        learner.actor[-1].bias.copy_(torch.tensor([0.3, 0.0, -0.4, 0.0] + 4 * [0.7]))
+    actions = np.array([learner.act(np.zeros(OBS, np.float32)) for _ in range(2000)])
+    assert actions.shape == (2000, ACTIONS) and np.abs(actions).max() < 1
+    before = np.arctanh(actions.astype(np.float64))
+    spread = np.exp(-20 + 11 * (np.tanh(0.7) + 1))
+    np.testing.assert_allclose(before.mean(0), [0.3, 0.0, -0.4, 0.0], atol=5 * spread / 2000**0.5)
+    np.testing.assert_allclose(before.std(0), spread, rtol=0.1)
+
+
+@pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
+def test_both_presets_have_a_torch_learner(without, preset):
+    pytest.importorskip("torch")
+    flags = ["--config", preset, "--horizon", "4", "--units", "8", "--batch_size", "6", "--devices", "1"]
+    config = configuration.parse(flags).config
+    number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
+    assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}
+    learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
+    before = learner._learner.critic[1][0].weight.detach().clone()
+    assert learner.collect(number) == 8 and learner.threads > 0
+    assert learner._learner.filled == 8 and (learner._learner.replay["reward"][:8] > 0).all()
+    learner.learn()
+    assert not (learner._learner.critic[1][0].weight == before).all()
+
+
+def test_other_settings_have_no_torch_learner(without):
+    pytest.importorskip("torch")
+    config = configuration.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
+    with pytest.raises(UsageError, match="n_step 1, not 3"):
+        train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.SYSTEM, 64)
+
+
+# The command
+
+
+def test_what_is_compared():
+    """Both cases train with their own preset in one environment, and a preset of the user's replaces both."""
+    flags = {"env": "reach", "config": None, "seconds": "1", "num_envs": "1,64", "rounds": "3", "quick": False}
+    parsed = argparse.Namespace(**flags, devices="1")
+    asked = {name: compare.requests(parsed, name, case, False) for name, case in reach.SYSTEM.cases.items()}
+    (flown, first), (again, second) = asked.values()
+    assert flown == again and flown.num_envs == [1, 64]
+    sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]
+    assert sizes == [(512, False), (1024, True)]
+    parsed.config = "sac_quick"
+    assert compare.requests(parsed, "original", {}, False)[1].config.algo_settings["batch_size"] == 256
