@@ -1,4 +1,4 @@
-"""Policies in a simulator: the loop, rewards by each task's rule, labels by hand, refusals; real Meta-World where it is.
+"""Policies in a simulator: the loop, rewards by each task's rule, labels by hand, refusals; real Meta-World.
 
 Most tests put arms in its place that move as they are told; none of these needs the extra `real`.
 """
@@ -19,7 +19,6 @@ from envs_jax import make
 from envs_jax.adapters import metaworld
 from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
-from envs_jax.reach.env import Reach
 from jaxrl import collect, evaluate, labelled, simulator, train
 from jaxrl.algos.sac import Sac
 from jaxrl.errors import UsageError
