@@ -147,9 +147,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = read() if task is None else read("task")
     simulator.reach_of(wanted)
     if not isinstance(wanted.algo, Sac):
-        raise UsageError(
-            f"labels are those of a worker, a run of sac; {flags.run} is one of {wanted.config.algo}: name another"
-        )
+        found = type(wanted.algo).__name__.lower()
+        raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
     for name in names:
         wanted.check_policy(name)
     check_writable(Path(flags.out))
