@@ -5,7 +5,6 @@ The same loop plays the JAX environment, so that the two can be compared episode
 
 import argparse
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
 from jaxrl.config import usage_errors
 from jaxrl.errors import UsageError
-from jaxrl.evaluation import Policy, held_out_key, learned, scripted, values
+from jaxrl.evaluation import held_out_key, learned, scripted, values
 from jaxrl.subject import LEARNED, Subject
 from jaxrl.trainer import key_of_env
 
@@ -125,13 +124,19 @@ def jax_world(subject: Subject, lanes: int) -> World:
 # Playing
 
 
-def _acting(subject: Subject, world: World, name: str) -> Policy:
-    """One of `subject.policies` in a world."""
+def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Array, Any]]:
+    """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
-        return lambda params, memory, state, timestep, keys: (jnp.asarray(script()), memory)
+        return lambda params, memory, state, timestep, keys, t: (script(), memory)
     algo = subject.algo
-    return jax.jit(learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name))
+    policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
+
+    def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+        return policy(params, memory, state, timestep, step_keys)
+
+    return jax.jit(act)
 
 
 def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed: int, advised: bool = False) -> Played:
@@ -148,26 +153,37 @@ def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed
     algo, params = subject.algo, subject.params
     act = _acting(subject, world, name)
     script = _acting(subject, world, "scripted") if advised else None
-    update = jax.jit(functools.partial(update_statistics, world.spec))
+
+    @jax.jit
+    def begin_statistics(timestep: TimeStep) -> Any:
+        statistics = start_statistics(timestep)
+        return statistics, values(statistics)
+
+    @jax.jit
+    def update(statistics: Any, timestep: TimeStep) -> Any:
+        statistics = update_statistics(world.spec, statistics, timestep)
+        return statistics, values(statistics)
 
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
         """Fields of `Played` for lanes of episodes, curves [B, T + 1]."""
         indices = jnp.asarray(numbers)
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
-        statistics = start_statistics(timestep)
+        statistics, found = begin_statistics(timestep)
         memory = algo.init_actor(params, timestep, indices) if algo and name in LEARNED else ()
-        seen, done = [(values(statistics), timestep.observation[:, 0])], []
+        seen, done = [(found, timestep.observation)], []
         for t in range(world.spec.horizon):
-            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, jnp.uint32(t + (1 << 20)))
-            action, memory = act(params, memory, state, timestep, step_keys)
-            advice = script(params, (), state, timestep, step_keys)[0][:, 0] if script else ()
+            number = np.uint32(t)
+            action, memory = act(params, memory, state, timestep, keys, number)
+            advice = script(params, (), state, timestep, keys, number)[0] if script else ()
             state, timestep = world.play(state, action, ())
-            statistics = update(statistics, timestep)
-            seen.append((values(statistics), timestep.observation[:, 0]))
-            done.append((action[:, 0], advice, timestep.reward[:, 0]))
+            statistics, found = update(statistics, timestep)
+            seen.append((found, timestep.observation))
+            done.append((action, advice, timestep.reward))
         stack = lambda *rows: np.stack(rows, axis=1)  # noqa: E731
-        return *jax.tree.map(stack, *seen), *jax.tree.map(stack, *done), np.asarray(state.env.task)
+        curves, observation = jax.tree.map(stack, *seen)
+        alone = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *done)  # of the one agent
+        return curves, observation[:, :, 0], *alone, np.asarray(state.env.task)
 
     parts = []
     for begin in range(0, len(numbers), world.lanes):

@@ -4,6 +4,7 @@ Most tests put arms in its place that move as they are told; none of these needs
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -58,12 +59,18 @@ class Puppet:
         return np.pad(seen, (0, self.numbers - 39))
 
 
-def subject(**settings: Any) -> Subject:
+@functools.cache
+def weights() -> Any:
+    """Of a fresh worker."""
+    algo = subject(params=()).algo
+    return jax.jit(lambda key: algo.weights(algo.init(key, None)))(jax.random.key(0))
+
+
+def subject(params: Any = None, **settings: Any) -> Subject:
     """A fresh worker of reach."""
     env = make("reach", **{"horizon": HORIZON, **settings})
     algo = Sac(env.spec, Layout(8), units=8, depth=1, batch_size=8, buffer_size=800)
-    state = algo.init(jax.random.key(0), None)
-    params = algo.policy(state)
+    params = weights()["actor"] if params is None else params
     return Subject(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
 
@@ -163,16 +170,14 @@ def gaussian(actor: Any, observation: np.ndarray) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.parametrize("expert", collect.EXPERTS)
 def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
     one = subject(task="reach,above")
-    algo = one.algo
-    assert isinstance(algo, Sac)
-    weights = algo.weights(algo.init(jax.random.key(0), None)) | {"log_alpha": jnp.array([-1.0, 0.5])}
-    made = collect.collect(one, weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
+    expert_weights = weights() | {"log_alpha": jnp.array([-1.0, 0.5])}
+    made = collect.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
     assert made.task_names == ("reach", "above") and made.environment == "puppets"
     np.testing.assert_array_equal(made.task.reshape(7, HORIZON)[:, 0], np.arange(7) // 3 % 2)
     np.testing.assert_array_equal(made.step, np.tile(np.arange(HORIZON), 7))
     np.testing.assert_array_equal(made.observation.reshape(7, HORIZON, 39)[:, 1:],
                                   made.next_observation.reshape(7, HORIZON, 39)[:, :-1])  # fmt: skip
-    mean, log_std = gaussian(weights["actor"], made.observation)
+    mean, log_std = gaussian(expert_weights["actor"], made.observation)
     np.testing.assert_allclose(made.log_std, log_std, rtol=1e-3, atol=1e-3)
     if expert == "policy":
         np.testing.assert_allclose(made.mu, np.tanh(mean), atol=1e-4)
@@ -187,11 +192,11 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
         rows = slice(number * HORIZON, (number + 1) * HORIZON)
         key = jax.random.fold_in(jax.random.key(0), collect._STREAM + number)
         noise = np.asarray(jax.random.normal(key, (HORIZON, 1, 4)), np.float64)[:, 0]
-        mean, log_std = gaussian(weights["actor"], made.next_observation[rows])
+        mean, log_std = gaussian(expert_weights["actor"], made.next_observation[rows])
         action = np.tanh(mean + np.exp(log_std) * noise)
         density = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2 + 1e-6), axis=-1)
         inputs = np.concatenate([made.next_observation[rows], action], axis=-1)
-        critics = [jax.tree.map(lambda x, c=c: x[c], weights["critic"]) for c in range(2)]
+        critics = [jax.tree.map(lambda x, c=c: x[c], expert_weights["critic"]) for c in range(2)]
         least = np.min([dense(critic, inputs)[:, 0] for critic in critics], axis=0)
         alpha = np.exp([-1.0, 0.5][number // 3 % 2])
         value = made.reward[rows] + 0.99 * (least - alpha * density)
@@ -202,8 +207,9 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
 
 def test_a_set_of_the_simulators_own_task_bears_its_name() -> None:
     one = subject(task="reach,above")
-    weights = one.algo.weights(one.algo.init(jax.random.key(0), None))
-    made = collect.collect(one, weights, world(one, own=True)[0], ["random"], 2, 0, "scripted")
+    made = collect.collect(
+        one, weights() | {"log_alpha": jnp.zeros(2)}, world(one, own=True)[0], ["random"], 2, 0, "scripted"
+    )
     assert made.task_names == ("drawer-close-v3",) and not made.task.any()
     np.testing.assert_array_equal(made.mu, np.broadcast_to(Puppet.scripted, made.mu.shape))
 

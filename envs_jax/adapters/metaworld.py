@@ -10,6 +10,7 @@ Source: the public repository Farama-Foundation/Metaworld, version 3.1.1, MIT li
 import dataclasses
 import functools
 import pickle
+import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -111,7 +112,10 @@ class Arm:
     @property
     def scripted(self) -> np.ndarray:
         """float32[4] in [-1, 1], what Meta-World's own policy for the task does now."""
-        return np.clip(self._policy.get_action(self.observation), -1, 1).astype(np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of actions that are clipped
+            action = self._policy.get_action(self.observation)
+        return np.clip(action, -1, 1).astype(np.float32)
 
     def reset(self, vector: np.ndarray) -> np.ndarray:
         """Start with what the task leaves open, a row of `pool` (reach: puck and goal); the observation float64[39]."""
@@ -178,7 +182,7 @@ class RealReach(ReachBatch):
         """As `ReachBatch`; a task of Meta-World takes its draws in turn."""
         state, _ = _in_order(self.reach, keys, numbers)
         observations = [arm.reset(self._vector(k)) for arm, k in zip(self.arms, np.asarray(numbers), strict=True)]
-        return self._seen(state, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
+        return self._seen(state, 0, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
 
     def _vector(self, number: int) -> np.ndarray:
         """What an episode of the list draws, float64[n]."""
@@ -190,16 +194,20 @@ class RealReach(ReachBatch):
         """One control period of every arm with actions float32[B, 1, 4]."""
         steps = [arm.step(one[0]) for arm, one in zip(self.arms, np.asarray(action, np.float32), strict=True)]
         observations, rewards, successes = zip(*steps, strict=True)
-        state = dataclasses.replace(state, env=dataclasses.replace(state.env, t=state.env.t + 1))
-        return self._seen(state, observations, np.array(rewards), np.array(successes))
+        return self._seen(state, 1, observations, np.array(rewards), np.array(successes))
 
     def _seen(
-        self, state: BatchState, observations: Sequence[np.ndarray], rewards: np.ndarray, successes: np.ndarray
+        self,
+        state: BatchState,
+        steps: int,
+        observations: Sequence[np.ndarray],
+        rewards: np.ndarray,
+        successes: np.ndarray,
     ) -> tuple[BatchState, TimeStep]:
-        """The state with what the arms show now, and the time step that it makes."""
+        """The state, so many steps later, with what the arms show now, and the time step that it makes."""
         observation = np.stack(observations).astype(np.float32)
         tools = np.stack([arm.tool for arm in self.arms]).astype(np.float32)
-        env, timestep = _show(self.reach, state.env, observation, tools)
+        env, timestep = _show(self.reach, state.env, steps, observation, tools)
         state = dataclasses.replace(state, env=env)
         if self.vectors is None:
             return state, timestep
@@ -220,8 +228,8 @@ def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, Time
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _show(env: Reach, state: Any, observation: Array, tool: Array) -> tuple[Any, TimeStep]:
-    """A state [B, ...] with the frame of observations [B, 39], and its time step."""
-    state = dataclasses.replace(state, seen=observation[:, :FRAME])
+def _show(env: Reach, state: Any, steps: Array, observation: Array, tool: Array) -> tuple[Any, TimeStep]:
+    """A state [B, ...], so many steps later, with the frame of observations [B, 39], and its time step."""
+    state = dataclasses.replace(state, t=state.t + steps, seen=observation[:, :FRAME])
     pose = Pose(hand=observation[:, :3].T, tool=tool.T, opening=observation[:, 3])
     return state, lanes_first(env.show(lanes_last(state), observation[:, FRAME : 2 * FRAME].T, pose))
