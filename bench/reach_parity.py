@@ -19,14 +19,14 @@ from rich.table import Table
 
 from bench import measure
 from envs_jax import base as environments
+from envs_jax.adapters import metaworld
 from envs_jax.reach.env import Reach
-from jaxrl.config import exit_on_error
+from jaxrl.config import exit_on_error, usage_errors
 from jaxrl.errors import UsageError
 from jaxrl.evaluate import whole
 
 KIND = "reach_parity"
 STEPS = 500
-TASK = "reach-v3"
 POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 
@@ -94,82 +94,27 @@ def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[
 # The real simulator
 
 
-def simulator() -> Any:
-    """The packages metaworld and mujoco. Raises UsageError."""
-    try:
-        import metaworld
-        import mujoco
-    except ImportError as error:
-        raise UsageError(
-            f"Meta-World is not installed ({error}): install the extra 'real', pip install 'jaxrl[real]'"
-        ) from None
-    return metaworld, mujoco
-
-
-class RealReach:
-    """Meta-World's reach-v3 that tells contacts of the arm.
-
-    Args:
-        seed: of the 50 pairs of puck and goal.
-
-    Raises:
-        UsageError: Meta-World is not installed.
-    """
-
-    def __init__(self, seed: int) -> None:
-        metaworld, self._mujoco = simulator()
-        family = metaworld.MT1(TASK, seed=seed)
-        self.env = family.train_classes[TASK]()
-        self.tasks = family.train_tasks
-        model = self.env.model
-        above, arm = model.body_parentid, {int(model.jnt_bodyid[0])}
-        for body in range(1, model.nbody):  # parents come before their children
-            if int(above[body]) in arm:
-                arm.add(body)
-        self._arm = np.isin(model.geom_bodyid, list(arm))
-        self.touched = False
-        self.env._step_mujoco_simulation = self._simulate
-
-    def _simulate(self, control: Any, frames: int) -> None:
-        """Gymnasium's routine, but looking at the contacts of every physics step."""
-        model, data = self.env.model, self.env.data
-        data.ctrl[:] = control
-        for _ in range(frames):
-            self._mujoco.mj_step(model, data)
-            pairs = data.contact.geom[: data.ncon]
-            self.touched |= bool(self._arm[pairs].any())
-        self._mujoco.mj_rnePostConstraint(model, data)
-
-    def reset(self, task: int) -> np.ndarray:
-        """Start with a pair of the pool; the first observation."""
-        self.env.set_task(self.tasks[task])
-        return self.env.reset()[0]
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """Observation, reward, success; `touched` tells whether the arm touched anything in this step."""
-        self.touched = False
-        observation, reward, _, _, info = self.env.step(action)
-        return observation, float(reward), bool(info["success"])
-
-
 def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) -> Recording:
     """Fresh episodes in the real simulator, the policies in turn. Raises UsageError."""
-    real, rng = RealReach(seed), np.random.default_rng(seed)
+    with usage_errors():
+        real, tasks = metaworld.Arm(metaworld.REACH, watch=True), metaworld.pool(metaworld.REACH, seed)
+    rng = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for number in range(episodes):
-        observation = real.reset(int(rng.integers(len(real.tasks))))
-        goal, policy = np.array(real.env._target_pos), policies[number % len(policies)]
+        task = tasks[int(rng.integers(len(tasks)))]
+        puck, goal = task[:3], task[3:]
+        observation, policy = real.reset(task), policies[number % len(policies)]
         act = actor(policy, goal, rng)
-        seen, tool, told = [observation], [real.env.tcp_center.copy()], []
+        seen, tool, told = [observation], [real.tool], []
         for _ in range(steps):
             action = act(observation[:3])
             observation, reward, success = real.step(action)
             seen.append(observation)
-            tool.append(real.env.tcp_center.copy())
+            tool.append(real.tool)
             told.append((action, reward, success, real.touched))
         names = ("action", "reward", "success", "contact")
         parts = dict(zip(names, (np.array(part) for part in zip(*told, strict=True)), strict=True))
-        start = {"policy": policy, "puck": np.array(real.env.obj_init_pos), "goal": goal}
+        start = {"policy": policy, "puck": puck, "goal": goal}
         rows.append({**start, "observation": np.array(seen), "tool": np.array(tool), **parts})
     return Recording(**{name: np.array([row[name] for row in rows]) for name in rows[0]})
 
@@ -281,7 +226,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     parsed = parse(argv)
-    simulator()
+    with usage_errors():
+        metaworld.packages()
     path = measure.output(parsed.out, KIND)
     result = measure.header(KIND, argv, quick=False)
     measure.say(f"playing {parsed.episodes} episodes in Meta-World")

@@ -8,6 +8,8 @@ they may differ from those of the run as far as its networks fit.
 Where two teams play, policies meet every scripted player of the other team, in both seats, and the ends of the games
 count. python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets runs and scripted players all meet each other
 and rates them.
+
+python -m jaxrl.evaluate RUN --simulator metaworld plays a run of reach in real Meta-World.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxrl import league, run_directory
+from jaxrl import league, run_directory, simulator
 from jaxrl.config import exit_on_error, read_run
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import held_out_key, interval
@@ -36,6 +38,7 @@ from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.subject import LEARNED, Subject, load, parse
 
 FILE = "evaluation.json"  # in the run's directory
+REAL_FILE = "evaluation_{simulator}.json"
 FORMAT = 1
 _EPISODES = 200
 _MOST_EPISODES = 1_000_000
@@ -87,6 +90,7 @@ def evaluate(
     devices: int = 1,
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
+    world: simulator.World | None = None,
 ) -> dict[str, Any]:
     """Fly all policies; the content of evaluation.json.
 
@@ -96,18 +100,23 @@ def evaluate(
         episodes, seed, devices, chunk: see `fly`.
         at: steps that the table shows, by default those of `marks`.
         say: gets one sentence per policy.
+        world: where they are played, episode after episode of its list; by default the environment, held out.
     """
     spec = subject.env.spec
+    flown = fly(subject, names, episodes, seed, devices, chunk)
+    if world is not None:
+        flown = simulator.fly(subject, world, names, episodes, seed)
     at = list(at) or marks(spec.horizon)
     policies: dict[str, Any] = {}
     began = time.monotonic()
-    for name, curves in fly(subject, names, episodes, seed, devices, chunk):
+    for name, curves in flown:
         seconds = time.monotonic() - began
         say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
         policies[name] = {metric: summarise(curves[metric]) for metric in _order(subject, curves)}
         began = time.monotonic()
     return {
         **_head(subject, episodes, seed),
+        **({} if world is None else {"simulator": world.description, "stream": "pool in order"}),
         "at": at,
         "moments": [subject.env.env.moment(step) for step in at],
         "policies": policies,
@@ -297,8 +306,10 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 
 def show(report: dict[str, Any], title: str) -> None:
     """Print table and conclusion to stdout: in colour for a terminal, aligned text otherwise."""
+    where = f" in {report['simulator']}" if "simulator" in report else ""
+    which = "episodes, goals of the pool in order" if where else "held-out episodes"
     _print(
-        f"{title}: {report['episodes']:,} held-out episodes, seed {report['seed']}",
+        f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}",
         "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps",
         lambda plain: [table(report, plain)],
         conclusion(report),
@@ -362,11 +373,12 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         help=f"where to write the numbers (default: RUN/{FILE} for all policies "
-        "in the run's own environment, else nowhere)",
+        f"in the run's own environment, RUN/{REAL_FILE.format(simulator='NAME')} in a simulator, else nowhere)",
     )
     parser.add_argument("--devices", metavar="N", help="local devices to use (default: all)")
     parser.add_argument("--chunk", default="0", metavar="N",
                         help="most episodes flown at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
+    simulator.add_flag(parser)
 
 
 def whole(text: str, flag: str, low: int, high: int) -> int:
@@ -380,7 +392,8 @@ def whole(text: str, flag: str, low: int, high: int) -> int:
     return number
 
 
-def _several(text: str) -> list[str]:
+def several(text: str) -> list[str]:
+    """Words with commas between, each once."""
     return list(dict.fromkeys(text.replace(",", " ").split()))
 
 
@@ -419,31 +432,42 @@ def main(argv: Sequence[str]) -> int:
     present = jax.local_device_count()
     devices = present if flags.devices is None else whole(flags.devices, "--devices", 1, present)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    wanted = read()
+    task = simulator.own_task(flags)
+    wanted = read() if task is None else read("task")
     if flags.against:
+        if flags.simulator:
+            raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
         return _league(wanted, flags, episodes, seed, devices, chunk, say)
+    if flags.simulator:
+        simulator.reach_of(wanted)
     wanted = _set_for_contest(wanted)
     contest = wanted.env.env.contest
     if contest and not contest.rivals:
         players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
         raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
     usual = [*league.ranked(wanted), *contest.beside] if contest and wanted.run else list(wanted.policies)
-    names = usual if flags.policy is None else _several(flags.policy)
+    names = usual if flags.policy is None else several(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
     if contest and flags.at is not None:
         raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
-    at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in _several(flags.at or ""))
+    at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in several(flags.at or ""))
     path = Path(flags.json) if flags.json else _own_file(wanted, names, usual)
+    if flags.simulator and path and not flags.json:
+        path = None if task else path.with_name(REAL_FILE.format(simulator=flags.simulator))
     if path is not None:
         check_writable(path)
+    world = None
+    if flags.simulator:
+        episodes = episodes or simulator.EPISODES
+        world = simulator.real_world(wanted, task, min(chunk or simulator.ARMS, episodes))
     if contest:
         report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])
     else:
-        report = evaluate(wanted, names, episodes or _EPISODES, seed, at, devices, chunk, say)
+        report = evaluate(wanted, names, episodes or _EPISODES, seed, at, devices, chunk, say, world)
         show(report, wanted.description)
     _write(path, report)
     return 0
@@ -464,7 +488,7 @@ def _league(
         raise UsageError("--against plays a run against others: name the run first")
     if flags.at is not None:
         raise UsageError("--at shows steps of an episode, --against the end of games: leave one of them out")
-    players = None if flags.policy is None else _several(flags.policy)
+    players = None if flags.policy is None else several(flags.policy)
     others = [
         load(run, config.env, config.env_settings, not flags.last) for run, config in map(read_run, flags.against)
     ]

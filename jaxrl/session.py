@@ -528,12 +528,13 @@ def _train(
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A policy read from a run."""
+    """A policy read from a run, and all weights of its algorithm (`Algorithm.weights`)."""
 
     config: Config
     env: BatchedEnvironment
     algo: Algorithm
     params: Any
+    weights: Any
     step: int
 
 
@@ -567,7 +568,8 @@ def load_policy(run: str | Path, best: bool = True) -> Loaded:
     directory, config = read_run(run)
     setup = assemble(config.with_run(devices=1), resuming=True)
     state, step = _read(directory, setup, best)
-    return Loaded(config, setup.env, setup.algo, _anywhere(setup.algo.policy(state)), step)
+    params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
+    return Loaded(config, setup.env, setup.algo, params, weights, step)
 
 
 def load_weights(run: str, setup: Setup) -> Any:

@@ -209,10 +209,11 @@ def _list(names: Any) -> str:
 
 def parse(
     argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
-) -> tuple[argparse.Namespace, Callable[[], Subject]]:
+) -> tuple[argparse.Namespace, Callable[..., Subject]]:
     """The verb's own flags, and what reads the policies that the command line asks for.
 
-    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment.
+    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. What reads takes
+    names of settings whose flags the verb understands in its own way.
 
     Raises:
         UserError: one sentence.
@@ -228,9 +229,14 @@ def parse(
     parsed = parser.parse_args(list(argv))
     if run is None and parsed.last:
         raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
-    settings = flags.settings(vars(parsed))
-    given = frozenset(settings) & frozenset(vars(parsed))
-    return parsed, lambda: dataclasses.replace(load(run, env, settings, best=not parsed.last), given=given)
+
+    def read(*without: str) -> Subject:
+        named = {name: value for name, value in vars(parsed).items() if name not in without}
+        settings = flags.settings(named)
+        found = load(run, env, settings, best=not parsed.last)
+        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
+
+    return parsed, read
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:

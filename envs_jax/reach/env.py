@@ -153,7 +153,7 @@ class Reach(Environment):
             v=spread(start.v),
             seen=observation.frame(pose, puck, t),
         )
-        return state, self._show(state, state.seen, pose)
+        return state, self.show(state, state.seen, pose)
 
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """One control period with actions float32[1, 4, ...]."""
@@ -165,10 +165,10 @@ class Reach(Environment):
         pose, t = dynamics.pose(q), state.t + 1
         seen = observation.frame(pose, state.puck, t)
         after = dataclasses.replace(state, t=t, target=target, q=q, v=v, seen=seen)
-        return after, self._show(after, state.seen, pose)
+        return after, self.show(after, state.seen, pose)
 
-    def _show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
-        """The time step of a state, with the frame of the one before."""
+    def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
+        """The time step of a state, with the frame float32[18, ...] of the one before, and what the arm's pose is."""
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
         amiss = reward.outside(pose.opening, state.width)
@@ -204,11 +204,13 @@ class ReachFamily(Reach):
     name = "reach_family"
 
 
-def _lanes_first(tree: Any) -> Any:
+def lanes_first(tree: Any) -> Any:
+    """Leaves [..., B] as [B, ...]."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
 
 
-def _lanes_last(tree: Any) -> Any:
+def lanes_last(tree: Any) -> Any:
+    """Leaves [B, ...] as [..., B]."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
 
 
@@ -217,16 +219,25 @@ class ReachBatch(BatchedEnvironment):
     """[B] arms: inside a step they are the last axis, so that every operation runs over arms."""
 
     @property
-    def _reach(self) -> Reach:
+    def reach(self) -> Reach:
+        """The environment of one arm."""
         assert isinstance(self.env, Reach)
         return self.env
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._reach
+        env = self.reach
         puck, goal, task = jax.vmap(lambda key, e: env._draw(jax.random.fold_in(key, e)))(keys, episode)
         state, timestep = env.begin(puck.T, goal.T, task)
-        return BatchState(env=_lanes_first(state), key=keys, episode=episode), _lanes_first(timestep)
+        return BatchState(env=lanes_first(state), key=keys, episode=episode), lanes_first(timestep)
+
+    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+        """Episodes int32[B] of one list without end: pairs of the pool in turn, each for all tasks; keys key[B]."""
+        env = self.reach
+        count = len(env.tasks)
+        pairs = jnp.asarray(goals.pool(env.pool_seed), jnp.float32)[numbers // count % goals.POOL].T
+        state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
+        return BatchState(env=lanes_first(state), key=keys, episode=numbers.astype(jnp.uint32)), lanes_first(timestep)
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        after, timestep = self._reach.advance(_lanes_last(state.env), jnp.moveaxis(action, 0, -1))
-        return dataclasses.replace(state, env=_lanes_first(after)), _lanes_first(timestep)
+        after, timestep = self.reach.advance(lanes_last(state.env), jnp.moveaxis(action, 0, -1))
+        return dataclasses.replace(state, env=lanes_first(after)), lanes_first(timestep)

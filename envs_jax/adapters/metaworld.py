@@ -1,0 +1,235 @@
+"""Meta-World with its contacts, the simulator that `envs_jax.reach` was made after (extra `real`), on the host.
+
+`Arm` is one arm of any of its tasks. `RealReach` puts several in the place of `Reach`'s own arm: draws of puck and
+goal, tasks, reward and success stay those of `Reach`. Or one of Meta-World's own tasks is set, with its reward,
+success and scripted policy; the agent is shown what Meta-World shows.
+
+Source: the public repository Farama-Foundation/Metaworld, version 3.1.1, MIT licence.
+"""
+
+import dataclasses
+import functools
+import pickle
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, EnvSpec, TimeStep, closest
+from envs_jax.batch import BatchState
+from envs_jax.reach import goals, tasks
+from envs_jax.reach.dynamics import Pose
+from envs_jax.reach.env import Reach, ReachBatch, lanes_first, lanes_last
+from envs_jax.reach.observation import FRAME
+
+REACH = "reach-v3"
+_GOAL = 36  # where the goal stands in an observation
+
+
+def packages() -> Any:
+    """The packages metaworld and mujoco. Raises ValueError where they are not installed."""
+    try:
+        import metaworld
+        import metaworld.policies
+        import mujoco
+    except ImportError as error:
+        raise ValueError(
+            f"Meta-World is not installed ({error}): install the extra 'real', pip install 'jaxrl[real]'"
+        ) from None
+    return metaworld, mujoco
+
+
+def version() -> str:
+    """Of the package."""
+    return metadata.version("metaworld")
+
+
+def check_task(name: str) -> None:
+    """Raises ValueError unless Meta-World has such a task, or is not installed."""
+    known = packages()[0].ALL_V3_ENVIRONMENTS
+    if name not in known:
+        raise ValueError(f"Meta-World has no task '{name}': {closest(name, (*known, *tasks.TASKS))}")
+
+
+def pool(task: str, seed: int) -> np.ndarray:
+    """float64[50, n]: Meta-World's own draws of what a task leaves open. Raises ValueError."""
+    check_task(task)
+    drawn = packages()[0].MT1(task, seed=seed).train_tasks
+    return np.array([pickle.loads(one.data)["rand_vec"] for one in drawn])
+
+
+class Arm:
+    """One arm in one of Meta-World's tasks.
+
+    Args:
+        task: such as "reach-v3".
+        watch: look for contacts of the arm in every physics step, see `touched`; takes time.
+
+    Raises:
+        ValueError: Meta-World is not installed, or has no such task.
+    """
+
+    def __init__(self, task: str, watch: bool = False) -> None:
+        check_task(task)
+        self._metaworld, self._mujoco = packages()
+        self._name = task
+        self._env = self._metaworld.ALL_V3_ENVIRONMENTS[task]()
+        self._policy = self._metaworld.policies.ENV_POLICY_MAP[task]()
+        self.observation = np.zeros(0)
+        self.touched = False
+        if watch:
+            self._watch()
+
+    def _watch(self) -> None:
+        model = self._env.model
+        above, arm = model.body_parentid, {int(model.jnt_bodyid[0])}
+        for body in range(1, model.nbody):  # parents come before their children
+            if int(above[body]) in arm:
+                arm.add(body)
+        own = np.isin(model.geom_bodyid, list(arm))
+
+        def simulate(control: Any, frames: int) -> None:
+            """Gymnasium's routine, but looking at the contacts of every physics step."""
+            data = self._env.data
+            data.ctrl[:] = control
+            for _ in range(frames):
+                self._mujoco.mj_step(model, data)
+                pairs = data.contact.geom[: data.ncon]
+                self.touched |= bool(own[pairs].any())
+            self._mujoco.mj_rnePostConstraint(model, data)
+
+        self._env._step_mujoco_simulation = simulate
+
+    @property
+    def tool(self) -> np.ndarray:
+        """float64[3], the tool centre, m."""
+        return self._env.tcp_center.copy()
+
+    @property
+    def scripted(self) -> np.ndarray:
+        """float32[4] in [-1, 1], what Meta-World's own policy for the task does now."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of actions that are clipped
+            action = self._policy.get_action(self.observation)
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def reset(self, vector: np.ndarray) -> np.ndarray:
+        """Start with what the task leaves open, a row of `pool` (reach: puck and goal); the observation float64[39]."""
+        setting = {"rand_vec": vector, "env_cls": type(self._env), "partially_observable": False}
+        self._env.set_task(self._metaworld.Task(self._name, pickle.dumps(setting)))
+        self.observation = self._env.reset()[0]
+        return self.observation
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        """One control period with float32[4]: observation, Meta-World's own reward and success.
+
+        `touched` tells whether the arm touched anything in it.
+        """
+        self.touched = False
+        self.observation, reward, _, _, info = self._env.step(action)
+        return self.observation, float(reward), bool(info["success"])
+
+
+@dataclasses.dataclass(frozen=True)
+class RealReach(ReachBatch):
+    """[B] arms of Meta-World in the place of `Reach`'s. Methods work on the host and cannot be compiled.
+
+    Attributes:
+        env: Reach, for draws, tasks, reward, success, horizon, and whether the goal is shown.
+        arms: B of them.
+        vectors: None: the tasks of `env`. Else the draws [n, ...] of a task of Meta-World, which then pays and judges.
+    """
+
+    arms: Sequence[Arm] = ()
+    vectors: np.ndarray | None = None
+
+    @classmethod
+    def make(cls, env: Reach, task: str | None, arms: int) -> "RealReach":
+        """So many arms in a task of Meta-World, None: in those of `env`.
+
+        Raises:
+            ValueError: Meta-World is not installed, has no such task, or cannot do what `env` asks for.
+        """
+        if env.weld != "v3":
+            raise ValueError(f"Meta-World turns the hand as weld v3 does, not {env.weld}: choose weld v3")
+        vectors = None if task is None else goals.pool(env.pool_seed) if task == REACH else pool(task, env.pool_seed)
+        made = cls(env, [Arm(task or REACH) for _ in range(arms)], vectors)
+        (wanted,), (found,) = env.spec.observation.shape, made.arms[0].reset(made._vector(0)).shape
+        if wanted != found:
+            raise ValueError(
+                f"observations of Meta-World's {task or REACH} have {found} numbers, the policy's {wanted}: choose "
+                "another task"
+            )
+        return made
+
+    @property
+    def spec(self) -> EnvSpec:
+        spec = self.env.spec
+        if self.vectors is None:
+            return spec
+        metrics = {name: spec.metrics[name] for name in ("success", "success_at_end")}
+        return dataclasses.replace(spec, metrics=metrics)
+
+    def scripted(self) -> np.ndarray:
+        """float32[B, 1, 4], what Meta-World's own policies for its task do now."""
+        return np.stack([arm.scripted for arm in self.arms])[:, None]
+
+    def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+        """As `ReachBatch`; a task of Meta-World takes its draws in turn."""
+        state, _ = _in_order(self.reach, keys, numbers)
+        observations = [arm.reset(self._vector(k)) for arm, k in zip(self.arms, np.asarray(numbers), strict=True)]
+        return self._seen(state, 0, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
+
+    def _vector(self, number: int) -> np.ndarray:
+        """What an episode of the list draws, float64[n]."""
+        if self.vectors is None:
+            return goals.pool(self.reach.pool_seed)[number // len(self.reach.tasks) % goals.POOL]
+        return self.vectors[number % len(self.vectors)]
+
+    def play(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
+        """One control period of every arm with actions float32[B, 1, 4]."""
+        steps = [arm.step(one[0]) for arm, one in zip(self.arms, np.asarray(action, np.float32), strict=True)]
+        observations, rewards, successes = zip(*steps, strict=True)
+        return self._seen(state, 1, observations, np.array(rewards), np.array(successes))
+
+    def _seen(
+        self,
+        state: BatchState,
+        steps: int,
+        observations: Sequence[np.ndarray],
+        rewards: np.ndarray,
+        successes: np.ndarray,
+    ) -> tuple[BatchState, TimeStep]:
+        """The state, so many steps later, with what the arms show now, and the time step that it makes."""
+        observation = np.stack(observations).astype(np.float32)
+        tools = np.stack([arm.tool for arm in self.arms]).astype(np.float32)
+        env, timestep = _show(self.reach, state.env, steps, observation, tools)
+        state = dataclasses.replace(state, env=env)
+        if self.vectors is None:
+            return state, timestep
+        if self.reach.partially_observable:
+            observation[:, _GOAL:] = 0
+        success = successes.astype(np.float32)
+        own = {
+            "observation": observation[:, None],
+            "reward": rewards.astype(np.float32)[:, None],
+            "metrics": {"success": success, "success_at_end": success},
+        }
+        return state, dataclasses.replace(timestep, **jax.tree.map(jnp.asarray, own))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
+    return ReachBatch(env).in_order(keys, numbers)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _show(env: Reach, state: Any, steps: Array, observation: Array, tool: Array) -> tuple[Any, TimeStep]:
+    """A state [B, ...], so many steps later, with the frame of observations [B, 39], and its time step."""
+    state = dataclasses.replace(state, t=state.t + steps, seen=observation[:, :FRAME])
+    pose = Pose(hand=observation[:, :3].T, tool=tool.T, opening=observation[:, 3])
+    return state, lanes_first(env.show(lanes_last(state), observation[:, FRAME : 2 * FRAME].T, pose))

@@ -1,0 +1,347 @@
+"""Policies in a simulator: the loop, rewards by each task's rule, labels by hand, refusals; real Meta-World.
+
+Most tests put arms in its place that move as they are told; none of these needs the extra `real`.
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax import make
+from envs_jax.adapters import metaworld
+from envs_jax.batch import batched
+from envs_jax.reach import goals, tasks
+from jaxrl import collect, evaluate, labelled, simulator, train
+from jaxrl.algos.sac import Sac
+from jaxrl.errors import UsageError
+from jaxrl.parallel import Layout
+from jaxrl.subject import Subject
+
+HORIZON, LANES = 12, 3
+TOOL = np.array([0.0, 0.0, -0.045])
+
+
+class Puppet:
+    """An arm whose hand goes where actions lead it; the fingers do at once what they are told."""
+
+    scripted = np.array([0.5, 0.0, 0.0, 0.25], np.float32)
+
+    def __init__(self, task: str = "reach-v3", numbers: int = 39) -> None:
+        self.numbers, self.vectors = numbers, []
+
+    def reset(self, vector: np.ndarray) -> np.ndarray:
+        self.vectors.append(vector)
+        self.hand, self.opening, self.vector, self.before = np.array([0.0, 0.6, 0.2]), 1.0, vector, None
+        return self._seen()
+
+    @property
+    def tool(self) -> np.ndarray:
+        return self.hand + TOOL
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
+        self.hand = self.hand + 0.02 * action[:3].astype(np.float64)  # never out of what is shown
+        self.opening = 0.5 - 0.5 * float(action[3])
+        return self._seen(), 7.0, bool(self.hand[2] > 0.21)
+
+    def _seen(self) -> np.ndarray:
+        now = np.concatenate([self.hand, [self.opening], self.vector[:3], [0, 0, 0, 1], np.zeros(7)])
+        seen = np.concatenate([now, now if self.before is None else self.before, self.vector[3:6]])
+        self.before = now
+        return np.pad(seen, (0, self.numbers - 39))
+
+
+@functools.cache
+def weights() -> Any:
+    """Of a fresh worker."""
+    algo = subject(params=()).algo
+    return jax.jit(lambda key: algo.weights(algo.init(key, None)))(jax.random.key(0))
+
+
+def subject(params: Any = None, **settings: Any) -> Subject:
+    """A fresh worker of reach."""
+    env = make("reach", **{"horizon": HORIZON, **settings})
+    algo = Sac(env.spec, Layout(8), units=8, depth=1, batch_size=8, buffer_size=800)
+    params = weights()["actor"] if params is None else params
+    return Subject(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
+
+
+def world(one: Subject, own: bool = False, lanes: int = LANES) -> tuple[simulator.World, Any]:
+    """Puppets in the place of Meta-World's arms, and these."""
+    vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own else None
+    real = metaworld.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
+    made = simulator.World("puppets", "drawer-close-v3" if own else None, real.spec, lanes, real.in_order, real.play,
+                           real.scripted if own else None)  # fmt: skip
+    return made, real
+
+
+def test_goals_come_in_order_each_for_every_task() -> None:
+    one = subject(task="reach,mirrored", pool_seed=3)
+    here, real = world(one)
+    played = simulator.play(one, here, "random", range(7), seed=0)
+    pool = goals.pool(3)
+    np.testing.assert_allclose(played.observation[:, 0, 36:], pool[np.arange(7) // 2, 3:], rtol=1e-6)
+    np.testing.assert_array_equal(played.task, np.arange(7) % 2)
+    told = [arm.vectors for arm in real.arms]  # lanes 0, 1, 2 play episodes 0, 3, 6 and so on; the last are padded
+    np.testing.assert_array_equal([told[0][1], told[1][1]], pool[[1, 2]])
+    state, _ = one.env.in_order(jax.random.split(jax.random.key(0), 2), jnp.array([101, 204]))
+    np.testing.assert_allclose(state.env.goal, pool[[0, 2], 3:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", tasks.TASKS)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
+    one = subject(task=task, partially_observable=hidden)
+    here, _ = world(one)
+    played = simulator.play(one, here, "random", range(LANES), seed=1)
+    pool, rule = goals.pool(0)[:LANES], tasks.TASKS[task]
+    place = np.array(rule.scale) * (pool[:, 3:] if rule.anchor == "goal" else pool[:, :3]) + np.array(rule.offset)
+    tool = played.observation[:, 1:, :3].astype(np.float64) + TOOL
+    far = np.linalg.norm(tool - place[:, None], axis=-1)
+    margin = np.linalg.norm(place - [0, 0.6, 0.2], axis=-1)[:, None]
+    opening = played.observation[:, 1:, 3]
+    amiss = np.maximum(0, np.maximum(rule.width[0] - opening, opening - rule.width[1]))
+    pay = 10 / (1 + 9 * (np.maximum(far - 0.05, 0) / margin) ** 2) / (1 + 9 * (amiss / 0.5) ** 2)
+    np.testing.assert_allclose(played.reward, pay, rtol=2e-5)
+    success = np.cumsum((far <= 0.05) & (amiss <= 0), axis=1) > 0
+    np.testing.assert_array_equal(played.curves["success"][1:].T, success)
+    np.testing.assert_allclose(played.curves["return"][1:].T, np.cumsum(pay, axis=1), rtol=2e-5)
+    goal = np.zeros_like(pool[:, 3:]) if hidden else pool[:, 3:]
+    np.testing.assert_allclose(played.observation[:, :, 36:], np.broadcast_to(goal[:, None], (LANES, 13, 3)), rtol=1e-6)
+    np.testing.assert_array_equal(played.observation[:, 1:, 18:36], played.observation[:, :-1, :18])
+
+
+def test_the_scripted_policy_arrives_and_its_success_counts() -> None:
+    one = subject(horizon=40)
+    here, _ = world(one)
+    played = simulator.play(one, here, "scripted", range(LANES), seed=0)
+    assert played.curves["success"].shape == (41, LANES)
+    assert not played.curves["success"][0].any() and played.curves["success"][-1].all()
+
+
+def test_the_simulators_own_task_pays_judges_and_advises_by_itself() -> None:
+    one = subject(partially_observable=True)
+    here, real = world(one, own=True)
+    played = simulator.play(one, here, "scripted", range(4), seed=0, advised=True)
+    assert (played.reward == 7).all() and set(played.curves) == {"return", "length", "success", "success_at_end"}
+    np.testing.assert_array_equal(played.action, np.broadcast_to(Puppet.scripted, (4, HORIZON, 4)))
+    np.testing.assert_array_equal(played.advice, played.action)
+    assert (played.observation[..., 36:] == 0).all()
+    np.testing.assert_array_equal(real.arms[0].vectors[1], real.vectors[3 % 2])
+    risen = simulator.play(one, here, "random", range(LANES), seed=0)
+    np.testing.assert_array_equal(risen.curves["success_at_end"][1:].T, risen.observation[:, 1:, 2] > np.float32(0.21))
+
+
+@pytest.mark.parametrize("name", ["sampled", "learned", "random"])
+def test_an_episode_is_the_same_whichever_others_are_played(name: str) -> None:
+    one = subject()
+    wide, narrow = world(one)[0], world(one, lanes=2)[0]
+    both = simulator.play(one, wide, name, range(5), seed=4), simulator.play(one, narrow, name, [4], seed=4)
+    np.testing.assert_allclose(both[0].action[4:], both[1].action, rtol=1e-5, atol=1e-6)
+    other = simulator.play(one, narrow, name, [4], seed=5)
+    assert np.allclose(other.action, both[1].action) == (name == "learned")
+
+
+# Labels
+
+
+def dense(params: Any, x: np.ndarray) -> np.ndarray:
+    """A network with one hidden layer, in float64."""
+    leaves = {"/".join(str(k.key) for k in path): np.asarray(leaf, np.float64)
+              for path, leaf in jax.tree_util.tree_leaves_with_path(params)}  # fmt: skip
+    kernels = [leaves[name] for name in sorted(leaves) if leaves[name].ndim == 2]
+    biases = [leaves[name] for name in sorted(leaves) if leaves[name].ndim == 1]
+    return np.maximum(x @ kernels[0] + biases[0], 0) @ kernels[1] + biases[1]
+
+
+def gaussian(actor: Any, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mean, raw = np.split(dense(actor, observation), 2, axis=-1)
+    return mean, -20 + 11 * (np.tanh(raw) + 1)
+
+
+@pytest.mark.parametrize("expert", collect.EXPERTS)
+def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
+    one = subject(task="reach,above")
+    expert_weights = weights() | {"log_alpha": jnp.array([-1.0, 0.5])}
+    made = collect.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
+    assert made.task_names == ("reach", "above") and made.environment == "puppets"
+    np.testing.assert_array_equal(made.task.reshape(7, HORIZON)[:, 0], np.arange(7) // 3 % 2)
+    np.testing.assert_array_equal(made.step, np.tile(np.arange(HORIZON), 7))
+    np.testing.assert_array_equal(made.observation.reshape(7, HORIZON, 39)[:, 1:],
+                                  made.next_observation.reshape(7, HORIZON, 39)[:, :-1])  # fmt: skip
+    mean, log_std = gaussian(expert_weights["actor"], made.observation)
+    np.testing.assert_allclose(made.log_std, log_std, rtol=1e-3, atol=1e-3)
+    if expert == "policy":
+        np.testing.assert_allclose(made.mu, np.tanh(mean), atol=1e-4)
+    else:
+        scripted = np.arange(7) % 3 == 2
+        by_script = np.repeat(scripted, HORIZON)
+        np.testing.assert_array_equal(made.mu[by_script], made.action[by_script])
+        place = made.observation[:, 36:] + np.where(made.task[:, None] == 1, [0, 0, 0.15], 0)
+        np.testing.assert_allclose(made.mu[:, :3], np.clip(5 * (place - made.observation[:, :3]), -1, 1), atol=1e-5)
+    # values: the same draw from the policy behind each step
+    for number in range(7):
+        rows = slice(number * HORIZON, (number + 1) * HORIZON)
+        key = jax.random.fold_in(jax.random.key(0), collect._STREAM + number)
+        noise = np.asarray(jax.random.normal(key, (HORIZON, 1, 4)), np.float64)[:, 0]
+        mean, log_std = gaussian(expert_weights["actor"], made.next_observation[rows])
+        action = np.tanh(mean + np.exp(log_std) * noise)
+        density = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2 + 1e-6), axis=-1)
+        inputs = np.concatenate([made.next_observation[rows], action], axis=-1)
+        critics = [jax.tree.map(lambda x, c=c: x[c], expert_weights["critic"]) for c in range(2)]
+        least = np.min([dense(critic, inputs)[:, 0] for critic in critics], axis=0)
+        alpha = np.exp([-1.0, 0.5][number // 3 % 2])
+        value = made.reward[rows] + 0.99 * (least - alpha * density)
+        np.testing.assert_allclose(made.value[rows], value, rtol=1e-3, atol=2e-3)
+    labelled.write(tmp_path / "set.npz", made)
+    assert labelled.read(tmp_path / "set.npz", least_episodes=3).episodes.tolist() == [4, 3]
+
+
+def test_a_set_of_the_simulators_own_task_bears_its_name() -> None:
+    one = subject(task="reach,above")
+    made = collect.collect(
+        one, weights() | {"log_alpha": jnp.zeros(2)}, world(one, own=True)[0], ["random"], 2, 0, "scripted"
+    )
+    assert made.task_names == ("drawer-close-v3",) and not made.task.any()
+    np.testing.assert_array_equal(made.mu, np.broadcast_to(Puppet.scripted, made.mu.shape))
+
+
+# The verbs
+
+SCRIPTED = "--env reach --policy random --horizon 12 --episodes 2 --simulator"
+
+
+def one_sentence(text: str, wanted: str) -> None:
+    assert text.startswith("error: ") and wanted in text and text.count("\n") == 1 and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: metaworld"),
+        (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
+        (f"{SCRIPTED} metaworld", "install the extra 'real', pip install 'jaxrl[real]'"),
+        (f"{SCRIPTED} metaworld --task drawer-close-v3", "install the extra 'real'"),
+        (f"{SCRIPTED} metaworld --horizon 501", "horizon is 501; choose 1 to 500 steps"),
+        (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),
+        (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
+        (f"{SCRIPTED} metaworld --against nowhere", "leave --simulator out"),
+        ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
+    ],
+)
+def test_evaluate_refuses(argv: str, wanted: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    assert evaluate.main(argv.split()) == 2
+    one_sentence(capsys.readouterr().err, wanted)
+
+
+def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metaworld, "Arm", lambda task: Puppet(task, numbers=41))
+    with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
+        simulator.real_world(subject(), None, 1)
+
+
+def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr(metaworld, "Arm", Puppet)
+    monkeypatch.setattr(metaworld, "version", lambda: "0")
+    path = tmp_path / "real.json"
+    argv = "--env reach --policy random,scripted --horizon 40 --episodes 3 --simulator metaworld --json"
+    assert evaluate.main([*argv.split(), str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["simulator"] == "Meta-World 0, reach-v3, task reach" and report["stream"] == "pool in order"
+    assert report["episodes"] == 3 and report["policies"]["scripted"]["success"]["mean"][-1] == 1.0
+    shown = capsys.readouterr().out
+    assert "Meta-World 0" in shown and "goals of the pool in order" in shown and "success_at_end" in shown
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A worker of reach, hardly trained."""
+    root = tmp_path_factory.mktemp("runs")
+    argv = "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --units 8 --batch_size 8"
+    assert train.main([*argv.split(), "--init_steps", "0", "--eval_every", "0", "--runs", str(root)]) == 0
+    return Path((root / "latest").read_text().strip())
+
+
+@pytest.mark.slow
+def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    out = tmp_path / "set.npz"
+    cases = [
+        (["--out", str(out)], "labels need an expert: name the directory of a run", 2),
+        ([str(run)], "say where to write: --out FILE.npz", 2),
+        ([str(run), "--out", str(out), "--episodes", "0"], "--episodes must lie between 3 and", 2),
+        ([str(run), "--out", str(out), "--expert", "script"], "unknown expert 'script': did you mean 'scripted'?", 2),
+        ([str(run), "--out", str(out), "--policy", "randm"], "unknown policy 'randm': did you mean 'random'?", 2),
+        ([str(run), "--out", str(out), "--simulator", "metaworld"], "install the extra 'real'", 2),
+        ([str(run), "--out", str(out), "--task", "drawer-close-v3"], "reach: unknown task 'drawer-close-v3'", 2),
+        ([str(run), "--out", str(tmp_path / "absent" / "set.npz")], "choose a file in a writable directory", 1),
+    ]
+    for argv, wanted, code in cases:
+        capsys.readouterr()
+        assert collect.main(argv) == code
+        one_sentence(capsys.readouterr().err, wanted)
+    assert not out.exists()
+    argv = [str(run), "--out", str(out), "--episodes", "6", "--policy", "random,learned,scripted", "--task", "above"]
+    assert collect.main(argv) == 0
+    made = labelled.read(out, least_episodes=6)
+    assert len(made) == 72 and made.task_names == ("above",) and made.environment == "reach"
+    assert np.isfinite(made.value).all()
+
+
+# The real simulator
+
+installed = pytest.mark.filterwarnings("ignore")  # of the packages
+
+
+@installed
+def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
+    pytest.importorskip("metaworld")
+    one = subject(horizon=40)
+    ours, theirs = simulator.real_world(one, None, 2), simulator.real_world(one, "reach-v3", 2)
+    by_rule, by_simulator = (simulator.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
+    np.testing.assert_allclose(by_rule.action, by_simulator.action, atol=1e-5)
+    np.testing.assert_allclose(by_rule.reward, by_simulator.reward, rtol=1e-4)
+    for name in ("success", "success_at_end"):
+        np.testing.assert_array_equal(by_rule.curves[name], by_simulator.curves[name])
+    assert by_rule.curves["success"][-1].any()
+
+
+@installed
+@pytest.mark.slow
+def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
+    pytest.importorskip("metaworld")
+    one = subject(horizon=60)
+    for name in ("scripted", "learned"):
+        real, made = (simulator.play(one, where, name, range(3), 0)
+                      for where in (simulator.real_world(one, None, 3), simulator.jax_world(one, 3)))  # fmt: skip
+        arm = [*range(4), *range(18, 22), *range(36, 39)]  # the puck jitters
+        np.testing.assert_allclose(real.observation[..., arm], made.observation[..., arm], atol=2e-4)
+        np.testing.assert_allclose(real.reward, made.reward, atol=2e-3)
+        np.testing.assert_array_equal(real.curves["success"], made.curves["success"])
+
+
+@installed
+def test_another_task_is_solved_by_its_script() -> None:
+    pytest.importorskip("metaworld")
+    one = subject(horizon=120)
+    there = simulator.real_world(one, "drawer-close-v3", 1)
+    played = simulator.play(one, there, "scripted", [0], 0)
+    assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
+
+
+@installed
+def test_an_unknown_task_names_the_closest() -> None:
+    pytest.importorskip("metaworld")
+    with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
+        simulator.real_world(subject(), "drawer-clse-v3", 1)
+    with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
+        simulator.real_world(subject(), simulator.own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)
