@@ -30,7 +30,7 @@ from jaxrl.precision import Compute, Store
 from jaxrl.run_directory import CONFIG, open_run
 
 # What `--algo` alone trains on.
-DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach"}
+DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
+from jaxrl import algos, hosts, run_directory, torch_weights
 from jaxrl import config as configuration
-from jaxrl import hosts, run_directory, torch_weights
-from jaxrl.algos.base import Algorithm, AlgoState, Phase
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
 from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
-from jaxrl.config import FREE_ON_RESUME, Config, read_run
+from jaxrl.config import FREE_ON_RESUME, Config, read_run, usage_errors
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import held_out_key
 from jaxrl.parallel import on_all
@@ -421,9 +421,8 @@ def start(config: Config) -> Ended:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    setup = prepare(config)
-    source = setup.config.run.init_from
-    inputs = load_weights(source, setup) if source else None
+    setup = prepare(with_sources(config))
+    inputs = load_inputs(setup)
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
         with _held(lambda: run_directory.create(setup.config.run.runs, config.algo, config.env)) as directory:
@@ -446,8 +445,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     setup = prepare(configuration.resumed(config, changes), resuming=True)
     with _held(lambda: directory), Console(_title(setup)) as console:
         fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
-        source = setup.config.run.init_from
-        inputs = load_weights(source, setup) if source and fresh else None
+        inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
         programs = _compile(setup, inputs, fresh, console)
@@ -563,6 +561,52 @@ def load_policy(run: str | Path, best: bool = True) -> Loaded:
     setup = assemble(config.with_run(devices=1), resuming=True)
     state, step = _read(directory, setup, best)
     return Loaded(config, setup.env, setup.algo, _anywhere(setup.algo.policy(state)), step)
+
+
+def with_sources(config: Config) -> Config:
+    """The configuration of a new run, with what follows from the runs that its settings name.
+
+    Raises:
+        UserError: not run directories, or runs that do not fit.
+    """
+    cls = algos.find(config.algo)
+    if not cls.sources:
+        return config
+    if config.run.init_from:
+        raise UsageError(f"'{config.algo}' begins with the runs of --{cls.sources[0]}: leave --init_from out")
+
+    def source(run: str) -> Source:
+        other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
+        return Source(run, other.algo, other.config.algo_settings)
+
+    found = {name: tuple(map(source, _named(config, name))) for name in cls.sources}
+    with usage_errors():
+        settings = cls.adopt(config.make_env().spec, config.algo_settings, found)
+    return dataclasses.replace(config, algo_settings=settings)
+
+
+def _named(config: Config, setting: str) -> list[str]:
+    """The runs that a setting names."""
+    return [run.strip() for run in config.algo_settings[setting].split(",") if run.strip()]
+
+
+def load_inputs(setup: Setup) -> Any:
+    """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
+
+    Raises:
+        UserError: not run directories, damaged checkpoints, or networks that do not fit.
+    """
+    config = setup.config
+    if setup.algo.sources:
+        return {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
+    return load_weights(config.run.init_from, setup) if config.run.init_from else None
+
+
+def _weights_of(run: str) -> Any:
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    state, _ = _read(directory, setup, best=True)
+    return _anywhere(setup.algo.weights(state))
 
 
 def load_weights(run: str, setup: Setup) -> Any:

@@ -8,6 +8,7 @@ ALGORITHMS = {
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",
+    "collective": "jaxrl.algos.collective:Collective",
 }
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree, setting
 from jaxrl.parallel import Layout
 
-__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Trajectory", "count", "setting", "total"]
+__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Source", "Trajectory", "count", "setting", "total"]
 
 Mode = Literal["explore", "sample", "best"]  # how a policy acts: as training does; without exploration; as best it can
 
@@ -107,6 +107,21 @@ class Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+    """Another run that a setting names.
+
+    Attributes:
+        run: what the user called it.
+        algo: its algorithm, with its settings and its environment's spec.
+        settings: the algorithm's settings, by name.
+    """
+
+    run: str
+    algo: "Algorithm"
+    settings: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
@@ -118,6 +133,7 @@ class Algorithm:
     layout: Layout
 
     recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
+    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, with commas between, see `adopt`
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -130,6 +146,24 @@ class Algorithm:
         """What the number of logical shards must divide, besides `num_envs`: the minibatch size."""
         del spec, settings
         return num_envs
+
+    @classmethod
+    def adopt(cls, spec: EnvSpec, settings: dict[str, Any], sources: dict[str, tuple[Source, ...]]) -> dict[str, Any]:
+        """What the runs that `sources` names change in the settings of a new run, which then needs no look at them.
+
+        The verb reads the runs and calls this once; what `weights` makes of each run's state, {setting: one for each
+        run in the order of the setting that is returned}, becomes the `inputs` of `init`.
+
+        Args:
+            spec: of the environment.
+            settings: of the new run's algorithm.
+            sources: the runs of each setting, in the user's order, none where it is empty.
+
+        Raises:
+            ValueError: a sentence, where the runs do not fit.
+        """
+        del spec, sources
+        return settings
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -1,0 +1,499 @@
+"""The collective stage: windows and codes, losses by hand, labels, phases that resume exactly, runs of workers."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from off_policy_cases import digest, make_trainer
+from tiny import PointMass, PointState
+
+import jaxrl.evaluate
+from envs_jax import EnvSpec, TimeStep
+from envs_jax.base import setting
+from envs_jax.testing import check_env
+from jaxrl import algos, labelled, session, train
+from jaxrl import trajectory_transformer as transformer
+from jaxrl.algos import collective
+from jaxrl.algos.base import Source, start
+from jaxrl.algos.collective import Collective, distillation_loss
+from jaxrl.algos.sac import Sac
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.config import read_run
+from jaxrl.labelled import LabelledSet
+from jaxrl.parallel import Layout
+from jaxrl.replay import GOES_ON
+from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
+
+CORNERS = {"near": 0, "far": 1, "nearer": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corners(PointMass):
+    """A point mass whose observation does not tell which corner pays."""
+
+    task: str = setting("near,far", "corners, drawn for each episode")
+
+    @property
+    def spec(self) -> EnvSpec:
+        names = tuple(self.task.split(","))
+        changes = {"name": "corners", "num_tasks": len(names), "task_names": names, "alike": {"reach": self.reach}}
+        return dataclasses.replace(super().spec, **changes)
+
+    def _timestep(self, state: PointState, first: bool) -> TimeStep:
+        corner = jnp.array([CORNERS[name] for name in self.task.split(",")])[state.task]
+        timestep = super()._timestep(dataclasses.replace(state, task=corner), first)
+        hidden = timestep.observation.at[:, -1].set(0.0)
+        task = state.task if self.spec.num_tasks > 1 else ()
+        return dataclasses.replace(timestep, observation=hidden, task=task)
+
+    def reset(self, key: Any, context: Any) -> tuple[PointState, TimeStep]:
+        state, _ = super().reset(key, context)
+        task = jax.random.randint(jax.random.fold_in(key, 1), (), 0, self.spec.num_tasks)
+        state = dataclasses.replace(state, task=task)
+        return state, self._timestep(state, True)
+
+
+TINY = {
+    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "burst_updates": 4,
+    "transformer_updates": 4, "transformer_batch": 8, "window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1,
+    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2, "state_entries": (1, 0),
+    "worker_settings": '{"units": 8, "gamma": 0.5}',
+}  # fmt: skip
+NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
+
+
+def windows(number: int, seed: int = 0) -> Window:
+    """Random windows of four steps, three numbers of a state and two of an action."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = ((4, 3), (3, 2), (3, 1))
+    return Window(*(jax.random.normal(key, (number, *shape)) for key, shape in zip(keys, shapes, strict=True)))
+
+
+# ---------------------------------------------------------------- the transformer
+
+
+def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
+    batch, order = windows(5), jnp.array([3, 0, 4, 2, 1])
+    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
+    codes = jax.vmap(lambda window: NET.apply(params, window)[0])
+    shuffled = codes(jax.tree.map(lambda x: x[order], batch))
+    np.testing.assert_allclose(shuffled, codes(batch)[order], rtol=1e-5, atol=1e-6)
+    assert np.ptp(np.asarray(codes(batch)), axis=0).min() > 1e-3  # and windows do have different codes
+
+
+def test_a_code_tells_when_something_happened() -> None:
+    batch = windows(1)
+    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
+    one = jax.tree.map(lambda x: x[0], batch)
+    turned = jax.tree.map(lambda x: x[::-1], one)
+    assert np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-5)  # times are zeros at first
+    times = jax.random.normal(jax.random.key(2), params["params"]["times"].shape)
+    params = {"params": params["params"] | {"times": times}}
+    assert not np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-3)
+
+
+def test_dropout_is_random_in_training_only() -> None:
+    net, one = dataclasses.replace(NET, dropout=0.5), jax.tree.map(lambda x: x[0], windows(1))
+    params = net.init(jax.random.key(1), one)
+    draws = [net.apply(params, one, True, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 1)]
+    assert not np.allclose(*draws) and np.array_equal(net.apply(params, one)[0], net.apply(params, one)[0])
+
+
+def test_only_masked_tokens_are_to_be_reconstructed() -> None:
+    target, predicted = windows(2), windows(2, seed=5)
+    masked = jax.tree.map(lambda x: jnp.zeros(x.shape[:-1], bool).at[:, -1].set(True), target)
+    slope = jax.grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))(target)
+    for rows in jax.tree.leaves(slope):
+        assert not np.asarray(rows[:, :-1]).any() and np.asarray(rows[:, -1]).all()
+    by_hand = sum(
+        np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
+        for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
+    )
+    assert float(transformer.reconstruction_loss(predicted, target, masked)) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_masks_hide_as_often_as_they_should() -> None:
+    batch = Window(jnp.full((2000, 20, 3), 7.0), jnp.full((2000, 19, 2), 7.0), jnp.full((2000, 19, 1), 7.0))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    view, masked = jax.vmap(transformer.mask_tokens)(keys, batch)
+    for rows, hit in zip(jax.tree.leaves(view), jax.tree.leaves(masked), strict=True):
+        rows, hit = np.asarray(rows), np.asarray(hit)
+        assert (rows[~hit] == 7).all() and hit.any(1).all()
+        tokens = hit.shape[1]
+        assert hit.mean() == pytest.approx(0.15 + 0.85**tokens / tokens, abs=0.01)
+        kept, zeros = (rows[hit] == 7).all(-1).mean(), (rows[hit] == 0).all(-1).mean()
+        numbers = rows[hit][((rows[hit] != 7) & (rows[hit] != 0)).all(-1)]
+        assert kept == pytest.approx(0.1, abs=0.02) and zeros == pytest.approx(0.8, abs=0.03)
+        assert 0 <= numbers.min() < 0.1 and 0.9 < numbers.max() < 1
+
+
+def test_contrast_by_hand() -> None:
+    first, second = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]]), np.array([[1.0, 1.0], [0.0, 5.0], [-1.0, 0.0]])
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    cosines = np.exp(unit(first) @ unit(second).T / 0.15)
+    rows = [
+        -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),  # windows 0 and 1 are of one task
+        -math.log(cosines[1, 1] / (cosines[1, 1] + cosines[1, 2])),
+        -math.log(cosines[2, 2] / cosines[2].sum()),
+    ]
+    codes = jnp.asarray(first, jnp.float32), jnp.asarray(second, jnp.float32)
+    assert float(transformer.contrastive_loss(*codes, jnp.array([4, 4, 1]))) == pytest.approx(np.mean(rows), rel=1e-4)
+    assert float(transformer.contrastive_loss(*codes, jnp.array([2, 2, 2]))) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_neighbours_by_hand() -> None:
+    known, task = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([0, 1])
+    asked = jnp.array([[5.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert float(collective.neighbour_accuracy(known, task, asked, jnp.array([0, 1, 0]))) == pytest.approx(2 / 3)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def test_windows_at_the_start_of_an_episode_by_hand() -> None:
+    """Steps of two environments; the second one starts anew at its third step."""
+    states = jnp.arange(8.0).reshape(4, 2, 1) + 1  # 1 3 5 7, 2 4 6 8
+    window = transformer.first_window(states[0], 1, 3)
+    first = jnp.array([False, False])
+    for t in (1, 2, 3):
+        action, reward = 10.0 * states[t - 1], 100.0 * states[t, :, 0]
+        window = transformer.next_window(window, states[t], action, reward, jnp.array([False, t == 2]) | first)
+        if t == 1:
+            assert window.state[0, :, 0].tolist() == [1, 1, 3] and window.action[0, :, 0].tolist() == [0, 10]
+            assert window.reward[0, :, 0].tolist() == [0, 300]
+        if t == 2:
+            assert window.state[0, :, 0].tolist() == [1, 3, 5] and window.action[0, :, 0].tolist() == [10, 30]
+            assert window.state[1, :, 0].tolist() == [6, 6, 6] and not np.asarray(window.action[1]).any()
+            assert not np.asarray(window.reward[1]).any()
+    assert window.state[:, :, 0].tolist() == [[3, 5, 7], [6, 6, 8]]
+    assert window.action[:, :, 0].tolist() == [[30, 50], [0, 60]]
+    assert window.reward[:, :, 0].tolist() == [[500, 700], [0, 800]]
+
+
+def test_windows_of_a_recording_are_those_of_acting() -> None:
+    rng = np.random.default_rng(0)
+    rows, envs, steps = 30, 3, 5
+    first = rng.random((rows, envs)) < 0.15
+    first[0] = True
+    state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
+    reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
+    to32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+    window, seen = transformer.first_window(to32(state[0]), 1, steps), []
+    for t in range(rows):
+        if t:
+            step[t] = np.where(first[t], 0, step[t - 1] + 1)
+            window = transformer.next_window(
+                window, to32(state[t]), to32(action[t - 1]), to32(reward[t]), jnp.asarray(first[t])
+            )
+        seen.append(window)
+    acted = jax.tree.map(lambda *x: jnp.concatenate(x), *seen)
+    stored = transformer.stored_windows(
+        to32(state), to32(action), to32(reward), jnp.asarray(step), jnp.arange(rows * envs), steps
+    )
+    for a, b in zip(jax.tree.leaves(acted), jax.tree.leaves(stored), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_distillation_by_hand() -> None:
+    mean, log_std = jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.array([[-1.0, 0.0], [-2.0, -3.0]])
+    mu, expert = jnp.array([[0.5, 0.0], [0.0, 0.0]]), jnp.array([[0.0, -8.0], [-2.0, -5.0]])
+    first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
+    second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
+    for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
+        assert float(distillation_loss(mean, log_std, mu, expert, jnp.array(weight))) == pytest.approx(
+            by_hand, rel=1e-5
+        )
+
+
+# ---------------------------------------------------------------- the phases
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """States behind every phase; each phase is left half-way and gone on with from the disk, which must not matter."""
+    trainer = make_trainer(Collective, Corners(), 4, **TINY)
+    state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
+    with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
+        for number, phase in enumerate(trainer.algo.phases, 1):
+            block = trainer.make_block(phase)
+            state, _ = block(state, jnp.int32(1))
+            checkpoints.save(number, state, {})
+            checkpoints.wait()
+            _, restored, _ = checkpoints.restore(trainer.shapes())
+            assert digest(restored) == digest(state), phase.name
+            states[phase.name, "half"] = jax.tree.map(np.asarray, state.algo.replicated)
+            state, metrics[phase.name] = block(state, jnp.int32(phase.iterations - 1))
+            resumed, _ = block(restored, jnp.int32(phase.iterations - 1))
+            assert digest(resumed) == digest(state), phase.name
+            assert block._cache_size() == 1
+            states[phase.name] = jax.tree.map(jnp.copy, state)
+    return {"trainer": trainer, "states": states, "metrics": metrics}
+
+
+def test_phases_and_their_order() -> None:
+    algo = Collective(Corners().spec, Layout(4), **TINY)
+    assert [phase.name for phase in algo.phases] == [
+        "random", "burst", "learner", "worker", "transformer", "codes", "actor", "critic"
+    ]  # fmt: skip
+    calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
+    assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
+    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
+    bare = Collective(Corners().spec, Layout(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
+    assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
+    many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
+    assert many.phases[0].iterations == 17
+
+
+def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
+    before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
+    changing = {"burst": "actor", "learner": "actor", "transformer": "encoder", "actor": "actor", "critic": "critic"}
+    for phase in studied["trainer"].algo.phases:
+        after = jax.tree.map(np.asarray, studied["states"][phase.name].algo.replicated)
+        changed = [name for name in ("workers", "encoder", "actor", "critic") if digest(getattr(before, name))
+                   != digest(getattr(after, name))]  # fmt: skip
+        assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
+        before = after
+    for phase, metrics in studied["metrics"].items():
+        assert int(metrics.not_finite) == -1, phase
+    assert {"reconstruction", "contrast", "held_out_contrast", "held_out_code_accuracy"} <= set(
+        studied["metrics"]["transformer"].learning
+    )
+
+
+def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
+    algo, state = studied["trainer"].algo, studied["states"]["critic"]
+    ring, worker = jax.tree.map(np.asarray, state.algo.split), algo.worker
+    for task in (0, 1):
+        chosen = (ring.seen["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
+        params = jax.tree.map(lambda x, task=task: x[task], state.algo.replicated.workers)
+        mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.seen["observation"][chosen][:, None]))
+        np.testing.assert_allclose(ring.answer["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
+        np.testing.assert_allclose(ring.answer["log_std"][chosen], log_std[:, 0], rtol=1e-4)
+    assert {0, 1} == set(ring.seen["task"].ravel().tolist())
+
+
+def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
+    """Workers hardly deviate here, so that their actions are their means; nobody else's are."""
+    algo, state = studied["trainer"].algo, studied["states"]["random"]
+    params = state.algo.replicated
+    policy = algo.policy(state.algo)
+    key, first = jax.random.key(3), state.timestep
+    memory = algo.init_actor(policy, first, jnp.arange(4))
+    keys = jax.random.split(key, 4)
+    at = lambda steps: dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))  # noqa: E731
+    random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
+    noise = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (2,)))(keys)
+    mean, log_std = algo.worker.gaussian(jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation)
+    wanted = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
+    second = np.asarray(first.task) == 1
+    np.testing.assert_allclose(worker[0][second, 0], wanted[second], atol=1e-5)
+    again = algo.act(policy, memory, first, keys, at(18), "sample")[0]
+    np.testing.assert_allclose(learner[0], again, atol=1e-6)  # the learner acts as the policy does
+    assert not np.allclose(random[0], learner[0], atol=1e-2) and not np.asarray(worker[2]["code"]).any()
+    assert np.abs(np.asarray(random[2]["code"])).max() > 0
+
+
+def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str, Any]) -> None:
+    algo, state = studied["trainer"].algo, studied["states"]["codes"].algo
+    shards, rows, envs = state.split.end.shape
+    index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
+    window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), algo._windows(state.split, index))
+    codes = np.asarray(algo.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
+    np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-5)
+
+
+def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
+    algo, state = studied["trainer"].algo, studied["states"]["critic"].algo
+    ring = jax.tree.map(np.asarray, state.split)
+    begins = ring.answer["step"][:, :-1] == 0
+    assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
+    assert (ring.end[:, 8] != GOES_ON).all()
+    for env in range(4):
+        held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
+        wanted = np.repeat([(env + episode) % collective.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        np.testing.assert_array_equal(held_out, wanted)
+    found = algo.recording(state.split)
+    assert len(found["step"]) == 4 * (3 * 8 - 1)  # without the last steps, whose successors have no labels yet
+    went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
+    np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
+    alone = np.asarray(ring.answer["value"])
+    row = ring.reward[0, 5, 0, 0] + 0.5 * alone[0, 5, 0]  # the label of row 4 of the first environment
+    assert found["value"][4] == pytest.approx(row, rel=1e-5)
+    np.testing.assert_allclose(algo._steps(state.split, jnp.full((len(ring.end), 1), 4 * ring.end.shape[2]))["target"][0, 0],
+                               row, rtol=1e-5)  # fmt: skip
+
+
+def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
+    algo, state = studied["trainer"].algo, studied["states"]["critic"].algo
+    made = LabelledSet(environment="corners", task_names=algo.spec.task_names, **algo.recording(state.split))
+    labelled.write(tmp_path / "set.npz", made)
+    found = labelled.read(tmp_path / "set.npz", least_episodes=1)
+    assert len(found) == len(made) and found.episodes.sum() == 12
+
+
+def test_without_codes_the_policy_reads_the_state_alone() -> None:
+    with_code, without = (Collective(Corners().spec, Layout(4), **TINY | {"zero_code": zero}) for zero in (False, True))
+    actor = with_code.init(jax.random.key(0), None).replicated.actor
+    codes, state = (jnp.zeros((1, 6)), jnp.ones((1, 6))), jnp.ones((1, 2))
+    a, b = (with_code.gaussian(actor, code, state)[0] for code in codes)
+    c, d = (without.gaussian(actor, code, state)[0] for code in codes)
+    assert not np.allclose(a, b) and np.array_equal(c, d) and np.allclose(a, c)
+
+
+def test_advice_for_a_student() -> None:
+    algo = Collective(Corners().spec, Layout(4), **TINY)
+    state = algo.init(jax.random.key(0), None)
+    window = transformer.first_window(jnp.ones((3, 2)), 2, 4)
+    policy = algo.weights(state)
+    mean, log_std = algo.gaussian(policy["actor"], algo.codes(policy["encoder"], window), jnp.ones((3, 2)))
+    mu, sigma = algo.advice(policy, window)
+    np.testing.assert_allclose(mu, np.tanh(mean), rtol=1e-5)
+    np.testing.assert_allclose(sigma, np.maximum(np.exp(log_std), 1e-4), rtol=1e-4)
+    assert float(algo.advice(policy, window, 0.7)[1].min()) == pytest.approx(0.7)
+
+
+@pytest.mark.slow
+def test_the_task_is_learned_from_the_window() -> None:
+    """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
+    many = TINY | {"random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "width": 16}
+    many |= {"hidden": 32, "transformer_updates": 400, "transformer_batch": 64, "transformer_lr": 2e-3, "dropout": 0.0}
+    many |= {"updates_per_call": 100, "actor_updates": 1000, "batch_size": 64, "actor_lr": 3e-3, "units": 64}
+    trainer = make_trainer(Collective, Corners(), 16, **many)
+    state, metrics = trainer.init(jax.random.key(0)), {}
+    for phase in trainer.algo.phases:
+        state, block = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+        metrics |= {name: np.asarray(x)[: int(block.done)] for name, x in block.learning.items()}
+    assert metrics["held_out_code_accuracy"][-1] > 0.8
+    assert metrics["contrast"][-1, -20:].mean() < 0.7 * metrics["contrast"][0, :20].mean()
+    assert metrics["actor_held_out_loss"][-1] < 0.3 * metrics["actor_loss"][0, :5].mean()
+
+
+# ---------------------------------------------------------------- runs of workers
+
+WORKER = (
+    "--algo sac --env test_collective:Corners --num_envs 4 --units 8 --batch_size 8 --total_env_steps 32 --devices 1"
+)
+FLAGS = {name: value for name, value in TINY.items() if name not in ("worker_settings", "state_entries")}
+STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Runs by what is special about them."""
+    special = {
+        "near": "--task near", "far": "--task far", "other": "--task nearer", "both": "", "arm": "--task near --reach 0.4",
+        "wide": "--task near --units 16", "wide observation": "--task far --dimensions 3",
+    }  # fmt: skip
+    found = {}
+    for name, flags in special.items():
+        runs = tmp_path_factory.mktemp("worker")
+        assert train.main([*WORKER.split(), *flags.split(), "--runs", str(runs)]) == 0
+        found[name] = (runs / "latest").read_text().strip()
+    return found
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    settings = {"algo": "collective", "env": "test_collective:Corners", "num_envs": 4, **FLAGS}
+    (tmp_path / "tiny.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+    return tmp_path
+
+
+def test_a_run_from_workers_to_evaluation(
+    workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here)]
+    assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}", "--eval_every", "5"]) == 0
+    run = (here / "latest").read_text().strip()
+    _, config = read_run(run)
+    assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
+    assert config.algo_settings["worker_settings"].startswith('{"units": 8, "depth": 2, "critics": 2')
+    assert config.run.total_env_steps == 3 * 9 * 4  # all that the phases collect
+    taken = session.load_policy(run).params["workers"]
+    for task, name in enumerate(("near", "far")):
+        own = session.load_policy(workers[name]).params
+        assert digest(jax.tree.map(lambda x, task=task: x[task], taken)) == digest(own)
+    monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
+    assert train.main(["--resume", run]) == 0
+    capsys.readouterr()
+    assert jaxrl.evaluate.main([run, "--episodes", "8"]) == 0
+    assert "distance" in capsys.readouterr().out
+
+
+WRONG = {
+    "none": ("", "there is no worker for 'near', 'far': name a run of sac for each of near, far with --workers"),
+    "too few": ("{near}", "there is no worker for 'far'"),
+    "twice": ("{near},{near}", "{near} and {near} are both workers for 'near': take one"),
+    "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here (near, far)"),
+    "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker knows one"),
+    "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: make it the same"),
+    "another network": ("{wide},{far}", "{wide} was trained with units 16, {far} with 8: take workers that are alike"),
+    "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they are (3,)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_workers_that_do_not_fit(
+    what: str, workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named, sentence = (text.format_map(workers) for text in WRONG[what])
+    capsys.readouterr()
+    assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers", named]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers"]
+    assert train.main([*argv, "nowhere"]) == 1
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
+    assert "begins with the runs of --workers: leave --init_from out" in capsys.readouterr().err
+
+
+def test_workers_of_another_algorithm_or_environment() -> None:
+    spec, layout = Corners().spec, Layout(4)
+    algo = Collective(spec, layout, **TINY)
+    with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
+        Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)})
+    sac = Sac(dataclasses.replace(spec, name="room"), layout, batch_size=8, buffer_size=100)
+    with pytest.raises(ValueError, match="a was trained on 'room', not on 'corners'"):
+        Collective.adopt(spec, {}, {"workers": (Source("a", sac, {}),)})
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_names_and_the_environment_of_these_tests() -> None:
+    assert algos.find("collective") is Collective and Collective.recurrent
+    check_env(Corners())
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "sentence"),
+    [
+        ({"num_agents": 2}, {}, "collective takes one agent with arrays as observation and action, unlike 'corners'"),
+        ({"task_names": (), "num_tasks": 1}, {}, "collective needs several tasks with names, 'corners' has none"),
+        ({"task_names": ("near",), "num_tasks": 1}, {}, "'corners' has near: set more of them"),
+        ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
+        ({}, {"random_steps": 0}, "random_steps must be at least 1, not 0"),
+        ({}, {"worker_steps": -1}, "worker_steps must be 0 or above, not -1"),
+        ({}, {"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
+        ({}, {"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({}, {"heads": 3}, "heads 3 do not divide width 8"),
+        ({}, {"window": 9}, "window must lie between 2 and the 8 steps of an episode, not 9"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Collective(dataclasses.replace(Corners().spec, **changes), Layout(4), **TINY | settings)

@@ -1,0 +1,117 @@
+"""Labelled sets: what is written is read again, and a file that will not do is refused in one sentence."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxrl import labelled
+from jaxrl.labelled import LabelledSet, LabelledSetError
+
+TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
+
+
+def made(**changes: Any) -> LabelledSet:
+    """Five episodes of four steps for each of two tasks."""
+    rng, rows = np.random.default_rng(0), TASKS * EPISODES * STEPS
+    normal = lambda *shape: rng.normal(size=(rows, *shape)).astype(np.float32)  # noqa: E731
+    step = np.tile(np.arange(STEPS, dtype=np.int32), TASKS * EPISODES)
+    fields = {
+        "environment": "arm", "task_names": ("push", "pull"), "step": step, "terminated": step == STEPS - 1,
+        "task": np.repeat(np.arange(TASKS, dtype=np.int32), EPISODES * STEPS), "observation": normal(NUMBERS),
+        "action": np.tanh(normal(ACTIONS)), "reward": normal(), "next_observation": normal(NUMBERS),
+        "mu": np.tanh(normal(ACTIONS)), "log_std": normal(ACTIONS), "value": normal(),
+    }  # fmt: skip
+    return LabelledSet(**fields | changes)
+
+
+def saved(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
+    """The same as a file that nobody has checked."""
+    arrays = dataclasses.asdict(made()) | {"version": 1} | changes
+    np.savez(path, **{name: value for name, value in arrays.items() if name not in without})
+    return path
+
+
+def changed(name: str, place: Any, value: float) -> dict[str, np.ndarray]:
+    array = np.array(getattr(made(), name))
+    array[place] = value
+    return {name: array}
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    labelled.write(tmp_path / "set.npz", made())
+    found = labelled.read(tmp_path / "set.npz")
+    for name, value in dataclasses.asdict(made()).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    assert len(found) == 40 and found.episodes.tolist() == [5, 5]
+    assert [path.name for path in tmp_path.iterdir()] == ["set.npz"]  # nothing half-written is left
+
+
+def test_floats_and_integers_of_any_width_are_read(tmp_path: Path) -> None:
+    wide = {"reward": made().reward.astype(np.float64), "step": made().step.astype(np.int64)}
+    found = labelled.read(saved(tmp_path / "set.npz", **wide))
+    assert found.reward.dtype == np.float32 and found.step.dtype == np.int32
+
+
+def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
+    first, second = saved(tmp_path / "a.npz"), saved(tmp_path / "b.npz", task_names=("lift", "push"))
+    both = labelled.read_all([str(first), str(second)])
+    assert both.task_names == ("push", "pull", "lift") and both.episodes.tolist() == [10, 5, 5]
+    assert both.task[len(made())] == 2 and both.task[-1] == 0
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "a field is missing": ({"without": ("mu", "value")}, "lacks value, mu: see jaxrl/labelled.py"),
+    "another version": ({"version": 2}, "is of version 2, this program reads version 1: make it anew"),
+    "not a number": (changed("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
+    "infinite": (changed("reward", 9, np.inf), "has a reward that is not finite in row 9"),
+    "sizes": ({"next_observation": np.zeros((40, 5), np.float32)}, "observation has 3 numbers, next_observation 5"),
+    "rows": ({"reward": np.zeros(39, np.float32)}, "holds reward as float32[39] beside 40 rows of step"),
+    "type": ({"task": np.zeros(40)}, "holds task as float64[40] beside 40 rows of step, not as int[N]"),
+    "box": (changed("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
+    "task": (changed("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),
+    "a gap": (changed("step", 6, 3), "breaks an episode at row 6"),
+    "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
+    "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
+    "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
+                     "has 4 episodes of the task 'pull', too few to hold some out: collect 5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_set_that_will_not_do_is_refused(what: str, tmp_path: Path) -> None:
+    changes, sentence = BROKEN[what]
+    path = saved(tmp_path / "set.npz", **changes)
+    with pytest.raises(LabelledSetError) as caught:
+        labelled.read(path)
+    assert sentence in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("no archive")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for name, sentence in (
+        ("absent.npz", "cannot be read (No such file or directory)"),
+        ("text.npz", "no .npz archive of plain arrays"),
+        ("array.npy", "no .npz archive of plain arrays"),
+    ):
+        with pytest.raises(LabelledSetError) as caught:
+            labelled.read(tmp_path / name)
+        assert sentence in str(caught.value)
+
+
+def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
+    wide = {name: np.zeros((40, 5), np.float32) for name in ("observation", "next_observation")}
+    paths = [str(saved(tmp_path / "a.npz")), str(saved(tmp_path / "b.npz", **wide))]
+    with pytest.raises(LabelledSetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
+        labelled.read_all(paths)
+
+
+def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(LabelledSetError, match="not finite in row 2"):
+        labelled.write(tmp_path / "set.npz", made(**changed("value", 2, np.nan)))
+    with pytest.raises(LabelledSetError, match="cannot be written"):
+        labelled.write(tmp_path / "absent" / "set.npz", made())
+    assert not list(tmp_path.iterdir())
