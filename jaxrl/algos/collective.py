@@ -129,9 +129,12 @@ class Collective(Algorithm):
 
     def __post_init__(self) -> None:
         spec = self.spec
-        if spec.num_agents != 1 or not isinstance(spec.observation, Box) or not isinstance(spec.action, Box):
-            raise ValueError(f"collective takes one agent with arrays as observation and action, unlike '{spec.name}'")
-        if (spec.action.low, spec.action.high) != (-1.0, 1.0) or len(spec.action.shape) != 1:
+        boxes = spec.observation, spec.action
+        if spec.num_agents != 1 or not all(isinstance(box, Box) and len(box.shape) == 1 for box in boxes):
+            raise ValueError(
+                f"collective takes one agent with a vector as observation and action, unlike '{spec.name}'"
+            )
+        if (spec.action.low, spec.action.high) != (-1.0, 1.0):
             raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {spec.action}")
         if not 2 <= len(spec.task_names) == spec.num_tasks:
             named = ", ".join(spec.task_names) or "none"
@@ -281,6 +284,10 @@ class Collective(Algorithm):
     @property
     def _row_bytes(self) -> int:
         return replay.row_bytes(self._seen, self._answer, 1)
+
+    def largest_chunk(self) -> int:
+        """Gradients are never cut: InfoNCE compares all windows of a batch."""
+        return 0
 
     def data_bytes(self) -> int:
         """Activations of a batch of the transformer, two views of each window, and their gradients."""
