@@ -99,7 +99,7 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a single array
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
         raise LabelledSetError(f"the labelled set {path} cannot be read ({reason})") from None
     _check(arrays, str(path), least_episodes)

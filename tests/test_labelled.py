@@ -63,7 +63,7 @@ def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "a field is missing": ({"without": ("mu", "value")}, "lacks value, mu: see jaxrl/labelled.py"),
+    "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/labelled.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: make it anew"),
     "not a number": (changed("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
     "infinite": (changed("reward", 9, np.inf), "has a reward that is not finite in row 9"),
