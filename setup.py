@@ -13,5 +13,10 @@ setup(
         "jaxrl.configs",
     ],
     package_dir={"jaxrl.configs": "configs"},
-    package_data={"jaxrl.configs": ["*.yaml"], "jaxrl": ["py.typed"], "envs_jax": ["py.typed"]},
+    package_data={
+        "jaxrl.configs": ["*.yaml"],
+        "jaxrl": ["py.typed"],
+        "envs_jax": ["py.typed"],
+        "envs_jax.reach": ["*.json"],
+    },
 )

@@ -250,7 +250,7 @@ def load(path: str, what: str) -> type:
         raise ValueError(f"{what} '{path}': module '{module}' has no '{attribute}'") from None
 
 
-def find(name: str) -> type:
+def find(name: str) -> type[Environment]:
     """The environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment '{name}': {closest(name, _REGISTRY)}")
@@ -266,7 +266,7 @@ def make(name: str, **settings: Any) -> Environment:
     Raises:
         ValueError: unknown name or setting (the closest one is offered), or impossible value.
     """
-    cls = find(name)
+    cls: Any = find(name)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key in settings:
         if key not in fields:

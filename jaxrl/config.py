@@ -27,7 +27,7 @@ from jaxrl import algos
 from jaxrl.algos.base import Algorithm
 from jaxrl.errors import UsageError, UserError
 from jaxrl.precision import Compute, Store
-from jaxrl.run_directory import CONFIG, open_run
+from jaxrl.run_directory import CONFIG, check_environment, open_run
 
 # What `--algo` alone trains on.
 DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach"}
@@ -61,7 +61,9 @@ class RunSettings:
     block_iterations: int = setting(16, "most iterations of one compiled call")
     block_seconds: float = setting(1.0, "iterations per compiled call are chosen to take about so long")
     log_every: int = setting(1, "iterations per line of metrics")
-    self_play: int = setting(0, "snapshots of the learner that play the other team wherever the opponent is 'self'")
+    self_play: int = setting(
+        4, "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games"
+    )
     self_play_every: int = setting(2000, "iterations between snapshots, the oldest of which is replaced")
     eval_every: int = setting(0, "iterations between evaluations that choose the best checkpoint; 0 = never")
     eval_episodes: int = setting(64, "episodes of such an evaluation, rounded up to a multiple of 8")
@@ -88,11 +90,11 @@ class RunSettings:
 MOST_ENVS = 2**24  # environments of a run
 _NOT_NEGATIVE = (
     "num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
-    "rollout_chunk", "learn_chunk", "memory_gb", "self_play", "eval_every", "checkpoint_every",
+    "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every",
 )  # fmt: skip
 _POSITIVE = (
-    "block_iterations", "block_seconds", "log_every", "self_play_every", "eval_episodes", "checkpoint_minutes",
-    "keep_checkpoints",
+    "block_iterations", "block_seconds", "log_every", "self_play", "self_play_every", "eval_episodes",
+    "checkpoint_minutes", "keep_checkpoints",
 )  # fmt: skip
 
 # Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the
@@ -321,12 +323,14 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
     """A run's directory and its configuration.
 
     Raises:
-        RunError: there is no such run.
+        RunError: there is no such run, or its environment has changed since.
         UsageError: its config.yaml is damaged.
     """
     directory = open_run(run)
     path = directory / CONFIG
-    return directory, build(read_yaml(path), str(path))
+    config = build(read_yaml(path), str(path))
+    check_environment(directory, config.env, environments.find(config.env).version)
+    return directory, config
 
 
 def build(values: dict[str, Any], where: str) -> Config:

@@ -1,5 +1,6 @@
 """Adam steps as every algorithm here takes them; a thin layer over optax."""
 
+import math
 from typing import Any
 
 import jax
@@ -29,38 +30,16 @@ def descend(
     return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
 
 
-def descend_flat(
-    optimiser: optax.GradientTransformation,
-    gradient: Any,
-    params: Any,
-    target: Any,
-    state: Any,
-    rate: Array | float,
-    tau: Array | float = 0.0,
-) -> tuple[Any, Any, Any, Array]:
-    """One step of parameters and of their slow copy, all leaves as one vector: a few operations however many leaves.
-
-    Args:
-        optimiser: its state belongs to the vector that `flat` makes of the parameters.
-        gradient, params, target: trees of one structure; target is the slow copy, None where there is none.
-        state: of the optimiser.
-        rate: step size.
-        tau: target becomes (1 - tau) target + tau params, after the step.
-
-    Returns:
-        new parameters, new target, new optimiser state, norm of the gradient.
-    """
-    vector, restore = ravel_pytree(params)
-    slope = flat(gradient)
-    vector, state = descend(optimiser, slope, vector, state, rate)
-    if target is not None:
-        target = restore((1 - tau) * flat(target) + tau * vector)
-    return restore(vector), target, state, norm(slope)
-
-
 def flat(tree: Any) -> Array:
-    """All leaves one after another, float32[P]."""
+    """All leaves one after another, float32[P]: few operations instead of a few for each leaf."""
     return ravel_pytree(tree)[0]
+
+
+def unflat(vector: Array, like: Any) -> Any:
+    """The tree of which `flat` made a vector; `like` has its leaves or their ShapeDtypeStructs."""
+    leaves, structure = jax.tree.flatten(like)
+    parts = jax.lax.split(vector, [math.prod(leaf.shape) for leaf in leaves])
+    return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
 
 def norm(tree: Any) -> Array:

@@ -14,7 +14,7 @@ from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import algos, hosts, plan, precision
 from jaxrl.algos.base import Algorithm, Phase
-from jaxrl.config import Config, RunSettings, usage_errors
+from jaxrl.config import Config, RunSettings, changed, usage_errors
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, learned
 from jaxrl.parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
@@ -74,7 +74,34 @@ def prepare(config: Config, resuming: bool = False) -> Setup:
         except UsageError:
             return None
 
-    raise made.refusal(made.total, plan.largest_fitting(plan.search_largest(made, replan)))
+    raise made.refusal(made.total, _smaller_store(setup) or plan.largest_fitting(plan.search_largest(made, replan)))
+
+
+def _smaller_store(setup: Setup) -> str:
+    """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
+    name, config, made = setup.algo.store_setting, setup.config, setup.plan
+    if name is None:
+        return ""
+    value = config.algo_settings[name]
+
+    def replan(value: Any) -> plan.Plan | None:
+        try:
+            return assemble(changed(config, {name: value})).plan
+        except UsageError:
+            return None
+
+    whole = isinstance(value, int)
+    less = value // 2 if whole else value / 2
+    half = replan(less)
+    if half is None or half.total >= made.total:
+        return ""
+    fitting = value - (made.total - made.limit) * (value - less) / (made.total - half.total)
+    if fitting <= 0:
+        return ""
+    step = 10.0 ** (math.floor(math.log10(fitting)) - 1)
+    fitting = math.floor(fitting / step) * step
+    found = replan(int(fitting) if whole else fitting)
+    return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
 
 
 def assemble(config: Config, resuming: bool = False) -> Setup:
@@ -142,26 +169,15 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
     """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
-    wanted = getattr(env.env, "takes_rivals", False)
-    if not (wanted or run.self_play):
+    if not getattr(env.env, "takes_rivals", False):
         return env
-    if not wanted:
-        raise UsageError(
-            f"self_play {run.self_play}: no opponent of '{env.spec.name}' is 'self'; name it in --opponent"
-        )
-    if not run.self_play:
-        raise UsageError("the opponent 'self' is played by snapshots of the learner: say how many with --self_play 4")
     games = algo.layout.num_envs // algo.layout.shards
-    if games % run.self_play:
-        raise UsageError(
-            f"self_play {run.self_play} does not divide the {games} environments of a logical shard "
-            f"(num_envs {algo.layout.num_envs} / {algo.layout.shards}): use {largest_divisor(games, run.self_play)}"
-        )
+    snapshots = largest_divisor(games, run.self_play)
     if any(phase.restart for phase in algo.phases):
         raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
     if algo.recurrent:
         raise UsageError("self_play needs a policy that remembers nothing from step to step")
-    return SelfPlay(env.env, env, algo, games // run.self_play, run.self_play, run.self_play_every)
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
@@ -247,10 +263,11 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
     ]
     evaluate = start = None
     key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    contest = setup.env.env.contest
     if run.eval_every:
         evaluator = Evaluator(
             setup.eval_env,
-            learned(setup.algo),
+            learned(setup.algo, "sample" if contest and contest.drawn else "best"),
             setup.eval_episodes,
             setup.mesh,
             run.rollout_chunk,

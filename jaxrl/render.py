@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
     rate = _rate(flags.frames_per_second)
     check_writable(path)
-    subject = read()
+    subject = _with_opponents(read())
     name = flags.policy or ("learned" if subject.run else None)
     if name is None:
         raise UsageError(f"without a run, --policy says who flies: choose from {', '.join(subject.policies)}")
@@ -188,6 +188,15 @@ def main(argv: Sequence[str]) -> int:
     print(f"{name}, episode {episode}: {shown.steps} steps, {score} {float(shown.curves[score][-1]):.3f} at the end")
     print(f"wrote {path} ({len(content) / 2**20:.2f} MiB) in {time.monotonic() - began:.0f} s")
     return 0
+
+
+def _with_opponents(subject: Subject) -> Subject:
+    """Where snapshots of the learner played the other team, those of the evaluations that chose the best checkpoint."""
+    contest = subject.env.env.contest
+    if contest is None or contest.outside is None or subject.given & frozenset(contest.settings):
+        return subject
+    evaluated = subject.env.env.for_evaluation()
+    return subject.moved({name: getattr(evaluated, name) for name in subject.settings})
 
 
 def _references(given: str | None, subject: Subject, name: str) -> dict[str, dict[str, np.ndarray]]:

@@ -22,6 +22,7 @@ from jaxrl.precision import stored_dtype
 
 Floats = Literal["auto", "float16", "float32"]
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
+MOST_ROWS = 2**31  # of a logical shard, which int32 numbers
 TRIES = 4  # draws per sample, of which the first that may start a window is taken
 
 
@@ -106,13 +107,13 @@ def row_bytes(seen: Any, answer: Any, agents: int, prioritised: bool = False) ->
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """R such that at least `transitions` windows of all environments together may be drawn from a full ring."""
+    """R such that a full ring holds `transitions` answered rows; those that end an episode start no window."""
     return -(-transitions // num_envs) + n_step
 
 
 def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritised: bool = False) -> Replay:
     """An empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError where rows cannot be numbered."""
-    if rows * envs >= 2**31:
+    if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
     return Replay(

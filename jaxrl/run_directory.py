@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.extend.backend
@@ -25,6 +26,7 @@ from jaxrl.files import write_atomically
 
 CONFIG = "config.yaml"
 _LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
+_ENV = "environment"  # entry of versions.json: the version of its rules and observations
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -32,7 +34,7 @@ class RunError(UserError):
     """A run directory cannot be made, is not one, or is in use."""
 
 
-def create(root: Path | str, algo: str, env: str) -> Path:
+def create(root: Path | str, algo: str, env: str, env_version: int = 1) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
 
     Raises:
@@ -42,7 +44,7 @@ def create(root: Path | str, algo: str, env: str) -> Path:
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = _next(group)
-        write_atomically(run / _VERSIONS, json.dumps(versions(), indent=1) + "\n")
+        write_atomically(run / _VERSIONS, json.dumps(versions() | {_ENV: env_version}, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -113,16 +115,31 @@ def versions() -> dict[str, str]:
 
 def other_versions(run: Path) -> list[str]:
     """Sentences about what is of another version now than when the run began: its numbers may differ a little."""
-    try:
-        former = dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # it is only compared with
-        return []
-    now = versions()
+    former, now = _former(run), versions()
     return [
         f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
         for name in ("jaxrl", *_PACKAGES, "backend")
         if name in former and former[name] != now[name]
     ]
+
+
+def check_environment(run: Path, env: str, version: int) -> None:
+    """Raises RunError if the rules or observations of a run's environment were others when it began."""
+    found = _former(run)
+    former = found.get(_ENV, 1)
+    if found and former != version:
+        raise RunError(
+            f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
+            "observations or rules mean something else: use the jaxrl that trained it, or train anew"
+        )
+
+
+def _former(run: Path) -> dict[str, Any]:
+    """What stands in a run's versions.json; nothing where it cannot be read, since it is only compared with."""
+    try:
+        return dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def open_run(path: Path | str) -> Path:

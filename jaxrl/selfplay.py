@@ -1,7 +1,8 @@
 """Self-play: the other team of some games is played by snapshots of the learner.
 
 A pool of P snapshots is part of the training state. The games of each logical shard are cut into P contiguous groups,
-one snapshot each, so that a group's networks are evaluated at once and parameters are never gathered per game
+one snapshot each, so that a group's networks are evaluated at once and parameters are never gathered per game; when
+a snapshot is replaced, its games go on against the new one
 (Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
 
 An environment that takes part says so by `takes_rivals`; its batched form has `rivals(state)`, what the other team

@@ -388,7 +388,7 @@ class Session:
     def _raise_not_finite(self, fetched: BlockMetrics, before: Position, phase: Phase) -> None:
         row = int(fetched.done) - 1
         name = self.setup.trainer.tensor_names(phase)[int(fetched.not_finite)]
-        at = f"iteration {before.iterations + row + 1:,}"
+        at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check behind the block
         first = [
             int(np.argmax(~np.isfinite(values[row])))
             for values in fetched.learning.values()
@@ -425,7 +425,8 @@ def start(config: Config) -> Ended:
     inputs = load_inputs(setup)
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
-        with _held(lambda: run_directory.create(setup.config.run.runs, config.algo, config.env)) as directory:
+        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
+        with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
 
@@ -539,9 +540,10 @@ def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
         use_best = best and checkpoints.best_step() is not None
         try:
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
-        except CheckpointError:
+        except CheckpointError as error:
             if not use_best:
                 raise
+            print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
 
@@ -625,8 +627,10 @@ def load_weights(run: str, setup: Setup) -> Any:
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     if shapes_of(wanted) != shapes_of(found):
-        raise UsageError(
-            f"the networks of {run} have other shapes: give the same observation, width and depth settings"
-        )
+        here, there = setup.config.flat(), config.flat()
+        sections = (setup.config.env_settings, setup.config.algo_settings)
+        odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)))
+        told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
+        raise UsageError(f"the networks of {run} have other shapes: they were made with {told[0]}; here {told[1]}")
     state, _ = _read(directory, other, best=True)
     return _anywhere(other.algo.weights(state))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
 from envs_jax.base import Array, TimeStep, pytree
@@ -64,7 +65,7 @@ class BlockMetrics:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
         episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
         not_finite: int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine.
-        done: int32[], iterations that ran (fewer than asked for only behind a non-finite tensor).
+        done: int32[], iterations that ran (fewer than asked for only behind a metric of `learn` that is not finite).
     """
 
     learning: Any
@@ -303,26 +304,33 @@ class Trainer:
         return list(self._checked(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
-        """Up to K iterations; stops behind the first one that leaves a non-finite tensor."""
-        _, learning, episodes = jax.eval_shape(lambda s: self._iteration(s, phase), state)
-        buffer = jax.tree.map(lambda x: jnp.zeros((self.block, *x.shape), x.dtype), (learning, episodes))
+        """Up to K iterations; stops behind the first one whose `learn` reports a value that is not finite.
+
+        Everything else that must stay finite is looked at once, behind the last iteration.
+        """
+        _, *shapes = jax.eval_shape(lambda s: self._iteration(s, phase), state)
+        empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
+
+        def pack(metrics: Any) -> Array:
+            return ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
 
         def run(carry: Any) -> Any:
-            state, buffer, index, _ = carry
-            state, learning, episodes = self._iteration(state, phase)
-            buffer = jax.tree.map(lambda b, x: b.at[index].set(x), buffer, (learning, episodes))
-            checked = self._checked(state.algo, learning)
-            bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
-            first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
-            return state, buffer, index + 1, first
+            state, rows, index, _ = carry
+            state, *metrics = self._iteration(state, phase)
+            # one write and one check, not one for each metric
+            row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
+            return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))
 
         def more(carry: Any) -> Array:
-            return (carry[2] < iterations) & (carry[3] < 0)
+            return (carry[2] < iterations) & carry[3]
 
-        state, (learning, episodes), done, bad = jax.lax.while_loop(
-            more, run, (state, buffer, jnp.int32(0), jnp.int32(-1))
-        )
-        return state, BlockMetrics(learning, episodes, bad, done)
+        rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
+        state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
+        checked = self._checked(state.algo, unpack(rows[done - 1])[0])
+        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
+        first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        learning, episodes = jax.vmap(unpack)(rows)
+        return state, BlockMetrics(learning, episodes, first, done)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""

@@ -2,7 +2,7 @@
 # Train on several nodes of a SLURM cluster, from a checkout on a disk that all nodes share:
 #
 #     sbatch --nodes 2 --gpus-per-node 4 scripts/slurm.sh --algo ddpg --num_envs 65536
-#     sbatch --nodes 2 --gpus-per-node 4 scripts/slurm.sh --resume runs/ddpg_snakes/0003
+#     sbatch --nodes 2 --gpus-per-node 4 scripts/slurm.sh --resume runs/ddpg_snakes_3v3/0003
 #
 # The words behind the script are those of `python -m jaxrl.train`; add --account, --partition and --time as your
 # cluster wants them. PYTHON names the interpreter (default: .venv/bin/python of the checkout, which `make` makes).

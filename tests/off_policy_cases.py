@@ -17,6 +17,7 @@ from jaxrl.algos.base import Progress, count, start
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
+from jaxrl.algos.student import Student
 from jaxrl.parallel import Layout, logical_shards, make_mesh
 from jaxrl.trainer import BlockMetrics, Trainer, TrainState
 
@@ -67,6 +68,11 @@ class Case(NamedTuple):
 CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
 CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC, pushed)
 CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
+
+
+CASES["student"] = Case(
+    Student, PointMass(num_agents=2, tasks=2), SAC | {"help_constant": 100, "help_until": 500, "target_freq": 1}, pushed
+)
 
 
 def make_trainer(

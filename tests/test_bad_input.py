@@ -19,6 +19,7 @@ from jaxrl.prepare import prepare
 
 ROOT = Path(__file__).parents[1]
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
+DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
 COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --width 4 --num_envs 8 --devices 1 --total_episodes 16"
 
 # What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
@@ -67,6 +68,23 @@ USAGE = {
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
     "weights of another algorithm": (f"{COMA} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'coma'"),
     "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "have other shapes"),
+    "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
+    "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
+    "an observation that does not fit": (
+        f"{DDPG} --observation obs35 --beans 4", "obs35 is published for two teams, 6 snakes and 5 beans, not 6 and 4"
+    ),
+    "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
+    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "(2000) exceeds what"),
+    "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "lower buffer_size or buffer_gb"),
+    "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
+    "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),
+    "a schedule that runs backwards": (
+        [*DDPG.split(), "--opponent", "2 3@0.5 1@0.2"], "must begin with 0, rise from part to part"
+    ),
+    "weights of another observation": (
+        f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
+        "observation obs_full, reward lives, masks True; here opponent 2, observation obs26",
+    ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
 }  # fmt: skip
 RUN_TIME = {
@@ -75,6 +93,7 @@ RUN_TIME = {
     "no such run for weights": (f"{TINY} --init_from nowhere", "nowhere does not exist"),
     "too little memory": (f"{COMA} --q 57 --num_envs 4096 --memory_gb 0.05", "the largest --num_envs that fits is "),
     "far too little memory": (f"{COMA} --width 256 --memory_gb 0.01", "choose a smaller network or map"),
+    "a replay larger than memory": (f"{DDPG} --buffer_size 200000000", "the largest --buffer_size that fits is "),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
 
@@ -104,6 +123,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "twice.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngamma: 0.9\ngamma: 0.8\n")
     (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
     (tmp_path / "torn.yaml").write_text("algo: [coma\n")
+    (tmp_path / "teams").mkdir()
+    run_directory.write_config(tmp_path / "teams", parse(f"{DDPG} --observation obs_full".split()).config.to_yaml())
     return tmp_path
 
 
@@ -120,8 +141,11 @@ def one_sentence(text: str, wanted: str) -> None:
     assert "Traceback" not in text
 
 
-def check(argv: str, code: int, wanted: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word.format(run=run, here=here) for word in argv.split()]
+def check(
+    argv: str | list[str], code: int, wanted: str, run: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = argv.split() if isinstance(argv, str) else argv
+    words = [word.format(run=run, here=here, teams=here / "teams") for word in words]
     before = contents(run.parents[1], here)
     capsys.readouterr()
     assert train.main(words) == code

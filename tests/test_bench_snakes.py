@@ -54,7 +54,7 @@ def test_all_configurations_are_played(env, changes, agents):
 
 
 def test_settings_that_the_baseline_lacks():
-    for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random")):
+    for changes, word in (({"observation": "obs_full"}, "obs26"), ({}, "random"), ({"opponent": "linear"}, "mixture")):
         with pytest.raises(ValueError, match=word):
             snakes.NumpyGames(settings(**changes), "randm" if not changes else "random", 0)
 

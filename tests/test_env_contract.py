@@ -25,6 +25,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
     ],
+    "reach": [
+        {"horizon": 3},
+    ],
+    "reach_family": [
+        {"horizon": 2, "goals": "uniform", "reward": "v1", "weld": "v2", "partially_observable": True},
+    ],
     "snakes": [
         {"height": 5, "width": 6, "max_steps": 6},
         {"max_steps": 6, "observation": "obs30", "reward": "plus", "seat": "second", "opponent": "evasion"},

@@ -210,7 +210,7 @@ RUN = "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --buf
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a run on disk to a script that plays what was exported."""
     setup = assemble(parse(f"{RUN} --devices 1".split()).config)
-    run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1")
+    run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1", setup.env.env.version)
     run_directory.write_config(run, setup.config.to_yaml())
     state = setup.trainer.init(jax.random.key(0))
     with Checkpoints(run / "checkpoints") as checkpoints:

@@ -468,10 +468,6 @@ def test_lead_codes() -> None:
     assert {leads[done, a, a] for done in (False, True) for a in (1, 2)} == {0}
 
 
-def test_the_first_of_the_best_wins() -> None:
-    assert oracle.winner([1, 3, 0, 3, 2, 3]) == 1
-
-
 def test_shaped_rewards_by_hand() -> None:
     state = State([[(0, 0)], [(0, 4)], [(3, 8)], [(5, 5)]], [UP] * 4, [(3, 4), (9, 9)])
     rewards, hit = [1, -2, 0, 0], [False, True, True, False]

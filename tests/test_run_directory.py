@@ -52,6 +52,18 @@ def test_versions(tmp_path: Path) -> None:
     assert versions["devices"] == "8 x cpu" and versions["backend"].startswith("cpu")
 
 
+def test_a_run_of_another_version_of_its_environment(tmp_path: Path) -> None:
+    run = run_directory.create(tmp_path, "ddpg", "snakes_3v3", 2)
+    run_directory.check_environment(run, "snakes_3v3", 2)
+    with pytest.raises(RunError, match="trained in version 2 of the environment 'snakes_3v3', this is version 3"):
+        run_directory.check_environment(run, "snakes_3v3", 3)
+    (run / "versions.json").write_text(json.dumps({"jaxrl": "0.1.0"}))  # as runs were written at first
+    with pytest.raises(RunError, match="version 1"):
+        run_directory.check_environment(run, "snakes_3v3", 2)
+    (run / "versions.json").unlink()
+    run_directory.check_environment(run, "snakes_3v3", 2)
+
+
 def test_a_root_that_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(RunError, match=r"no run directory can be made under .*runs \(.*\); make it writable"):

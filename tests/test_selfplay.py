@@ -15,7 +15,9 @@ from envs_jax.base import Array
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import train
 from jaxrl.algos.base import Algorithm, count, start
+from jaxrl.config import parse
 from jaxrl.parallel import Layout
+from jaxrl.prepare import assemble
 from jaxrl.selfplay import SelfPlay
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
@@ -127,12 +129,16 @@ def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> 
     assert outcome(cut) == whole
 
 
+@pytest.mark.parametrize(("asked", "made"), [(1, 1), (2, 2), (3, 2), (9, 4)])
+def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, made: int) -> None:
+    env = assemble(parse(f"{SELF} --self_play {asked}".split()).config).trainer.env
+    assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (made, 4 // made)
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--self_play 0", "say how many with --self_play"),
-        ("--self_play 3", "self_play 3 does not divide the 4 environments of a logical shard (num_envs 16 / 4): use 2"),
-        ("--opponent 2", "self_play 2: no opponent of 'snakes' is 'self'; name it in --opponent"),
+        ("--self_play 0", "self_play must be above 0"),
         ("--eval_opponent self", "eval_opponent is 'self'; choose scripted players"),
         ("--self_play_every 0", "self_play_every must be above 0"),
     ],

@@ -288,8 +288,6 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> Non
         return
     if env.reward == "lives":
         paid = game.rewards - game.hit
-    elif env.reward == "score":
-        paid = np.full(env.num_agents, game.rewards[mine].sum() - game.rewards[theirs].sum())
     else:
         paid = np.concatenate([game.shaped(env.reward, s) for s in seats])
     np.testing.assert_allclose(timestep.reward, paid, rtol=1e-6, atol=1e-6)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from bench.snakes import oracle_opponents
 from envs_jax.batch import batched
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes import full, reward, schedule, segments
@@ -66,13 +67,9 @@ def test_schedules(text, expected):
 
 @pytest.mark.parametrize("name", ["linear", "exponential", "curriculum"])
 def test_published_schedules(name):
-    for p in (0.01, 0.2, 0.39, 0.4, 0.45, 0.62, 0.64, 0.7, 0.82, 0.83, 0.86, 0.999, 1.0):
-        wanted = {
-            "linear": min(4, int(4 * p)),
-            "exponential": min(4, int(4 * p**1.5)),
-            "curriculum": sum(p >= share for share in (0.1, 0.3, 0.6, 0.85)),
-        }[name]
-        assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(p)))) == wanted, p
+    for game in (1, 9, 10, 20, 39, 40, 45, 62, 64, 70, 82, 83, 86, 99, 100):
+        wanted = oracle_opponents.scheduled_level(name, game, 100)
+        assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(game / 100)))) == wanted, game
 
 
 def test_levels_are_drawn_as_the_mixture_says():

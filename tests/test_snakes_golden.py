@@ -39,11 +39,6 @@ def test_recorded_choices_of_the_scripted_players(configuration):
     assert checked.sum() > 100
 
 
-def test_only_boards_with_two_teams_have_recorded_choices():
-    record = golden.load("snakes_transitions")
-    assert (record["opp_action"][~np.isin(record["n_snakes"], (2, 6))] == -1).all()
-
-
 def test_no_recorded_row_is_left_out():
     record = golden.load("snakes_transitions")
     assert sum(len(recorded(c)[1]) for c in CONFIGURATIONS) == len(record["board_h"]) == 5000

@@ -176,6 +176,14 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
     assert '"steps":3' in made.html(short)
 
 
+def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
+    made = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
+    subject = load(None, "snakes_1v1", dict(made.__dict__))
+    assert render._with_opponents(subject).settings["opponent"] == "4"
+    asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
+    assert render._with_opponents(asked) is asked  # which is refused in words
+
+
 def test_events_in_words(scene):
     ate, died = np.zeros((2, 4, 3), bool)
     ate[1, 0] = died[1, 1] = died[1, 2] = ate[2, 1] = True

@@ -379,12 +379,13 @@ class LossExplodes(Explodes):
     pass
 
 
-@pytest.mark.parametrize(("algo", "name"), [(LossExplodes, "loss"), (Explodes, "'weights'")])
-def test_a_block_stops_behind_a_value_that_is_not_finite(algo: type[Algorithm], name: str) -> None:
+@pytest.mark.parametrize(("algo", "name", "asked"), [(LossExplodes, "loss", 6), (Explodes, "'weights'", 3)])
+def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, asked: int) -> None:
+    """It stops behind a metric of `learn`; parameters are looked at behind the block."""
     trainer = make_trainer(Corridor(), algo, block=8)
     phase = trainer.algo.phases[0]
     block = trainer.make_block(phase)
-    state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(6))
+    state, metrics = block(trainer.init(jax.random.key(0)), jnp.int32(asked))
     assert int(metrics.done) == 3 and int(state.iterations) == 3
     assert name in trainer.tensor_names(phase)[int(metrics.not_finite)]
     assert np.isfinite(metrics.learning["loss"][:2]).all()

@@ -346,17 +346,18 @@ class Game:
         return observe(self.state, self.settings, layout, seat)
 
     def shaped(self, variant: str = "original", seat: int = 0) -> np.ndarray:
-        """Rewards [A] float64 of the last step for the team of a seat; see `shaped_rewards`."""
+        """Rewards [A] float64 of the last step for the team of a seat; see `shaped_rewards`.
+
+        By "score" a team gets the sum of its engine rewards minus that of the other team.
+        """
         team = self.settings.team(seat)
+        if variant == "score" and self.settings.teams == 2:
+            own = int(np.sum(self.rewards[team]))
+            return np.full(len(team), float(2 * own - int(np.sum(self.rewards))))
         code = 0
         if self.settings.teams == 2:
             code = lead_code(self.done, *(int(self.totals[self.settings.team(s)].sum()) for s in (seat, 1 - seat)))
         return shaped_rewards(variant, self.state, self.rewards, self.hit, code, team)
-
-
-def winner(scores: Integers) -> int:
-    """The engine's winner: the first snake with the largest score."""
-    return int(np.argmax(scores))
 
 
 # ---------------------------------------------------------------- observations
@@ -493,7 +494,7 @@ def shaped_rewards(
     * "plus": the original, + 0.1 / (m + 1) if r <= 0, + 0.1 if r >= 0, + 0.05 if r > 0.
     * "v1.1": base' + 30 if r > 0, + (0.1 if r < 0 else -50), the published inversion of what was meant.
     * "v1.1_fixed": base' + 30 if r > 0, + (-50 if the snake died else 0.1).
-    * "score": r.
+    * "score": r; two teams are paid by `Game.shaped`.
 
     All but "score" pay nothing to a snake that could not respawn.
 

@@ -14,7 +14,6 @@ from bench.snakes.oracle import DIRECTIONS, UP, Cell, Game, Settings, State
 
 EVASION = "evasion"
 LEVELS: tuple[int | str, ...] = (0, 1, 2, 3, 4, EVASION)
-STRATEGIES = ("linear", "exponential", "curriculum")
 
 Policy = Callable[[Game, int], list[int]]  # (game, seat) -> actions of the seat's team; the game is not changed
 

@@ -24,7 +24,7 @@ _POLICIES: dict[str, int | str] = {
 _PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
     "action_gradient": "softmax", "n_step": 1, "critics": 1, "layer_norm": False, "first_layer": "linear", "depth": 2,
     "initialiser": "torch", "prioritised": False, "masking": False, "scale_observation": False, "entropy_weight": 0.0,
-    "logit_weight": 0.0, "adam_epsilon": 1e-8, "eps_min": 0.0, "buffer_gb": 0.0, "warmup": 0,
+    "logit_weight": 0.0, "adam_epsilon": 1e-8, "eps_min": 0.0, "buffer_gb": 0.0, "warmup": 0, "eps_spread": 0.0,
 }  # fmt: skip
 
 
@@ -52,6 +52,8 @@ class Match:
         self._rng, self._seats, self._exclusive = rng, env["seat"], env["exclusive_beans"]
         outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
         drawn = None if outside else schedule.parse(env["opponent"])
+        if drawn is not None and len(drawn.mixtures) > 1:
+            raise ValueError(f"the NumPy baseline has no schedules such as '{env['opponent']}': name one mixture")
         self._chances = None if drawn is None else drawn.mixtures[0]
         if self._chances is not None and any(self._chances[len(_POLICIES) :]):
             raise ValueError(f"the NumPy baseline has no opponent '{env['opponent']}': use levels 0 to 4 or evasion")
@@ -132,6 +134,8 @@ class TorchGames:
                     f"the PyTorch learner is the published one, with {name} {value}, not {algo[name]}: "
                     "use --config ddpg_competition"
                 )
+        if env["time_limit"] != "terminate":
+            raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
         self._match = Match(env, np.random.default_rng(seed))
         same = [
             *("units", "actor_lr", "critic_lr", "gamma", "tau", "max_grad_norm", "batch_size", "buffer_size"),

@@ -48,7 +48,7 @@ def contest(env: "Snakes") -> Contest:
     return Contest(
         game={name: getattr(env, name) for name in GAME},
         settings={"opponent": everyone, "seat": "both"},
-        league={"opponent": f"{everyone},self", "seat": "both"},
+        league={"opponent": f"{everyone},self", "seat": "both", "exclusive_beans": env.exclusive_beans},
         rivals={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
         outside=jnp.asarray(only[schedule.SELF]) if schedule.SELF in used else None,
         beside=("random", "level2"),

@@ -178,6 +178,11 @@ class Algorithm:
         """Samples of one gradient on one logical shard; 0 or 1: gradients cannot be cut by `layout.learn_chunk`."""
         return 1
 
+    @property
+    def store_setting(self) -> str | None:
+        """The setting that says how much is stored beside the trajectory, for advice; None if nothing is."""
+        return None
+
     def sample_bytes(self) -> int:
         """Bytes in flight per sample while a gradient is computed, for the memory plan."""
         return 0

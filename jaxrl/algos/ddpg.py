@@ -86,6 +86,7 @@ class Ddpg(OffPolicy):
     logit_weight: float = setting(0.0, "cost of the actor's squared logits, which keeps the softmax from saturating")
     masking: bool = setting(False, "only actions that the environment's mask leaves open (arXiv 2006.14171)")
 
+    network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_actor", "target_critic")
     metric_names: ClassVar[tuple[str, ...]] = (
         *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
         "policy_entropy",
@@ -162,6 +163,10 @@ class Ddpg(OffPolicy):
         """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
         return self._network(self._actions if self.action_gradient == "expected" else 1)
 
+    @property
+    def _critics_see_actions(self) -> bool:
+        return self.action_gradient != "expected"
+
     def logits(self, actor: Any, observation: Array) -> Array:
         """float32[N, A, n] of observations [N, A, ...]."""
         return self.actor_net.apply(actor, self._flat(observation))
@@ -170,14 +175,8 @@ class Ddpg(OffPolicy):
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimisers, an empty replay."""
-        key_actor, key_critic = jax.random.split(key)
-        observation = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
-        vector = jnp.zeros((1, self.spec.num_agents, self._actions))
-        wide = observation if self.action_gradient == "expected" else jnp.concatenate([observation, vector], axis=-1)
-        actor = self.actor_net.init(key_actor, observation)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
-        if inputs is not None:
-            actor, critic = inputs["actor"], inputs["critic"]
+        networks = self._networks(key) if inputs is None else inputs
+        actor, critic = networks["actor"], networks["critic"]
         params = DdpgParameters(
             actor=actor,
             critic=critic,
@@ -198,9 +197,8 @@ class Ddpg(OffPolicy):
 
     def epsilon(self, progress: Progress) -> Array:
         """Exploration after the steps made so far: eps_start x eps_decay^steps, at least eps_min."""
-        if self.eps_decay == 0:
-            return jnp.float32(self.eps_min)
-        decay = jnp.exp(jnp.float32(math.log(self.eps_decay)) * total(progress.vector_steps))
+        steps = total(progress.vector_steps)
+        decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
     def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
@@ -271,9 +269,10 @@ class Ddpg(OffPolicy):
         """Critic, then actor, each with its target."""
         del number
         critic, metrics, error = self._critic_step(params, batch)
+        improved = self.tree("critic", critic["critic"])
 
-        def of_actor(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            return self._actor_loss(actor, critic["critic"], sample)
+        def of_actor(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            return self._actor_loss(self.tree("actor", actor), improved, sample)
 
         gradient, (loss, means) = self.layout.gradient(of_actor, params.actor, batch)
         actor, target_actor, actor_optimiser, norm = self.layout.alone(self._step)(
@@ -336,3 +335,8 @@ class Bicnet(Ddpg):
     """The same with networks that mix the agents (Peng et al. 2017, arXiv 1703.10069)."""
 
     network: Literal["mlp", "bicnet"] = setting("bicnet", "bicnet: an LSTM over the agents mixes them")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network != "bicnet":
+            raise ValueError(f"bicnet with the network '{self.network}' is ddpg: use --algo ddpg")

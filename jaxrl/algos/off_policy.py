@@ -4,6 +4,7 @@ An algorithm of this kind says what a row of its replay holds, and what one upda
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from jaxrl import optimise, replay
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
 from jaxrl.replay import Marks, Replay
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
@@ -33,14 +34,16 @@ class OffPolicy(Algorithm):
 
     update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
     updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
-    batch_size: int = setting(64, "stored steps per update; each holds all agents")
+    batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
     buffer_size: int = setting(100_000, "environment steps that the replay holds, all environments together")
     buffer_gb: float = setting(0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used")
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
         "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
     )
     warmup: int = setting(0, "stored steps before the first update; 0 = batch_size")
-    prioritised: bool = setting(False, "draw by the size of the last error (arXiv 1511.05952) instead of uniformly")
+    prioritised: bool = setting(
+        False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
+    )
     priority_alpha: float = setting(0.6, "exponent of priorities")
     priority_beta: float = setting(0.4, "correction of unequal chances at the start; 1 at the run's total")
     n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)")
@@ -56,6 +59,7 @@ class OffPolicy(Algorithm):
     depth: int = setting(2, "hidden layers")
 
     metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
+    network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters
 
     def __post_init__(self) -> None:
         spec, name = self.spec, type(self).__name__.lower()
@@ -80,6 +84,10 @@ class OffPolicy(Algorithm):
             raise ValueError(
                 f"the replay holds {self.rows - self.n_step} steps of each environment, fewer than update_interval "
                 f"{self.update_interval}: raise buffer_size or buffer_gb, or lower num_envs"
+            )
+        if self.rows * self.layout.num_envs // self.layout.shards >= replay.MOST_ROWS:
+            raise ValueError(
+                f"the replay would hold {self.rows * self.layout.num_envs:,} steps: lower buffer_size or buffer_gb"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
             raise ValueError(f"warmup or batch_size ({self._fill_steps}) exceeds what the replay holds: lower it")
@@ -165,6 +173,11 @@ class OffPolicy(Algorithm):
         del key, number
         return None
 
+    def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
+        """A drawn batch as `update` gets it; `env_steps` float32[], steps of all environments made so far."""
+        del env_steps
+        return batch
+
     # Sizes
 
     @property
@@ -177,6 +190,10 @@ class OffPolicy(Algorithm):
         if self.buffer_gb:
             return int(self.buffer_gb * 1e9) // (self._row_bytes * self.layout.num_envs)
         return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
+
+    @property
+    def store_setting(self) -> str:
+        return "buffer_gb" if self.buffer_gb else "buffer_size"
 
     def largest_chunk(self) -> int:
         return self.batch_size // self.layout.shards
@@ -222,9 +239,46 @@ class OffPolicy(Algorithm):
         return optimise.adam(self.adam_epsilon, self.max_grad_norm)
 
     @property
+    def actor_net(self) -> Any:
+        """Observations [N, A, ...] -> float32[N, A, ...]."""
+        raise NotImplementedError("an off-policy algorithm needs `actor_net`")
+
+    @property
     def critic_net(self) -> Any:
         """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
         raise NotImplementedError("an off-policy algorithm needs `critic_net`")
+
+    @property
+    def _critics_see_actions(self) -> bool:
+        """Or they give a value for each."""
+        return True
+
+    def _networks(self, key: Array) -> dict[str, Any]:
+        """Fresh "actor" and "critic", the leaves of critics [C, ...]."""
+        key_actor, key_critic = jax.random.split(key)
+        seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
+        if self._critics_see_actions:
+            wide = jnp.concatenate([seen, jnp.zeros((1, self.spec.num_agents, self._actions))], axis=-1)
+        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
+        return {"actor": self.actor_net.init(key_actor, seen), "critic": critic}
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, Any]:
+        """ShapeDtypeStructs of the networks among the parameters."""
+        shapes = jax.eval_shape(self._networks, jax.random.key(0))
+        return {name: shapes[name.removeprefix("target_")] for name in self.network_names}
+
+    def pack(self, params: Any) -> Any:
+        """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
+        return dataclasses.replace(params, **{name: optimise.flat(getattr(params, name)) for name in self._shapes})
+
+    def unpack(self, params: Any) -> Any:
+        """What `pack` packed."""
+        return dataclasses.replace(params, **{name: self.tree(name, getattr(params, name)) for name in self._shapes})
+
+    def tree(self, name: str, vector: Array) -> Any:
+        """A packed network as it was."""
+        return optimise.unflat(vector, self._shapes[name])
 
     def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
         """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
@@ -267,6 +321,7 @@ class OffPolicy(Algorithm):
         layout = self.layout
         beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
+        env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
         chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
@@ -278,7 +333,7 @@ class OffPolicy(Algorithm):
             noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            params, metrics, error = self.update(params, batch, number)
+            params, metrics, error = self.update(params, self._prepared(batch, env_steps), number)
             if self.prioritised:
 
                 def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
@@ -289,9 +344,9 @@ class OffPolicy(Algorithm):
             return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write for all
 
         rows = (keys, chosen, self._numbers(progress, phase))
-        (params, marks), table = jax.lax.scan(update, (state.replicated, ring.marks), rows)
+        (params, marks), table = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), rows)
         metrics = {name: table[:, k] for k, name in enumerate(self.metric_names)}
-        return AlgoState(params, dataclasses.replace(ring, marks=marks)), metrics
+        return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
 
     def _numbers(self, progress: Progress, phase: Phase) -> Array:
         """uint32[updates], what schedules count updates by: from 1, modulo 2^32.
@@ -337,28 +392,28 @@ class OffPolicy(Algorithm):
         """One update on a batch with leaves [S, m, ...] (`_gather`, "weight", and "noise" where there is some).
 
         Args:
-            params: `AlgoState.replicated`.
+            params: `AlgoState.replicated`, packed.
             batch: of this device.
             number: uint32[], see `_numbers`.
 
         Returns:
-            parameters; metrics float32[] by `metric_names`; error float32[S, m] of the critic before its step, for
-            priorities, or None.
+            parameters, packed; metrics float32[] by `metric_names`; error float32[S, m] of the critic before its step,
+            for priorities, or None.
         """
         raise NotImplementedError("an off-policy algorithm needs update(params, batch, number)")
 
     def _critic_step(self, params: Any, batch: dict[str, Array]) -> tuple[Any, dict[str, Array], Array | None]:
-        """One step of the critics and of their targets, which `params` has as `critic` and `target_critic`.
+        """One step of the critics and of their targets, which the packed `params` have as `critic`, `target_critic`.
 
         Returns:
             {"critic", "target_critic", "critic_optimiser"}; metrics float32[]; error as of `update`.
         """
-        layout = self.layout
-        batch = batch | {"target": layout.apply(lambda sample: self._target(params, sample), batch)}
-        error = layout.apply(lambda sample: self._error(params, sample), batch) if self.prioritised else None
+        layout, trees = self.layout, self.unpack(params)
+        batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
+        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritised else None
 
-        def of_critic(critic: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            values = self._taken_values(critic, sample)
+        def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            values = self._taken_values(self.tree("critic", critic), sample)
             return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
 
         gradient, (loss, means) = layout.gradient(of_critic, params.critic, batch)
@@ -369,9 +424,14 @@ class OffPolicy(Algorithm):
         metrics = {"critic_loss": loss, "critic_grad_norm": norm, "target_mean": target_mean, **means}
         return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
 
-    def _step(self, gradient: Any, params: Any, target: Any, state: Any, rate: Array) -> tuple[Any, Any, Any, Array]:
-        """One clipped Adam step and the target's: parameters, target, optimiser state, norm before clipping."""
-        return optimise.descend_flat(self._optimiser, gradient, params, target, state, rate, self.tau)
+    def _step(
+        self, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array
+    ) -> tuple[Array, Array | None, Any, Array]:
+        """One clipped Adam step [P] and the target's, if any: parameters, target, optimiser, norm before clipping."""
+        params, state = optimise.descend(self._optimiser, gradient, params, state, rate)
+        if target is not None:
+            target = (1 - self.tau) * target + self.tau * params
+        return params, target, state, optimise.norm(gradient)
 
     def _returns(self, sample: dict[str, Array], value: Array) -> Array:
         """R + gamma^k V of what lies behind each window, float32[N, A], for V float32[N, A]."""

@@ -161,10 +161,13 @@ class Sac(OffPolicy):
         return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
 
     def _answers(self, trajectory: Trajectory) -> Any:
-        action = trajectory.action.reshape(*trajectory.action.shape[:3], -1).astype(jnp.float32)
-        if self._unit:
-            return action
-        return (action - self._box.low) / self._half_width - 1
+        return self._inward(trajectory.action)
+
+    def _inward(self, action: Array) -> Array:
+        """Actions [..., A, *box] of the environment as float32[..., A, n] in [-1, 1]."""
+        lead = action.shape[: action.ndim - len(self._box.shape)]
+        action = action.reshape(*lead, self._actions).astype(jnp.float32)
+        return action if self._unit else (action - self._box.low) / self._half_width - 1
 
     @property
     def _unit(self) -> bool:
@@ -204,15 +207,8 @@ class Sac(OffPolicy):
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimisers, an empty replay."""
-        key_actor, key_critic = jax.random.split(key)
-        observation = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
-        wide = jnp.concatenate([observation, jnp.zeros((1, self.spec.num_agents, self._actions))], axis=-1)
         if inputs is None:
-            inputs = {
-                "actor": self.actor_net.init(key_actor, observation),
-                "critic": jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics)),
-                "log_alpha": jnp.full(self.spec.num_tasks, math.log(self.initial_alpha)),
-            }
+            inputs = self._networks(key) | {"log_alpha": jnp.full(self.spec.num_tasks, math.log(self.initial_alpha))}
         actor, critic, log_alpha = inputs["actor"], inputs["critic"], inputs["log_alpha"]
         params = SacParameters(
             actor=actor,
@@ -258,7 +254,8 @@ class Sac(OffPolicy):
     def _outward(self, action: Array) -> Array:
         """Actions [B, A, n] in [-1, 1] as the environment takes them, [B, A, ...]."""
         if not self._unit:
-            action = self._box.low + self._half_width * (action + 1)
+            outward = self._box.low + self._half_width * (action + 1)
+            action = jnp.clip(outward, self._box.low, self._box.high)  # rounding may lead beyond
         return action.reshape(*action.shape[:2], *self._box.shape).astype(self._box.dtype)
 
     # Updates
@@ -275,9 +272,7 @@ class Sac(OffPolicy):
         critic, metrics, error = self._critic_step(params, batch)
         if self.target_freq > 1:
             due = number % self.target_freq == 0
-            critic["target_critic"] = jax.tree.map(
-                lambda new, old: jnp.where(due, new, old), critic["target_critic"], params.target_critic
-            )
+            critic["target_critic"] = jnp.where(due, critic["target_critic"], params.target_critic)
         params = dataclasses.replace(params, **critic)
         if self.actor_freq > 1:
             params = jax.lax.cond(
@@ -291,12 +286,13 @@ class Sac(OffPolicy):
         return params, metrics | params.shown, error
 
     def _actor_step(self, params: SacParameters, batch: dict[str, Array]) -> SacParameters:
-        """One step of actor and temperatures against the critics in `params`."""
+        """One step of actor and temperatures against the critics in the packed `params`."""
+        critic = self.tree("critic", params.critic)
 
         def losses(learned: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            mean, log_std = self.gaussian(learned["actor"], sample["observation"])
+            mean, log_std = self.gaussian(self.tree("actor", learned["actor"]), sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
-            values = self.values(params.critic, sample["observation"], action)
+            values = self.values(critic, sample["observation"], action)
             used = (sample["weight"] > 0).astype(jnp.float32)
             log_alpha = self._of_task(learned["log_alpha"], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))

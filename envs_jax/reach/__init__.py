@@ -1,0 +1,16 @@
+"""Reach: a simulated Sawyer arm brings its tool centre to a point (the task reach of the Meta-World benchmark).
+
+Rules after T. Yu et al., "Meta-World: A Benchmark and Evaluation for Multi-Task and Meta Reinforcement Learning",
+CoRL 2019, arXiv 1910.10897, and the public repository Farama-Foundation/Metaworld (version 3.1.1, MIT licence). The arm
+moves as MuJoCo moves it, without contacts; the puck stands still. `sawyer_reach_constants.json` holds the numbers of
+the compiled model, with their source and licence.
+
+Where to find what: `constants` numbers of the arm, `folding` sums and products of known numbers, `dynamics` one
+control period, `tasks` what is asked for and how to add a task, `goals` draws of puck and goal, `observation`,
+`reward`, `env` what ties them together, `baselines`. Inside, coordinates are leading axes and lanes (copies) trailing
+ones.
+"""
+
+from envs_jax.reach.env import Reach, ReachFamily
+
+__all__ = ["Reach", "ReachFamily"]

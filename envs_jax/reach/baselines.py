@@ -1,0 +1,37 @@
+"""Scripted policies: policy(env, state, timestep, key) -> float32[1, 4].
+
+random      uniform
+scripted    the hand towards the point with a gain of 5, as Meta-World's own; the tool centre hangs 4.5 cm lower
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, TimeStep
+
+if TYPE_CHECKING:
+    from envs_jax.reach.env import Reach, State
+
+GAIN = 5.0
+
+
+def random(env: "Reach", state: "State", timestep: TimeStep, key: Array) -> Array:
+    """Uniform in [-1, 1]."""
+    del env, state, timestep
+    return jax.random.uniform(key, (1, 4), jnp.float32, -1.0, 1.0)
+
+
+def scripted(env: "Reach", state: "State", timestep: TimeStep, key: Array) -> Array:
+    """Straight to the point; the fingers are moved only where their opening counts."""
+    del env, timestep, key
+    low, high = state.width
+    middle = 0.5 * (low + high)
+    grip = jnp.where(high - low < 1.0, jnp.where(state.seen[3] > middle, 1.0, -1.0), 0.0)
+    move = jnp.clip(GAIN * (state.point - state.seen[:3]), -1.0, 1.0)
+    return jnp.concatenate([move, grip[None]])[None]
+
+
+BASELINES: dict[str, Callable[..., Array]] = {"random": random, "scripted": scripted}

@@ -1,0 +1,232 @@
+"""Reach as an environment: settings, the order of a step, and what the agent is shown and paid."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, closest, pytree, setting
+from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
+
+GOALS = ("pool", "uniform")
+MOST_STEPS = 500
+_SCALE = 0.01  # m the target moves per unit of action
+
+
+@pytree
+class State:
+    """State of one arm.
+
+    Attributes:
+        t: int32[], steps made.
+        task: int32[], index in the tasks of the setting.
+        puck, goal: float32[3], m.
+        point: float32[3], where the tool centre should be, m.
+        width: float32[2], openings of the gripper that count, from and to.
+        target: float32[3], what the hand is pulled to, m.
+        q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
+        seen: float32[18], the frame that the next observation shows as the one before.
+    """
+
+    t: Array
+    task: Array
+    puck: Array
+    goal: Array
+    point: Array
+    width: Array
+    target: Array
+    q: Array
+    v: Array
+    seen: Array
+
+
+def _known(name: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise ValueError(f"reach: unknown {name} '{value}': {closest(str(value), names)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach(Environment):
+    """A Sawyer arm brings its tool centre to a point. See the package's docstring for the source of the rules.
+
+    Raises:
+        ValueError: impossible settings.
+    """
+
+    task: str = setting(
+        "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
+    )
+    horizon: int = setting(400, "steps of an episode, at most 500")
+    goals: str = setting("pool", "where puck and goal come from: pool (50 pairs) or uniform (fresh ones each time)")
+    pool_seed: int = setting(0, "which pool of 50 pairs")
+    reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
+    weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
+    partially_observable: bool = setting(False, "whether the goal is hidden from the observation")
+
+    name = "reach"
+    version = 1
+    baselines = baselines.BASELINES
+
+    def __post_init__(self) -> None:
+        tasks.parse(self.task)
+        if not 1 <= self.horizon <= MOST_STEPS:
+            raise ValueError(f"reach: horizon is {self.horizon}; choose 1 to {MOST_STEPS} steps, as the simulator has")
+        if self.pool_seed < 0:
+            raise ValueError(f"reach: pool_seed is {self.pool_seed}; choose 0 or more")
+        _known("goals", self.goals, GOALS)
+        _known("reward", self.reward, reward.NAMES)
+        _known("weld", self.weld, tuple(constants.WELDS))
+
+    # What follows from the settings
+
+    @property
+    def tasks(self) -> tuple[tasks.Task, ...]:
+        return tasks.parse(self.task)
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        return EnvSpec(
+            name=self.name,
+            num_agents=1,
+            observation=Box((observation.SIZE,)),
+            action=Box((4,), jnp.float32, low=-1.0, high=1.0),
+            horizon=self.horizon,
+            fixed_horizon=True,
+            metrics={"success": "any", "success_at_end": "last", "distance": "last"},
+            score="success",
+            num_tasks=len(self.tasks),
+        )
+
+    # Environment: one arm without lanes
+
+    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
+        return self.begin(*self._draw(key))
+
+    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
+        return self.advance(state, action)
+
+    def batched(self) -> BatchedEnvironment:
+        """The batch that `envs_jax.batch.batched` makes of this environment."""
+        return ReachBatch(self)
+
+    def viewer(self) -> Any:
+        from envs_jax.reach.viewer import ReachViewer
+
+        return ReachViewer()
+
+    # Parts, for one arm or many on lanes (trailing axes)
+
+    def _draw(self, key: Array) -> tuple[Array, Array, Array]:
+        """Puck and goal float32[3], and the index of the task, int32[]."""
+        key_goal, key_task = jax.random.split(key)
+        drawn = goals.from_pool(key, self.pool_seed) if self.goals == "pool" else goals.fresh(key_goal)
+        return drawn[:3], drawn[3:], jax.random.randint(key_task, (), 0, len(self.tasks), jnp.int32)
+
+    def begin(self, puck: Array, goal: Array, task: Array) -> tuple[State, TimeStep]:
+        """An episode with puck and goal float32[3, ...] and a task int32[...]."""
+        start, lanes = constants.reset(self.weld), puck.shape[1:]
+
+        def spread(values: Any) -> Array:
+            column = jnp.asarray(values, jnp.float32)
+            return jnp.broadcast_to(column.reshape(-1, *(1,) * len(lanes)), (len(column), *lanes))
+
+        def of_task(values: Any) -> Array:
+            return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
+
+        anchor = of_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
+        point = of_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
+        t = jnp.zeros(lanes, jnp.int32)
+        q = spread(start.q)
+        pose = dynamics.pose(q)
+        state = State(
+            t=t,
+            task=task,
+            puck=puck,
+            goal=goal,
+            point=point + of_task([one.offset for one in self.tasks]),
+            width=of_task([one.width for one in self.tasks]),
+            target=spread(start.target),
+            q=q,
+            v=spread(start.v),
+            seen=observation.frame(pose, puck, t),
+        )
+        return state, self._show(state, state.seen, pose)
+
+    def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
+        """One control period with actions float32[1, 4, ...]."""
+        wanted = jnp.clip(action[0], -1.0, 1.0)
+        known = constants.data()
+        column = lambda name: jnp.asarray(known[name], jnp.float32).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
+        target = jnp.clip(state.target + jnp.float32(_SCALE) * wanted[:3], column("mocap_low"), column("mocap_high"))
+        q, v = dynamics.period(state.q, state.v, target, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
+        pose, t = dynamics.pose(q), state.t + 1
+        seen = observation.frame(pose, state.puck, t)
+        after = dataclasses.replace(state, t=t, target=target, q=q, v=v, seen=seen)
+        return after, self._show(after, state.seen, pose)
+
+    def _show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
+        """The time step of a state, with the frame of the one before."""
+        start = state.t == 0
+        far = reward.distance(pose.tool, state.point)
+        amiss = reward.outside(pose.opening, state.width)
+        paid = reward.pay(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(amiss)
+        success = (far <= reward.RADIUS) & (amiss <= 0.0) & ~start
+        goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
+        return TimeStep(
+            observation=observation.observe(state.seen, before, goal)[None],
+            action_mask=None,
+            mask_state=(),
+            global_state=(),
+            reward=jnp.where(start, 0.0, paid)[None],
+            terminated=jnp.zeros_like(start),
+            truncated=state.t >= self.horizon,
+            first=start,
+            metrics={
+                "success": success.astype(jnp.float32),
+                "success_at_end": success.astype(jnp.float32),
+                "distance": far,
+            },
+            task=state.task if len(self.tasks) > 1 else (),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachFamily(Reach):
+    """All tasks of the family, drawn for each episode."""
+
+    task: str = setting(
+        "all", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
+    )
+
+    name = "reach_family"
+
+
+def _lanes_first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
+
+
+def _lanes_last(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachBatch(BatchedEnvironment):
+    """[B] arms: inside a step they are the last axis, so that every operation runs over arms."""
+
+    @property
+    def _reach(self) -> Reach:
+        assert isinstance(self.env, Reach)
+        return self.env
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        env = self._reach
+        puck, goal, task = jax.vmap(lambda key, e: env._draw(jax.random.fold_in(key, e)))(keys, episode)
+        state, timestep = env.begin(puck.T, goal.T, task)
+        return BatchState(env=_lanes_first(state), key=keys, episode=episode), _lanes_first(timestep)
+
+    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        after, timestep = self._reach.advance(_lanes_last(state.env), jnp.moveaxis(action, 0, -1))
+        return dataclasses.replace(state, env=_lanes_first(after)), _lanes_first(timestep)

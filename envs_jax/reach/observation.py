@@ -1,0 +1,42 @@
+"""The 39 values of an observation: this moment (18), the one before (18), the goal (3). Lanes are trailing axes.
+
+0-2 hand, 3 opening of the gripper, 4-6 puck, 7-10 its quaternion x, y, z, w, 11-17 zeros; 18-35 the same one step
+earlier; 36-38 goal. The puck stands still but for the half millimetre that it sinks into the table at first.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array
+from envs_jax.reach import constants
+from envs_jax.reach.dynamics import Pose
+
+FRAME, SIZE = 18, 39
+
+
+def frame(pose: Pose, puck: Array, t: Array) -> Array:
+    """[18, ...]: what is seen of a moment, not yet clipped.
+
+    Args:
+        pose: of the arm.
+        puck: [3, ...], where it was put, m.
+        t: int32[...], steps since the reset.
+    """
+    known = constants.data()
+    sink = np.array(known["puck"]["z_offset_after_steps_mm"], np.float32) / np.float32(1000)
+    sunk = jnp.asarray(sink)[jnp.minimum(t, len(sink) - 1)]
+    # the first observation shows the quaternion left over from the settling
+    first = np.array(known["reset"]["puck_quat_xyzw_in_first_observation"], np.float32)
+    still = np.array([0.0, 0.0, 0.0, 1.0], np.float32)
+    turn = [jnp.where(t == 0, a, b) for a, b in zip(first, still, strict=True)]
+    zeros = [jnp.zeros_like(pose.opening)] * (FRAME - 11)
+    return jnp.stack([*pose.hand, pose.opening, puck[0], puck[1], puck[2] + sunk, *turn, *zeros])
+
+
+def observe(now: Array, before: Array, goal: Array) -> Array:
+    """[39, ...] of frames [18, ...] and the goal [3, ...]; hand positions are clipped to their box."""
+    known = constants.data()
+    column = lambda name: jnp.asarray(known[name], jnp.float32).reshape(3, *(1,) * (now.ndim - 1))  # noqa: E731
+    low, high = column("hand_obs_low"), column("hand_obs_high")
+    parts = [part for seen in (now, before) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
+    return jnp.concatenate([*parts, goal])

@@ -1,0 +1,58 @@
+"""What a moment is paid, and whether it counts as a success. Leading axes are coordinates, trailing ones lanes."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array
+from envs_jax.reach.constants import Reset
+
+NAMES = ("v2", "v1")
+RADIUS = 0.05  # of success, m
+MOST = 10.0  # v2, a step
+_NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, roughly, m
+_MARGIN = 0.5  # opening outside of the wanted ones at which a tenth is left
+
+
+def _length(v: Array) -> Array:
+    return jnp.sqrt(jnp.sum(v * v, axis=0))
+
+
+def _from(place: np.ndarray, point: Array) -> Array:
+    """Distance of the point from a constant place."""
+    return _length(point - jnp.asarray(place, point.dtype).reshape(3, *(1,) * (point.ndim - 1)))
+
+
+def tail(excess: Array) -> Array:
+    """1 up to an excess of 0, 1/10 at 1, and a long tail: 1 / (1 + 9 excess^2)."""
+    beyond = jnp.maximum(excess, 0.0)
+    return 1.0 / (1.0 + 9.0 * beyond * beyond)
+
+
+def distance(tool: Array, point: Array) -> Array:
+    """[...]: m between positions [3, ...]."""
+    return _length(tool - point)
+
+
+def pay(name: str, far: Array, point: Array, reset: Reset) -> Array:
+    """Reward of a distance, formula "v2" (0 to 10) or "v1" (thousands), as in Meta-World's versions of the task.
+
+    Args:
+        name: one of NAMES.
+        far: [...], m from the tool centre to the point.
+        point: [3, ...], m.
+        reset: where the episode began.
+    """
+    if name == "v2":
+        return MOST * tail((far - RADIUS) / _from(_NOMINAL, point))
+    near = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
+    return jnp.maximum(1000.0 * (_from(reset.tool_before, point) - far) + 1000.0 * near, 0.0)
+
+
+def outside(opening: Array, width: Array) -> Array:
+    """[...]: how far an opening of the gripper is from the wanted ones, width [2, ...]; 0 inside."""
+    return jnp.maximum(jnp.maximum(width[0] - opening, opening - width[1]), 0.0)
+
+
+def grip_share(amiss: Array) -> Array:
+    """[...]: share of the reward that is left for a gripper that stands `amiss` of `outside`."""
+    return tail(amiss / _MARGIN)

@@ -1,0 +1,69 @@
+"""What the arm is asked to do: a family of tasks without contacts that look alike.
+
+All tasks share the arm, the observation and the draws of puck and goal; they differ in where the tool centre should
+be and in how wide the gripper should stand, so that an observation alone does not tell the task.
+
+To add one, add a `Task` to `TASKS`: a name, a sentence, and what differs from `reach`. Nothing else has to change:
+rewards, success, the scripted policy, the settings' help and the tests go through the table. A place must lie inside
+x -0.45 .. 0.45, y 0.45 .. 0.95, z 0.05 .. 0.45 m for every draw, 10 cm clear of the puck, and more than 5 cm from
+(0, 0.6, 0.15), where the tool centre starts; the tests say which of these is broken.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from envs_jax.base import closest
+
+ALL = "all"
+ANY_WIDTH = (0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One task: bring the tool centre to scale * anchor + offset, with the gripper as wide as asked for.
+
+    Attributes:
+        name: how settings call it.
+        text: what to do, in a few words.
+        anchor: the drawn position that the place goes by.
+        scale: per coordinate; (-1, 1, 1) mirrors at the plane x = 0.
+        offset: m.
+        width: opening of the gripper that counts, from and to; 0 = claws together, 1 = open.
+    """
+
+    name: str
+    text: str
+    anchor: Literal["goal", "puck"] = "goal"
+    scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    width: tuple[float, float] = ANY_WIDTH
+
+    def place(self, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
+        """float64[..., 3]: where the tool centre should be, for positions [..., 3]."""
+        return np.array(self.scale) * (goal if self.anchor == "goal" else puck) + np.array(self.offset)
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("reach", "the goal itself"),
+        Task("mirrored", "the goal mirrored in x", scale=(-1.0, 1.0, 1.0)),
+        Task("above", "15 cm above the goal", offset=(0.0, 0.0, 0.15)),
+        Task("closed", "the goal, with the gripper closed", width=(0.0, 0.4)),
+        Task("beside", "12 cm to the right of the goal", offset=(0.12, 0.0, 0.0)),
+        Task("hover", "25 cm above the puck", anchor="puck", offset=(0.0, 0.0, 0.25)),
+    )
+}
+
+
+def parse(text: str) -> tuple[Task, ...]:
+    """Tasks of a setting: one name, several with commas between, or "all". Raises ValueError."""
+    names = list(TASKS) if text == ALL else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in TASKS:
+            raise ValueError(f"reach: unknown task '{name}': {closest(name, (*TASKS, ALL))}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"reach: task '{text}' names a task twice: name each one once")
+    return tuple(TASKS[name] for name in names)

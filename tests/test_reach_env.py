@@ -1,0 +1,217 @@
+"""Reach as an environment: settings, draws, tasks, observations, rewards by hand, scripted policies."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.reach import oracle
+from envs_jax import make
+from envs_jax.base import Box
+from envs_jax.batch import batched
+from envs_jax.reach import baselines, constants, goals, observation, reward, tasks
+
+LANES = 40  # as in the replay of recorded episodes, so that the arm is compiled once
+
+
+def begin(env, seed: int = 0):
+    """LANES episodes of drawn tasks."""
+    keys = jax.random.split(jax.random.key(seed), LANES)
+    puck, goal, task = jax.vmap(env._draw)(keys)
+    return env.begin(puck.T, goal.T, task)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"task": "reech"}, "reach: unknown task 'reech': did you mean 'reach'?"),
+        ({"task": "reach,reach"}, "names a task twice"),
+        ({"task": ""}, "unknown task ''"),
+        ({"horizon": 501}, "horizon is 501; choose 1 to 500 steps"),
+        ({"horizon": 0}, "horizon is 0"),
+        ({"goals": "pol"}, "unknown goals 'pol': did you mean 'pool'?"),
+        ({"pool_seed": -1}, "pool_seed is -1"),
+        ({"reward": "v3"}, "unknown reward 'v3'"),
+        ({"weld": "v1"}, "unknown weld 'v1'"),
+    ],
+)
+def test_impossible_settings_are_sentences(changed, sentence):
+    with pytest.raises(ValueError) as caught:
+        make("reach", **changed)
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_spec():
+    spec = make("reach", task="reach, above", horizon=500).spec
+    assert (spec.num_agents, spec.horizon, spec.fixed_horizon, spec.score) == (1, 500, True, "success")
+    assert spec.action == Box((4,), jnp.float32, -1.0, 1.0) and spec.observation.shape == (39,)
+    assert spec.num_tasks == 2
+    assert make("reach_family").spec.num_tasks == len(tasks.TASKS) >= 4
+
+
+# Draws
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_fresh_pairs_lie_in_their_boxes_and_apart(seed):
+    rows = np.asarray(jax.vmap(goals.fresh)(jax.random.split(jax.random.key(seed), 64)))
+    check_pairs(rows)
+    assert len(np.unique(rows[:, 0])) == 64
+
+
+def check_pairs(rows):
+    boxes = np.array([(-0.1, 0.1), (0.6, 0.7), (0.02, 0.02), (-0.1, 0.1), (0.8, 0.9), (0.05, 0.3)])
+    assert (rows >= boxes[:, 0] - 1e-6).all() and (rows <= boxes[:, 1] + 1e-6).all()
+    assert (np.hypot(*(rows[:, :2] - rows[:, 3:5]).T) >= 0.15 - 1e-6).all()
+
+
+def test_the_pool_has_fifty_pairs_and_a_seed():
+    pool = goals.pool(3)
+    assert pool.shape == (50, 6) and len(np.unique(pool[:, 0])) == 50
+    check_pairs(pool)
+    assert not np.isclose(pool, goals.pool(4))[:, 0].any()
+
+
+def test_keys_go_through_the_pool():
+    """key(m) stands for member m % 50; hashed keys reach all members, about equally often."""
+    in_turn = [goals.from_pool(jax.random.key(m), 0) for m in (0, 7, 57)]
+    np.testing.assert_allclose(in_turn, goals.pool(0)[[0, 7, 7]], atol=1e-6)
+    rows = np.asarray(jax.vmap(lambda key: goals.from_pool(key, 0))(jax.random.split(jax.random.key(1), 5000)))
+    _, counts = np.unique(rows[:, 0], return_counts=True)
+    assert len(counts) == 50 and counts.min() > 60 and counts.max() < 150
+
+
+# Tasks
+
+
+@pytest.mark.parametrize("task", tasks.TASKS.values(), ids=lambda task: task.name)
+def test_places_can_be_reached_and_are_not_where_episodes_begin(task):
+    rng = np.random.default_rng(0)
+    corners = np.array(np.meshgrid(*goals.PUCK, *goals.GOAL)).reshape(6, -1).T
+    rows = np.concatenate([corners, rng.uniform(*np.concatenate([goals.PUCK, goals.GOAL]).T, (1000, 6))])
+    rows = rows[np.hypot(*(rows[:, :2] - rows[:, 3:5]).T) >= goals.APART]
+    place = task.place(rows[:, :3], rows[:, 3:])
+    assert (place >= (-0.45, 0.45, 0.05)).all() and (place <= (0.45, 0.95, 0.45 + 1e-9)).all()
+    assert (np.linalg.norm(place - (0, 0.6, 0.15), axis=1) > reward.RADIUS).all()
+    assert (np.linalg.norm(place - rows[:, :3], axis=1) > 0.1).all()
+    assert 0 <= task.width[0] < task.width[1] <= 1
+
+
+def test_the_observation_does_not_tell_the_task():
+    env = make("reach_family")
+    puck, goal = (jnp.tile(jnp.float32(x)[:, None], (1, 6)) for x in ((0.0, 0.65, 0.02), (0.05, 0.85, 0.1)))
+    _, timestep = env.begin(puck, goal, jnp.arange(6, dtype=jnp.int32))
+    seen = np.asarray(timestep.observation[0])
+    assert (seen == seen[:, :1]).all()
+    assert len(np.unique(np.asarray(timestep.metrics["distance"]))) >= 5  # "closed" has the place of "reach"
+
+
+def test_points_are_those_of_the_tasks():
+    env = make("reach_family", goals="uniform")
+    state, timestep = begin(env)
+    for lane in range(LANES):
+        task = env.tasks[int(state.task[lane])]
+        place = task.place(np.asarray(state.puck[:, lane]), np.asarray(state.goal[:, lane]))
+        np.testing.assert_allclose(state.point[:, lane], place, atol=1e-6)
+        np.testing.assert_allclose(state.width[:, lane], task.width, atol=1e-6)
+    assert set(np.asarray(state.task)) == set(range(len(env.tasks)))
+    np.testing.assert_array_equal(timestep.task, state.task)
+
+
+# Observations
+
+
+def test_hidden_goals_are_zeros():
+    seen = begin(make("reach", partially_observable=True))[1].observation[0]
+    shown = begin(make("reach"))[1].observation[0]
+    np.testing.assert_array_equal(seen[:36], shown[:36])
+    assert (np.asarray(seen[36:]) == 0).all() and (np.asarray(shown[37:]) != 0).all()
+
+
+def test_hand_positions_are_clipped_in_the_observation_only():
+    frame = np.tile(np.float32([0.6, 0.2, 0.9, *[0.5] * 15])[:, None], (1, 3))
+    frame[0] = 0.525, 0.5251, -0.6
+    seen = np.asarray(observation.observe(jnp.asarray(frame), jnp.asarray(-frame), jnp.ones((3, 3), jnp.float32)))
+    np.testing.assert_allclose(seen[:3].T, [(0.525, 0.348, 0.7), (0.525, 0.348, 0.7), (-0.525, 0.348, 0.7)])
+    np.testing.assert_allclose(seen[18], [-0.525, -0.525, 0.525])
+    np.testing.assert_allclose(seen[19:21, 0], [0.348, -0.0525], rtol=1e-6)
+    assert (seen[3:18] == 0.5).all() and (seen[21:36] == -0.5).all() and (seen[36:] == 1).all()
+
+
+def test_a_few_steps_are_those_of_the_oracle():
+    """Observations, rewards and targets, with the older weld and reward; actions beyond the box are clipped."""
+    env = make("reach", weld="v2", reward="v1", horizon=5)
+    state, timestep = begin(env)
+    arms = oracle.Arms(*(np.asarray(x.T, np.float64) for x in (state.puck, state.goal)), weld="v2", reward="v1")
+    rng = np.random.default_rng(0)
+    for t in range(5):
+        np.testing.assert_allclose(timestep.observation[0].T, arms.observe(), atol=1e-5)
+        action = rng.uniform(-1.5, 1.5, (LANES, 4)).astype(np.float32)
+        paid, success = arms.step(action)
+        state, timestep = env.advance(state, jnp.asarray(action.T)[None])
+        np.testing.assert_allclose(timestep.reward[0], paid, atol=0.05)  # of about 1,000
+        np.testing.assert_array_equal(timestep.metrics["success"] > 0, success)
+        np.testing.assert_allclose(state.target.T, arms.target, atol=1e-6)
+        assert not timestep.terminated.any() and (np.asarray(timestep.truncated) == (t == 4)).all()
+
+
+# Rewards
+
+
+def test_rewards_by_hand():
+    point = jnp.float32([0.3, 1.0, 0.2])  # 0.5 m from the nominal hand
+    start = dataclasses.replace(constants.reset(), tool_before=np.array([0.3, 1.0, 0.6]))
+    for far, paid in ((0.0, 10.0), (0.05, 10.0), (0.55, 1.0), (0.3, 10 / 3.25)):
+        assert float(reward.pay("v2", jnp.float32(far), point, start)) == pytest.approx(paid, rel=1e-5)
+    e = np.exp(-1.0)
+    assert float(reward.pay("v1", jnp.float32(0.1), point, start)) == pytest.approx(300 + 1000 * (e + e**10), rel=1e-5)
+    assert float(reward.pay("v1", jnp.float32(2.0), point, start)) == 0.0
+
+
+def test_a_gripper_that_should_be_closed():
+    width = jnp.float32([0.0, 0.4])
+    amiss = reward.outside(jnp.float32([0.3, 0.4, 0.65, 0.9]), width[:, None])
+    np.testing.assert_allclose(amiss, [0, 0, 0.25, 0.5], atol=1e-6)
+    np.testing.assert_allclose(reward.grip_share(amiss), [1, 1, 1 / 3.25, 0.1], rtol=1e-5)
+
+
+# Scripted policies
+
+
+@functools.cache
+def scripted_run():
+    """{task index: successes of its lanes}, and the metrics at the end, of 250 steps in the family."""
+    env = make("reach_family", horizon=250)
+    state, timestep = begin(env, seed=2)
+    assert (np.asarray(timestep.reward) == 0).all() and timestep.first.all()
+    act = jax.jit(jax.vmap(functools.partial(baselines.scripted, env), in_axes=(-1, None, None)))
+    reached, total = np.zeros(LANES, bool), np.zeros(LANES)
+    for _ in range(250):
+        state, timestep = env.advance(state, jnp.moveaxis(act(state, (), ()), 0, -1))
+        reached |= np.asarray(timestep.metrics["success"]) > 0
+        total += np.asarray(timestep.reward[0])
+    return np.asarray(state.task), reached, total, jax.device_get(timestep)
+
+
+def test_the_scripted_policy_solves_every_task():
+    task, reached, total, last = scripted_run()
+    assert set(task) == set(range(len(tasks.TASKS))) and reached.all()
+    assert (total > 1000).all() and last.truncated.all() and not last.terminated.any()
+    assert last.metrics["success_at_end"].mean() > 0.9
+
+
+def test_baselines_of_a_batch():
+    env = make("reach")
+    batch = batched(env)
+    keys = jax.random.split(jax.random.key(0), 3)
+    state, timestep = batch.reset(keys, ())
+    for name, policy in env.baselines.items():
+        action = jax.vmap(lambda s, t, k, policy=policy: policy(env, s, t, k))(state.env, timestep, keys)
+        assert action.shape == (3, 1, 4) and np.abs(action).max() <= 1, name
+    np.testing.assert_allclose(action[:, 0, 1], 1.0)  # "scripted", the last one: the goal is ahead
