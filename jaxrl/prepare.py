@@ -181,8 +181,8 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
-    if not any(phase.steps for phase in phases):
-        raise UsageError(f"algorithm '{name}' has no phase that steps the environment: give one `steps`")
+    if not any(phase.steps or phase.updates for phase in phases):
+        raise UsageError(f"algorithm '{name}' has no phase that steps the environment or learns: give one `steps`")
     for phase in phases:
         if not phase.steps and phase.iterations is None:
             raise UsageError(f"phase '{phase.name}' of algorithm '{name}' would never end: give it `iterations`")

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
-from jaxrl import algos, hosts, run_directory, torch_weights
+from jaxrl import algos, hosts, labelled, run_directory, torch_weights
 from jaxrl import config as configuration
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
 from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
@@ -582,14 +582,21 @@ def with_sources(config: Config) -> Config:
         return Source(run, other.algo, other.config.algo_settings)
 
     found = {name: tuple(map(source, _named(config, name))) for name in cls.sources}
+    recorded = _recordings(cls, config)
     with usage_errors():
-        settings = cls.adopt(config.make_env().spec, config.algo_settings, found)
+        settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
     return dataclasses.replace(config, algo_settings=settings)
 
 
 def _named(config: Config, setting: str) -> list[str]:
-    """The runs that a setting names."""
-    return [run.strip() for run in config.algo_settings[setting].split(",") if run.strip()]
+    """The runs or files that a setting names."""
+    return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
+
+
+def _recordings(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
+    """The labelled sets that settings name, each setting's as one. Raises LabelledSetError."""
+    named = {setting: _named(config, setting) for setting in cls.recordings}
+    return {setting: vars(labelled.read_all(paths)) for setting, paths in named.items() if paths}
 
 
 def load_inputs(setup: Setup) -> Any:
@@ -600,7 +607,9 @@ def load_inputs(setup: Setup) -> Any:
     """
     config = setup.config
     if setup.algo.sources:
-        return {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
+        weights = {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
+        recorded = _recordings(type(setup.algo), config)
+        return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}
     return load_weights(config.run.init_from, setup) if config.run.init_from else None
 
 

@@ -95,7 +95,7 @@ def mask_tokens(
 
     leaves, structure = jax.tree.flatten(window)
     pairs = [hide(k, rows) for k, rows in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
-    return structure.unflatten([view for view, _ in pairs]), structure.unflatten([hit for _, hit in pairs])
+    return tuple(jax.tree.unflatten(structure, parts) for parts in zip(*pairs, strict=True))
 
 
 # Running windows
@@ -188,8 +188,7 @@ class TrajectoryTransformer(nn.Module):
             embedded = _norm(f"{name}_norm")(_linear(self.width, rows.shape[-1], self.dtype, f"{name}_in")(rows))
             return embedded + times[: len(rows)]
 
-        kinds = ("state", tokens("state", window.state)), ("action", tokens("action", window.action))
-        kinds = *kinds, ("reward", tokens("reward", window.reward))
+        kinds = [(name, tokens(name, getattr(window, name))) for name in ("state", "action", "reward")]
         drop = nn.Dropout(self.dropout, deterministic=not training)
         first = self.param("code_token", nn.initializers.constant(-2.0), (1, self.width), jnp.float32)
         x = jnp.concatenate([drop(jnp.concatenate([rows for _, rows in kinds])), first])

@@ -6,7 +6,8 @@ of the last steps (`jaxrl.trajectory_transformer`); actor and critics of code an
 Stages, losses and sizes are those of the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), but that
 value labels mean Q of the step itself, and codes are computed once when the transformer is frozen instead of at every
-update. Losses on top, the algorithm below.
+update. Labelled sets from elsewhere may take the place of workers, or stand beside what theirs collect. Losses on top,
+the algorithm below.
 """
 
 import dataclasses
@@ -19,18 +20,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, pytree
-from jaxrl import distributions, nets, optimise, replay
+from jaxrl import distributions, nets, optimise, replay, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
 from jaxrl.algos.sac import Sac
+from jaxrl.parallel import Layout
 from jaxrl.replay import Replay
 from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
+from jaxrl.world_model import WorldModel
 
 # Layout letters besides T, B, S: K tasks and workers, N samples, n numbers of an action, c of a code, s of a state,
 # R rows, E environments of a logical shard, m samples of one, C critics.
 
 HELD_OUT = 5  # one episode in so many is kept for validation
 CODED = 2048  # windows of one call of `learn` that computes codes
+_SETTING = {"encoder": "transformer"}  # networks whose learning rate is called after something else
 # What workers must have in common, so that their networks can be stacked and their labels mean the same.
 ALIKE = ("units", "depth", "critics", "layer_norm", "scale_observation", "log_std_min", "log_std_max", "gamma")
 
@@ -57,7 +61,8 @@ class CollectiveParameters:
         encoder: of the transformer.
         actor: of the policy.
         critic: leaves [C, ...].
-        encoder_optimiser, actor_optimiser, critic_optimiser: Adam's.
+        world: of the world model, () without one.
+        encoder_optimiser, actor_optimiser, critic_optimiser, world_optimiser: Adam's.
         coded: int32[], rows of the set whose codes are the trained transformer's.
     """
 
@@ -65,9 +70,11 @@ class CollectiveParameters:
     encoder: Any
     actor: Any
     critic: Any
+    world: Any
     encoder_optimiser: Any
     actor_optimiser: Any
     critic_optimiser: Any
+    world_optimiser: Any
     coded: Array
 
 
@@ -93,7 +100,10 @@ class Collective(Algorithm):
     """One policy for the tasks of several workers, told the task by a code of the last steps."""
 
     workers: str = setting("", "runs of sac, one for each task, with commas between")
-    worker_settings: str = setting("", "what the workers' networks are like, as JSON; filled in from their runs")
+    labelled: str = setting(
+        "", "files of labelled sets (see jaxrl/labelled.py), with commas between, beside or without"
+    )
+    adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them")
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
     random_steps: int = setting(8000, "environment steps per task with random actions (at least an episode each)")
     learner_steps: int = setting(32_000, "then, so many in which the learner acts and learns; 0 = none")
@@ -115,30 +125,34 @@ class Collective(Algorithm):
     temperature: float = setting(0.15, "of InfoNCE")
     actor_updates: int = setting(50_000, "updates of the actor with the trained transformer's codes")
     critic_updates: int = setting(10_000, "updates of the critics; 0 = none")
+    world_updates: int = setting(0, "updates of a world model whose latents actor and critics then see; 0 = none")
+    world_lr: float = setting(1e-4, "its learning rate (Adam)")
+    world_decay: float = setting(1e-5, "its weight decay")
+    latent: int = setting(512, "numbers of its latents, a multiple of 8")
     batch_size: int = setting(256, "steps of each update of actor and critics")
     actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)")
     critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)")
     units: int = setting(300, "units of each hidden layer of actor and critics")
     depth: int = setting(2, "their hidden layers")
     critics: int = setting(2, "critics")
-    zero_code: bool = setting(False, "zeros instead of task codes, to see what they are worth")
     updates_per_call: int = setting(50, "updates of an iteration that only learns")
 
     recurrent: ClassVar[bool] = True
+    modes: ClassVar[tuple[Mode, ...]] = ("best", "sample", "zero_code")
     sources: ClassVar[tuple[str, ...]] = ("workers",)
+    recordings: ClassVar[tuple[str, ...]] = ("labelled",)
 
     def __post_init__(self) -> None:
-        spec = self.spec
-        boxes = spec.observation, spec.action
-        if spec.num_agents != 1 or not all(isinstance(box, Box) and len(box.shape) == 1 for box in boxes):
+        spec, action = self.spec, self.spec.action
+        if not (
+            spec.num_agents == 1
+            and all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
+        ):
             raise ValueError(
                 f"collective takes one agent with a vector as observation and action, unlike '{spec.name}'"
             )
-        if (spec.action.low, spec.action.high) != (-1.0, 1.0):
-            raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {spec.action}")
-        if not 2 <= len(spec.task_names) == spec.num_tasks:
-            named = ", ".join(spec.task_names) or "none"
-            raise ValueError(f"collective needs several tasks with names, '{spec.name}' has {named}: set more of them")
+        if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
+            raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {action}")
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
@@ -147,16 +161,19 @@ class Collective(Algorithm):
                      "transformer_updates", "actor_updates"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learner_steps", "worker_steps", "burst_updates", "critic_updates", "contrast_weight"):
+        for name in ("learner_steps", "worker_steps", "burst_updates", "critic_updates", "contrast_weight",
+                     "world_updates", "world_decay"):  # fmt: skip
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in ("transformer_lr", "actor_lr", "critic_lr", "temperature", "updates_per_step"):
+        for name in ("transformer_lr", "actor_lr", "critic_lr", "world_lr", "temperature", "updates_per_step"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.width % self.heads:
             raise ValueError(f"heads {self.heads} do not divide width {self.width}")
+        if self.latent < 1 or self.latent % world_model.GROUP:
+            raise ValueError(f"latent must be a multiple of {world_model.GROUP}, not {self.latent}")
         if not 2 <= self.window <= spec.horizon:
             raise ValueError(f"window must lie between 2 and the {spec.horizon} steps of an episode, not {self.window}")
         if self.batch_size % self.layout.shards or self.transformer_batch % self.layout.shards:
@@ -167,48 +184,70 @@ class Collective(Algorithm):
         return math.gcd(*(int(settings.get(name, getattr(cls, name))) for name in ("batch_size", "transformer_batch")))
 
     @classmethod
-    def adopt(cls, spec: EnvSpec, settings: dict[str, Any], sources: dict[str, tuple[Source, ...]]) -> dict[str, Any]:
-        """Workers in the order of the environment's tasks, and what their networks are like."""
-        workers: dict[str, Source] = {}
-        for source in sources["workers"]:
-            task = _check_worker(source, spec)
-            if task in workers:
-                raise ValueError(f"{workers[task].run} and {source.run} are both workers for '{task}': take one")
-            workers[task] = source
-        missing = [name for name in spec.task_names if name not in workers]
-        if missing:
-            raise ValueError(
-                f"there is no worker for {', '.join(map(repr, missing))}: name a run of sac for each of "
-                f"{', '.join(spec.task_names)} with --workers RUN1,RUN2,..."
-            )
-        ordered = [workers[name] for name in spec.task_names]
-        first = {name: ordered[0].settings[name] for name in ALIKE}
-        for source in ordered[1:]:
-            for name, value in first.items():
+    def adopt(
+        cls,
+        spec: EnvSpec,
+        settings: dict[str, Any],
+        sources: dict[str, tuple[Source, ...]],
+        recordings: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Workers in the order of the environment's tasks, what their networks are like, and the size of files."""
+        recording = recordings.get("labelled")
+        ordered = _ordered_workers(spec, sources["workers"], recording is not None)
+        worker = {name: ordered[0].settings[name] for name in ALIKE} if ordered else {}
+        for source in ordered:
+            for name, value in worker.items():
                 if source.settings[name] != value:
                     raise ValueError(
                         f"{ordered[0].run} was trained with {name} {value}, {source.run} with "
                         f"{source.settings[name]}: take workers that are alike"
                     )
-        return settings | {"workers": ",".join(s.run for s in ordered), "worker_settings": json.dumps(first)}
+        tasks, rows = list(spec.task_names), [0, 0]
+        if recording is not None:
+            _check_recording(recording, spec)
+            tasks = list(dict.fromkeys([*(tasks if ordered else ()), *recording["task_names"]]))
+            lengths = _lengths(recording["step"]) + 1
+            rows = [int(lengths.sum()), int(lengths.max())]
+        if len(tasks) < 2:
+            raise ValueError(
+                f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and let "
+                "the environment set them, or add labelled sets"
+            )
+        adopted = {"tasks": tasks, "worker": worker, "labelled": rows}
+        return settings | {"workers": ",".join(source.run for source in ordered), "adopted": json.dumps(adopted)}
+
+    @property
+    def _adopted(self) -> dict[str, Any]:
+        named = {"tasks": list(self.spec.task_names), "worker": {}, "labelled": [0, 0]}
+        return named | json.loads(self.adopted or "{}")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of all tasks: those of the workers, then those that only labelled sets have."""
+        return tuple(self._adopted["tasks"])
+
+    @property
+    def _workers(self) -> int:
+        """K. (Where nothing is adopted, the environment's tasks stand for it.)"""
+        return len(self.workers.split(",")) if self.workers else 0 if self.adopted else self.spec.num_tasks
 
     @property
     def worker(self) -> Sac:
         """What a worker is; its replay and minibatches are as small as they may be."""
         spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
-        sizes = {"batch_size": self.layout.shards, "buffer_size": 4 * self.layout.num_envs}
-        return Sac(spec, self.layout, **sizes, **json.loads(self.worker_settings or "{}"))
+        sizes: dict[str, Any] = {"batch_size": self.layout.shards, "buffer_size": 4 * self.layout.num_envs}
+        return Sac(spec, self.layout, **sizes, **self._adopted["worker"])
 
     # Phases
 
     def _calls(self, steps: int) -> int:
         """Calls of `learn` in which every environment makes its share of steps per task, and at least an episode."""
-        each = -(-steps * self.spec.num_tasks // self.layout.num_envs)
-        return -(-max(each, self.spec.horizon + 1) // self.update_interval) if steps else 0
+        each = -(-steps * self._workers // self.layout.num_envs)
+        return -(-max(each, self.spec.horizon + 1) // self.update_interval) if each else 0
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Random steps, a burst of updates, the learner's steps, the workers'; transformer, codes, actor, critics."""
+        """Random steps, a burst of updates, the learner's steps, the workers'; transformer, codes, the networks."""
         interval = self.update_interval
 
         def collect(name: str, steps: int, updates: int = 0) -> Phase:
@@ -219,11 +258,12 @@ class Collective(Algorithm):
 
         phases = (
             collect("random", self.random_steps),
-            study("burst", self.burst_updates if self.learner_steps else 0),
+            study("burst", self.burst_updates if self._calls(self.learner_steps) else 0),
             collect("learner", self.learner_steps, max(1, round(interval * self.updates_per_step))),
             collect("worker", self.worker_steps),
             study("transformer", self.transformer_updates),
             Phase("codes", 0, 0, iterations=-(-self.rows // self._coded_rows)),
+            study("world", self.world_updates),
             study("actor", self.actor_updates),
             study("critic", self.critic_updates),
         )
@@ -237,8 +277,14 @@ class Collective(Algorithm):
 
     @property
     def rows(self) -> int:
-        """R: everything that is collected, and the row behind."""
-        return self._until[1] + self._calls(self.worker_steps) * self.update_interval + 1
+        """R: what labelled sets bring, everything that is collected, and the row behind."""
+        return self.labelled_rows + self._until[1] + self._calls(self.worker_steps) * self.update_interval + 1
+
+    @property
+    def labelled_rows(self) -> int:
+        """Rows of each environment that hold the episodes of labelled sets, however these are dealt out."""
+        rows, longest = self._adopted["labelled"]
+        return -(-rows // self.layout.num_envs) + longest
 
     @property
     def _coded_rows(self) -> int:
@@ -246,7 +292,7 @@ class Collective(Algorithm):
         return min(self.rows, max(1, CODED // self.layout.num_envs))
 
     def summary(self) -> list[str]:
-        steps, names = (self.rows - 1) * self.layout.num_envs, ", ".join(self.spec.task_names)
+        steps, names = (self.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
         phases = ", ".join(
             f"{phase.name} {phase.iterations * (phase.steps * self.layout.num_envs or phase.updates):,}"
             + (" steps" if phase.steps else " updates")
@@ -254,7 +300,7 @@ class Collective(Algorithm):
             if phase.iterations and (phase.steps or phase.updates)
         )
         size = steps * self._row_bytes / 1e6
-        return [f"A labelled set of {steps:,} steps of {names} in {size:,.3g} MB; phases: {phases}."]
+        return [f"Room for {steps:,} labelled steps of {names} in {size:,.3g} MB; phases: {phases}."]
 
     # Sizes
 
@@ -276,7 +322,7 @@ class Collective(Algorithm):
 
     @property
     def _answer(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Of a row: action, labels (mu, log_std, soft value), code, step of the episode, whether it is held out."""
+        """Of a row: action, labels (mu, log_std, Q), code, step of the episode, whether it is held out."""
         numbers = dict.fromkeys(("action", "mu", "log_std"), (self._actions,)) | {"code": (self.code_size,)}
         floats = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in (numbers | {"value": ()}).items()}
         return floats | {"step": jax.ShapeDtypeStruct((), jnp.int32), "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}
@@ -315,6 +361,10 @@ class Collective(Algorithm):
         """[code, state, action] float32[N, c + s + n] -> float32[N, 1]."""
         return nets.MLP(1, self.units, self.depth, "xavier", self.layout.compute_dtype)
 
+    @property
+    def world_net(self) -> WorldModel:
+        return WorldModel(self.latent, self.layout.compute_dtype)
+
     def states(self, observation: Array) -> Array:
         """float32[..., s] of flat observations [..., D]."""
         observation = observation.astype(jnp.float32)
@@ -324,63 +374,82 @@ class Collective(Algorithm):
         """Task codes float32[N, c] of windows [N, ...]."""
         return jax.vmap(lambda one: self.encoder_net.apply(encoder, one)[0])(window)
 
-    def _inputs(self, code: Array, state: Array) -> Array:
-        return jnp.concatenate([jnp.zeros_like(code) if self.zero_code else code, state], axis=-1)
+    def inputs(self, world: Any, code: Array, state: Array) -> Array:
+        """What actor and critics see of codes [N, c] and states [N, s]; `world` is () without a world model."""
+        seen = self.world_net.apply(world, state, code) if self.world_updates else state
+        return jnp.concatenate([code, jnp.asarray(seen)], axis=-1)
 
-    def gaussian(self, actor: Any, code: Array, state: Array) -> tuple[Array, Array]:
+    def gaussian(self, actor: Any, inputs: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, n]."""
-        mean, raw = jnp.split(self.actor_net.apply(actor, self._inputs(code, state)), 2, axis=-1)
+        mean, raw = jnp.split(jnp.asarray(self.actor_net.apply(actor, inputs)), 2, axis=-1)
         low, high = self.worker.log_std_min, self.worker.log_std_max
         return mean, low + (high - low) / 2 * (jnp.tanh(raw) + 1)
 
-    def values(self, critic: Any, code: Array, state: Array, action: Array) -> Array:
+    def values(self, critic: Any, inputs: Array, action: Array) -> Array:
         """Q float32[C, N]."""
-        inputs = jnp.concatenate([self._inputs(code, state), action], axis=-1)
-        return jax.vmap(lambda params: self.critic_net.apply(params, inputs)[:, 0])(critic)
+        rows = jnp.concatenate([inputs, action], axis=-1)
+        return jax.vmap(lambda params: jnp.asarray(self.critic_net.apply(params, rows))[:, 0])(critic)
 
-    def advice(self, policy: Any, window: Window, least_sigma: float = 1e-4) -> tuple[Array, Array]:
-        """What a student asks for: mu_c = tanh(mean) and sigma_c, the scale before squashing, each float32[N, n].
+    def answer(self, policy: Any, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
+        """The collective's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
 
         Args:
-            policy: {"encoder", "actor"}, as in `policy` and `weights`.
+            policy: {"encoder", "world", "actor"}, as in `policy` and `weights`.
             window: [N, ...], see `watch`.
-            least_sigma: floor of sigma_c.
+            zero_code: zeros take the place of the task code, to see what it is worth.
         """
-        code = self.codes(policy["encoder"], window)
-        mean, log_std = self.gaussian(policy["actor"], code, window.state[:, -1])
-        return jnp.tanh(mean), jnp.maximum(jnp.exp(log_std), least_sigma)
+        code = jnp.zeros((len(window.state), self.code_size)) if zero_code else self.codes(policy["encoder"], window)
+        return self.gaussian(policy["actor"], self.inputs(policy["world"], code, window.state[:, -1]))
 
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks and an empty set; `inputs` is {"workers": weights of each, in the order of the tasks}.
+        """Fresh networks and an empty set, but for what labelled sets bring.
 
-        Without inputs the workers are fresh ones, too, which serves for shapes.
+        `inputs` may hold "workers", weights of each in the order of the tasks, and "labelled", of `arrange`. Without
+        inputs the workers are fresh ones, too, which serves for shapes.
         """
-        key_workers, key_encoder, key_actor, key_critic = jax.random.split(key, 4)
-        if inputs is None:
-            fresh = lambda key: self.worker.weights(self.worker.init(key, None))  # noqa: E731
-            workers = jax.vmap(fresh)(jax.random.split(key_workers, self.spec.num_tasks))
+        key_workers, key_encoder, key_actor, key_critic, key_world = jax.random.split(key, 5)
+        given = (inputs or {}).get("workers")
+        if given:
+            workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
         else:
-            workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *inputs["workers"])
+            fresh = lambda key: self.worker.weights(self.worker.init(key, None))  # noqa: E731
+            workers = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
         window = jax.tree.map(
             lambda x: x[0], transformer.first_window(jnp.zeros((1, self._states)), self._actions, self.window)
         )
         encoder = self.encoder_net.init(key_encoder, window)
-        size = self.code_size + self._states
-        actor = self.actor_net.init(key_actor, jnp.zeros((1, size)))
-        wide = jnp.zeros((1, size + self._actions))
+        code, state, action = (jnp.zeros((1, n)) for n in (self.code_size, self._states, self._actions))
+        world: Any = ()
+        if self.world_updates:
+            world = self.world_net.init(key_world, state, code, action, method="step")
+        seen = self.inputs(world, code, state)
+        actor = self.actor_net.init(key_actor, seen)
+        wide = jnp.concatenate([seen, action], axis=-1)
         critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
         begin = lambda params: optimise.adam().init(optimise.flat(params))  # noqa: E731
         params = CollectiveParameters(
-            workers, encoder, actor, critic, begin(encoder), begin(actor), begin(critic), jnp.int32(0)
+            workers=workers,
+            encoder=encoder,
+            actor=actor,
+            critic=critic,
+            world=world,
+            encoder_optimiser=begin(encoder),
+            actor_optimiser=begin(actor),
+            critic_optimiser=begin(critic),
+            world_optimiser=begin(world) if self.world_updates else (),
+            coded=jnp.int32(0),
         )
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        return AlgoState(params, replay.create(self._seen, self._answer, 1, shards, self.rows, envs))
+        ring = replay.create(self._seen, self._answer, 1, shards, self.rows, envs)
+        if inputs and "labelled" in inputs:
+            ring = self._fill(ring, inputs["labelled"])
+        return AlgoState(params, ring)
 
     def weights(self, state: AlgoState) -> Any:
-        """What a student takes: {"encoder", "actor"}."""
-        return {name: getattr(state.replicated, name) for name in ("encoder", "actor")}
+        """What `answer` takes, and a student with it: {"encoder", "world", "actor"}."""
+        return {name: getattr(state.replicated, name) for name in ("encoder", "world", "actor")}
 
     def policy(self, state: AlgoState) -> Any:
         """The same, and the workers, who act while their set is collected."""
@@ -406,19 +475,13 @@ class Collective(Algorithm):
     ) -> tuple[Array, Any, Any]:
         """In training who acts depends on the phase; else the collective does, with mode "best" by tanh(mean)."""
         memory = self.watch(actor, timestep)
-        state = memory.window.state[:, -1]
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
-        code_of = lambda: self.codes(policy["encoder"], memory.window)  # noqa: E731
 
-        def learner(code: Array) -> Array:
-            mean, log_std = self.gaussian(policy["actor"], code, state)
-            return jnp.tanh(mean) if mode == "best" else distributions.squashed_normal(mean, log_std, noise)[0]
-
-        def uniform(code: Array) -> Array:
+        def uniform() -> Array:
             draw = lambda key: jax.random.uniform(key, (self._actions,), minval=-1.0, maxval=1.0)  # noqa: E731
             return jax.vmap(lambda key: draw(jax.random.fold_in(key, 1)))(keys)
 
-        def worker(code: Array) -> Array:
+        def worker() -> Array:
             mean, log_std = jax.vmap(lambda params: self.worker.gaussian(params, timestep.observation))(
                 policy["workers"]
             )
@@ -430,12 +493,19 @@ class Collective(Algorithm):
             done = total(progress.vector_steps)
             stage = jnp.sum(done >= jnp.array(self._until, jnp.float32), dtype=jnp.int32)
             # nobody reads the codes of the workers' steps before the transformer is trained
-            code = jax.lax.cond(stage < 2, code_of, lambda: jnp.zeros((len(keys), self.code_size)))
-            action = jax.lax.switch(stage, [uniform, learner, worker], code)
+            code = jax.lax.cond(
+                stage < 2,
+                lambda: self.codes(policy["encoder"], memory.window),
+                lambda: jnp.zeros((len(keys), self.code_size)),
+            )
+            seen = lambda: self.inputs(policy["world"], code, memory.window.state[:, -1])  # noqa: E731
+            learner = lambda: distributions.squashed_normal(*self.gaussian(policy["actor"], seen()), noise)[0]  # noqa: E731
+            action = jax.lax.switch(stage, [uniform, learner, worker])
             held_out = memory.episode % HELD_OUT == 0
             extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
         else:
-            action = learner(code_of())
+            mean, log_std = self.answer(policy, memory.window, mode == "zero_code")
+            action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
 
     # The labelled set
@@ -448,30 +518,71 @@ class Collective(Algorithm):
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.values(worker["critic"], observation[:, None], action).min(0)
             soft = values - jnp.exp(worker["log_alpha"])[None] * log_prob
-            return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "value": soft[:, 0]}
+            return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
         return jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
 
     def _store(self, params: Any, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Array) -> Replay:
         """The trajectory with labels, and the row behind it."""
         step = trajectory.timestep
-        steps = len(step.first)
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         flat = lambda x: x.reshape(*x.shape[:-2], -1).astype(jnp.float32)  # noqa: E731
+        task = step.task if self.spec.num_tasks > 1 else jnp.zeros(step.first.shape, jnp.int32)
+        seen = {
+            "observation": join(flat(step.observation), flat(last.observation)),
+            "task": join(task, last.task if self.spec.num_tasks > 1 else task[-1]),
+        }
+        reward, terminated = join(step.reward, last.reward), join(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
-        noise = jax.vmap(lambda k: jax.random.normal(k, (steps, self._actions)))(keys).swapaxes(0, 1)
+        noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), self._actions)))(keys).swapaxes(0, 1)
 
-        def label(rows: Any) -> dict[str, Array]:
-            shape = rows[1].shape
-            merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
-            labels = self._labels(params.workers, *merged)
-            return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), labels)
+        def label(rows: dict[str, Array]) -> dict[str, Array]:
+            shape = rows["task"].shape
+            merged = {name: x.reshape(-1, *x.shape[2:]) for name, x in rows.items()}
+            said = self._labels(params.workers, merged["observation"], merged["task"], merged["noise"])
+            said = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), said)
+            later = self.worker.gamma * (1 - rows["terminated"][1:]) * said.pop("soft_value")[1:]
+            return {name: x[:-1] for name, x in said.items()} | {"value": rows["reward"][1:] + later}
 
-        labels = self.layout.over_envs(label, (flat(step.observation), step.task, noise), axis=1)
-        seen = {"observation": join(flat(step.observation), flat(last.observation)), "task": join(step.task, last.task)}
-        end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
-        reward = join(step.reward, last.reward)
+        rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
+        labels = self.layout.over_envs(label, rows, axis=1)
+        end = replay.ends(terminated, join(step.truncated, last.truncated))
         return replay.write(ring, seen, trajectory.extras | labels, reward, end)
+
+    def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Its episodes dealt out to the environments, arrays [labelled_rows + 1, B, ...].
+
+        Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
+        """
+        rows, envs, filled = self.labelled_rows + 1, self.layout.num_envs, np.zeros(self.layout.num_envs, int)
+        numbers = np.array([self.tasks.index(name) for name in recording["task_names"]])[recording["task"]]
+        names = ("observation", "action", "mu", "log_std", "value", "step")
+        made = {name: np.zeros((rows, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
+        made |= {name: np.zeros((rows, envs), bool) for name in ("held_out", "terminated")}
+        made |= {"task": np.zeros((rows, envs), np.int32), "reward": np.zeros((rows, envs), np.float32)}
+        made["truncated"] = np.ones((rows, envs), bool)
+        counts, begin = dict.fromkeys(range(len(self.tasks)), 0), 0
+        for length in _lengths(recording["step"]):
+            own, env, task = slice(begin, begin + length), int(np.argmin(filled)), int(numbers[begin])
+            place, end = slice(filled[env], filled[env] + length), filled[env] + length
+            for name in names:
+                made[name][place, env] = recording[name][own]
+            made["observation"][end, env] = recording["next_observation"][begin + length - 1]
+            made["reward"][place.start + 1 : end + 1, env] = recording["reward"][own]
+            made["task"][place.start : end + 1, env] = task
+            made["held_out"][place, env] = counts[task] % HELD_OUT == 0
+            made["truncated"][place, env] = False
+            made["terminated"][end, env] = recording["terminated"][begin + length - 1]
+            counts[task], filled[env], begin = counts[task] + 1, end + 1, begin + length
+        return made
+
+    def _fill(self, ring: Replay, arranged: dict[str, Array]) -> Replay:
+        """An empty set with what `arrange` made."""
+        own = {name: jnp.take(rows, self.layout.env_indices(), axis=1) for name, rows in arranged.items()}
+        answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
+        answer["code"] = jnp.zeros((*answer["step"].shape, self.code_size))
+        end = replay.ends(own["terminated"], own["truncated"])
+        return replay.write(ring, {name: own[name] for name in self._seen}, answer, own["reward"][..., None], end)
 
     def _usable(self, ring: Replay) -> Array:
         """bool[S, R, E]: rows whose successors are complete, too, and that do not end an episode."""
@@ -491,16 +602,16 @@ class Collective(Algorithm):
         return jax.vmap(of_shard)(ring, index)
 
     def _steps(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """What actor and critics are fitted to, leaves [S, m, ...]; "target" is the Q label of the step."""
+        """What the networks are fitted to, leaves [S, m, ...]."""
 
         def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
-            at = lambda leaf, index: _at(leaf, index)  # noqa: E731
-            names = ("action", "mu", "log_std", "code")
             after = index + ring.end.shape[1]
-            goes_on = (at(ring.end, after) != replay.TERMINATED).astype(jnp.float32)
-            target = at(ring.reward[..., 0], after) + self.worker.gamma * goes_on * at(ring.answer["value"], after)
-            state = self.states(at(ring.seen["observation"], index))
-            return {name: at(ring.answer[name], index) for name in names} | {"target": target, "state": state}
+            names = ("action", "mu", "log_std", "code", "value")
+            return {name: _at(ring.answer[name], index) for name in names} | {
+                "state": self.states(_at(ring.seen["observation"], index)),
+                "next_state": self.states(_at(ring.seen["observation"], after)),
+                "reward": _at(ring.reward[..., 0], after),
+            }
 
         return jax.vmap(of_shard)(ring, index)
 
@@ -510,18 +621,18 @@ class Collective(Algorithm):
         usable = np.asarray(self._usable(ring)).swapaxes(1, 2)  # [S, E, R]: one environment after another
         shard, env, row = np.nonzero(usable)
         after = (shard, row + 1, env)
-        reward, terminated = host.reward[after][:, 0], host.end[after] == replay.TERMINATED
         return {
+            "task_names": self.tasks,
             "task": host.seen["task"][shard, row, env],
             "step": host.answer["step"][shard, row, env],
             "observation": host.seen["observation"][shard, row, env],
             "action": host.answer["action"][shard, row, env],
-            "reward": reward,
+            "reward": host.reward[after][:, 0],
             "next_observation": host.seen["observation"][after],
-            "terminated": terminated,
+            "terminated": host.end[after] == replay.TERMINATED,
             "mu": host.answer["mu"][shard, row, env],
             "log_std": host.answer["log_std"][shard, row, env],
-            "value": reward + np.float32(self.worker.gamma) * ~terminated * host.answer["value"][after],
+            "value": host.answer["value"][shard, row, env],
         }
 
     # Learning
@@ -545,63 +656,72 @@ class Collective(Algorithm):
             params, ring = self._encode(params, ring)
         elif phase.name == "transformer":
             params, metrics = self._train_transformer(params, ring, key_updates, phase.updates)
-        elif phase.name == "critic":
-            params, metrics = self._fit(params, ring, key_updates, phase.updates, "critic", self._critic_error)
-        elif phase.updates:
-            params, metrics = self._fit(params, ring, key_updates, phase.updates, "actor", self._actor_error)
+        elif phase.updates:  # random, burst and learner: the actor
+            name = phase.name if phase.name in ("world", "critic") else "actor"
+            params, metrics = self._fit(params, ring, key_updates, phase.updates, name)
         return AlgoState(params, ring), metrics
 
-    def _actor_error(self, actor: Any, sample: dict[str, Array]) -> Array:
-        mean, log_std = self.gaussian(actor, sample["code"], sample["state"])
-        return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"])
-
-    def _critic_error(self, critic: Any, sample: dict[str, Array]) -> Array:
-        values = self.values(critic, sample["code"], sample["state"], sample["action"])
-        return jnp.sum(jnp.mean(sample["weight"][None] * jnp.square(values - sample["target"][None]), axis=1))
-
-    def _fit(
-        self, params: Any, ring: Replay, key: Array, updates: int, name: str, error: Any
-    ) -> tuple[Any, dict[str, Array]]:
-        """Updates of one network, and its error on held-out steps."""
+    def _fit(self, params: Any, ring: Replay, key: Array, updates: int, name: str) -> tuple[Any, dict[str, Array]]:
+        """Updates of world model, actor or critics, and their error on held-out steps."""
         usable, held_out = self._usable(ring), ring.answer["held_out"]
-        rate = self.actor_lr if name == "actor" else self.critic_lr
 
         def batch(key: Array, sums: Array) -> dict[str, Array]:
             index, weight = self._draw(key, sums, self.batch_size)
             return self._steps(ring, index) | {"weight": weight}
 
         def loss(network: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
-            return error(network, sample), ()
-
-        training = _sums(usable & ~held_out)
-
-        def update(carry: Any, key: Array) -> Any:
-            network, optimiser = carry
-            gradient, (value, _) = self.layout.gradient(loss, network, batch(key, training))
-            network, optimiser, norm = self._descend(gradient, network, optimiser, rate)
-            return (network, optimiser), jnp.stack([value, norm])
+            return getattr(self, f"_{name}_error")(dataclasses.replace(params, **{name: network}), sample), {}
 
         key_held_out, key = jax.random.split(key)
-        carry = getattr(params, name), getattr(params, f"{name}_optimiser")
-        (network, optimiser), table = jax.lax.scan(update, carry, jax.random.split(key, updates))
+        training = _sums(usable & ~held_out)
+        decay = self.world_decay if name == "world" else 0.0
+        params, metrics = self._improve(
+            self.layout, params, name, loss, lambda key: batch(key, training), jax.random.split(key, updates), decay
+        )
         checked = batch(key_held_out, _sums(usable & held_out))
-        _, (value, _) = self.layout.gradient(loss, network, checked)
+        _, (value, _) = self.layout.gradient(loss, getattr(params, name), checked)
         share = jnp.maximum(self.layout.average(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
-        metrics = {
-            f"{name}_loss": table[:, 0],
-            f"{name}_grad_norm": table[:, 1],
-            f"{name}_held_out_loss": value / share,
-        }
-        return dataclasses.replace(params, **{name: network, f"{name}_optimiser": optimiser}), metrics
+        return params, metrics | {f"{name}_held_out_loss": value / share}
 
-    def _descend(self, gradient: Any, network: Any, optimiser: Any, rate: float) -> tuple[Any, Any, Array]:
-        def step(gradient: Any, network: Any, optimiser: Any) -> Any:
-            network, _, optimiser, norm = optimise.descend_flat(
-                optimise.adam(), gradient, network, None, optimiser, jnp.float32(rate)
-            )
-            return network, optimiser, norm
+    def _world_error(self, params: Any, sample: dict[str, Array]) -> Array:
+        code, apply = sample["code"], self.world_net.apply
+        stepped: Any = apply(params.world, sample["state"], code, sample["action"], method="step")
+        latent = jnp.asarray(apply(params.world, sample["next_state"], code))
+        return world_model.world_loss(stepped[0], latent, stepped[1], sample["reward"], sample["weight"])
 
-        return self.layout.alone(step)(gradient, network, optimiser)
+    def _actor_error(self, params: Any, sample: dict[str, Array]) -> Array:
+        inputs = self.inputs(params.world, sample["code"], sample["state"])
+        mean, log_std = self.gaussian(params.actor, inputs)
+        return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"])
+
+    def _critic_error(self, params: Any, sample: dict[str, Array]) -> Array:
+        inputs = self.inputs(params.world, sample["code"], sample["state"])
+        values = self.values(params.critic, inputs, sample["action"])
+        return jnp.sum(jnp.mean(sample["weight"][None] * jnp.square(values - sample["value"][None]), axis=1))
+
+    def _improve(
+        self, layout: Layout, params: Any, name: str, loss: Any, batch: Any, keys: Array, decay: float = 0.0
+    ) -> tuple[Any, dict[str, Array]]:
+        """One Adam step of a network, as a vector, for each key: parameters, metrics float32[updates]."""
+        network, rate = getattr(params, name), jnp.float32(getattr(self, f"{_SETTING.get(name, name)}_lr"))
+
+        def of_vector(vector: Array, sample: Any) -> tuple[Array, Any]:
+            return loss(optimise.unflat(vector, network), sample)
+
+        def step(gradient: Array, vector: Array, optimiser: Any) -> Any:
+            new = optimise.descend(optimise.adam(), gradient + decay * vector, vector, optimiser, rate)
+            return *new, optimise.norm(gradient)
+
+        def update(carry: Any, key: Array) -> Any:
+            vector, optimiser = carry
+            gradient, (value, parts) = layout.gradient(of_vector, vector, batch(key))
+            vector, optimiser, norm = layout.alone(step)(gradient, vector, optimiser)
+            return (vector, optimiser), {f"{name}_loss": value, f"{name}_grad_norm": norm, **parts}
+
+        carry = optimise.flat(network), getattr(params, f"{name}_optimiser")
+        (vector, optimiser), metrics = jax.lax.scan(update, carry, keys)
+        new = {name: optimise.unflat(vector, network), f"{name}_optimiser": optimiser}
+        return dataclasses.replace(params, **new), metrics
 
     def _draw(self, key: Array, sums: Array, number: int) -> tuple[Array, Array]:
         """Rows of all shards, uniform over those that `sums` int32[S, R E] counts: index int32[S, m], weight [S, m].
@@ -634,12 +754,8 @@ class Collective(Algorithm):
             task = jax.vmap(_at)(ring.seen["task"], index)
             return {"window": self._windows(ring, index), "task": task, "key": keys}
 
-        def update(carry: Any, key: Array) -> Any:
-            encoder, optimiser = carry
-            loss = lambda encoder, sample: self.encoder_loss(encoder, sample, True)  # noqa: E731
-            gradient, (_, parts) = layout.gradient(loss, encoder, batch(key, training))
-            encoder, optimiser, norm = self._descend(gradient, encoder, optimiser, self.transformer_lr)
-            return (encoder, optimiser), parts | {"encoder_grad_norm": norm}
+        def loss(encoder: Any, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
+            return self.encoder_loss(encoder, sample, True)
 
         def check(encoder: Any, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
             loss, parts = self.encoder_loss(encoder, sample, False)
@@ -649,12 +765,14 @@ class Collective(Algorithm):
             }
 
         key_known, key_held_out, key = jax.random.split(key, 3)
-        carry = params.encoder, params.encoder_optimiser
-        (encoder, optimiser), metrics = jax.lax.scan(update, carry, jax.random.split(key, updates))
+        params, metrics = self._improve(
+            layout, params, "encoder", loss, lambda key: batch(key, training), jax.random.split(key, updates)
+        )
         known, asked = batch(key_known, training), batch(key_held_out, checking)
-        _, (_, parts) = layout.gradient(check, encoder, asked | {"known": known["window"], "known_task": known["task"]})
-        metrics |= {f"held_out_{name}": value for name, value in parts.items()}
-        return dataclasses.replace(params, encoder=encoder, encoder_optimiser=optimiser), metrics
+        _, (_, parts) = layout.gradient(
+            check, params.encoder, asked | {"known": known["window"], "known_task": known["task"]}
+        )
+        return params, metrics | {f"held_out_{name}": value for name, value in parts.items()}
 
     def encoder_loss(self, encoder: Any, sample: dict[str, Any], training: bool) -> tuple[Array, dict[str, Array]]:
         """Reconstruction of two masked views and InfoNCE between their codes, of {"window", "task", "key"} [N, ...]."""
@@ -663,8 +781,8 @@ class Collective(Algorithm):
             key_mask, key_dropout = jax.random.split(key)
             hidden, masked = transformer.mask_tokens(key_mask, window)
             rngs = {"dropout": key_dropout} if training and self.dropout else None
-            code, predicted = self.encoder_net.apply(encoder, hidden, rngs is not None, rngs=rngs)
-            return code, predicted, masked
+            out: Any = self.encoder_net.apply(encoder, hidden, rngs is not None, rngs=rngs)
+            return *out, masked
 
         codes, error = [], jnp.float32(0)
         for number in range(2):
@@ -697,25 +815,31 @@ def neighbour_accuracy(known: Array, known_task: Array, asked: Array, task: Arra
     return jnp.mean((known_task[nearest] == task).astype(jnp.float32))
 
 
+def _ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -> list[Source]:
+    """Workers in the order of the environment's tasks; none only if one can do `without`. Raises ValueError."""
+    if without and not sources:
+        return []
+    workers: dict[str, Source] = {}
+    for source in sources:
+        task = _check_worker(source, spec)
+        if task in workers:
+            raise ValueError(f"{workers[task].run} and {source.run} are both workers for '{task}': take one")
+        workers[task] = source
+    missing = [name for name in spec.task_names if name not in workers]
+    if missing or not spec.task_names:
+        raise ValueError(
+            f"there is no worker for {', '.join(map(repr, missing)) or spec.name}: name a run of sac for each of "
+            f"{', '.join(spec.task_names) or 'several named tasks'} with --workers RUN1,RUN2,..."
+        )
+    return [workers[name] for name in spec.task_names]
+
+
 def _check_worker(source: Source, spec: EnvSpec) -> str:
     """The task of a worker. Raises ValueError where it cannot teach in an environment."""
     run, algo = source.run, source.algo
     if not isinstance(algo, Sac):
         raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
-    if algo.spec.name != spec.name:
-        raise ValueError(
-            f"{run} was trained on '{algo.spec.name}', not on '{spec.name}': take workers of one environment"
-        )
-    for what, own, wanted in (
-        ("observations", algo.spec.observation, spec.observation), ("actions", algo.spec.action, spec.action)
-    ):  # fmt: skip
-        if own.shape != wanted.shape:
-            raise ValueError(f"{run} has {what} of shape {own.shape}, here they are {wanted.shape}: take other workers")
-    for name, value in spec.alike.items():
-        if algo.spec.alike[name] != value:
-            raise ValueError(
-                f"{run} was trained with {name} {algo.spec.alike[name]}, here it is {value}: make it the same"
-            )
+    source.check(spec)
     names = algo.spec.task_names
     if len(names) != 1:
         raise ValueError(f"{run} was trained on {len(names)} tasks: a worker knows one")
@@ -725,6 +849,22 @@ def _check_worker(source: Source, spec: EnvSpec) -> str:
             "leave it out, or name its task, too"
         )
     return names[0]
+
+
+def _check_recording(recording: dict[str, Any], spec: EnvSpec) -> None:
+    """Raises ValueError where labelled steps are of another kind than the environment's."""
+    for what, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
+        size = recording[name].shape[1]
+        if (size,) != box.shape:
+            raise ValueError(
+                f"{what} of the labelled sets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: take "
+                "sets of one arm and one kind of observation"
+            )
+
+
+def _lengths(step: np.ndarray) -> np.ndarray:
+    """int[episodes]: how many rows each one has, of the steps [N] of whole episodes."""
+    return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
 
 def _of_task(values: Array, task: Array) -> Array:
