@@ -27,7 +27,7 @@ from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
 from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
 from jaxrl.config import FREE_ON_RESUME, Config, read_run, usage_errors
 from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluation import held_out_key
+from jaxrl.evaluation import by_task, held_out_key
 from jaxrl.parallel import on_all
 from jaxrl.prepare import Programs, Setup, assemble, compile_programs, prepare
 from jaxrl.report.console import Console, duration, gibibytes
@@ -373,7 +373,7 @@ class Session:
         context = self.setup.eval_env.context(state.progress)
         key = held_out_key(self.run.seed, SELECTION)
         key, context = on_all((key, context), self.setup.mesh)
-        curves = self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context))
+        curves = by_task(spec, self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context)))
         values = {name: float(np.mean(curve[-1])) for name, curve in curves.items()}
         self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()})
         self.console.block(self._shown | {"evaluation": values})

@@ -1,6 +1,7 @@
 """The collective stage: windows and codes, losses by hand, labels, phases that resume exactly, runs of workers."""
 
 import dataclasses
+import json
 import math
 import re
 from pathlib import Path
@@ -20,7 +21,7 @@ from envs_jax.testing import check_env
 from jaxrl import algos, labelled, session, train
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos import collective
-from jaxrl.algos.base import Source, start
+from jaxrl.algos.base import Source, Trajectory, start
 from jaxrl.algos.collective import Collective, distillation_loss
 from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
@@ -63,7 +64,7 @@ TINY = {
     "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "burst_updates": 4,
     "transformer_updates": 4, "transformer_batch": 8, "window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1,
     "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2,
-    "worker_settings": '{"units": 8, "gamma": 0.5}', "state_entries": (1, 0),
+    "adopted": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
 }  # fmt: skip
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
 
@@ -257,10 +258,12 @@ def test_phases_and_their_order() -> None:
 
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
     before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
-    changing = {"burst": "actor", "learner": "actor", "transformer": "encoder", "actor": "actor", "critic": "critic"}
+    changing = {"burst": "actor", "learner": "actor", "transformer": "encoder"} | {
+        n: n for n in ("world", "actor", "critic")
+    }
     for phase in studied["trainer"].algo.phases:
         after = jax.tree.map(np.asarray, studied["states"][phase.name][0].replicated)
-        changed = [name for name in ("workers", "encoder", "actor", "critic") if digest(getattr(before, name))
+        changed = [name for name in ("workers", "encoder", "world", "actor", "critic") if digest(getattr(before, name))
                    != digest(getattr(after, name))]  # fmt: skip
         assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
         before = after
@@ -327,11 +330,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert len(found["step"]) == 4 * 3 * 8
     went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
     np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
-    alone = np.asarray(ring.answer["value"])
-    row = ring.reward[0, 5, 0, 0] + 0.5 * alone[0, 5, 0]  # the label of row 4 of the first environment
-    assert found["value"][4] == pytest.approx(row, rel=1e-5)
-    index = jnp.full((len(ring.end), 1), 4 * ring.end.shape[2])
-    assert float(algo._steps(state.split, index)["target"][0, 0]) == pytest.approx(row, rel=1e-5)
+    assert found["value"][4] == ring.answer["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
 
 
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
@@ -342,25 +341,38 @@ def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: P
     assert len(found) == len(made) and found.episodes.sum() == 12
 
 
-def test_without_codes_the_policy_reads_the_state_alone() -> None:
-    with_code, without = (Collective(Corners().spec, Layout(4), **TINY | {"zero_code": zero}) for zero in (False, True))
-    actor = with_code.init(jax.random.key(0), None).replicated.actor
-    codes, state = (jnp.zeros((1, 6)), jnp.ones((1, 6))), jnp.ones((1, 2))
-    a, b = (with_code.gaussian(actor, code, state)[0] for code in codes)
-    c, d = (without.gaussian(actor, code, state)[0] for code in codes)
-    assert not np.allclose(a, b) and np.array_equal(c, d) and np.allclose(a, c)
-
-
-def test_advice_for_a_student() -> None:
-    algo = Collective(Corners().spec, Layout(4), **TINY)
+def test_value_labels_are_of_the_step_itself() -> None:
+    """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
+    algo = Collective(Corners().spec, Layout(2), **TINY)
     state = algo.init(jax.random.key(0), None)
+    workers = jax.tree.map(jnp.zeros_like, state.replicated.workers)
+    workers["critic"]["params"]["out_bias"] += 3.0  # V is 3, less exp(-20) log pi
+    workers["log_alpha"] -= 20.0
+    env = Corners()
+    _, first = jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(jax.random.key(1), 2))
+    row = lambda reward, ended: dataclasses.replace(  # noqa: E731
+        first, reward=jnp.full((2, 1), reward), terminated=jnp.array([False, ended])
+    )
+    steps = jax.tree.map(lambda *x: jnp.stack(x), row(0.0, False), row(1.0, False))
+    extras = {"action": jnp.zeros((2, 2, 2)), "code": jnp.zeros((2, 2, 6)), "step": jnp.zeros((2, 2), jnp.int32)}
+    trajectory = Trajectory(steps, jnp.zeros((2, 2, 1, 2)), extras | {"held_out": jnp.zeros((2, 2), bool)})
+    params = dataclasses.replace(state.replicated, workers=workers)
+    ring = algo._store(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
+    np.testing.assert_allclose(ring.answer["value"][0, 0], 1 + 0.5 * 3, rtol=1e-5)
+    np.testing.assert_allclose(ring.answer["value"][0, 1], [7 + 0.5 * 3, 7], rtol=1e-5)
+
+
+def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
+    algo = Collective(Corners().spec, Layout(4), **TINY)
+    policy = algo.weights(algo.init(jax.random.key(0), None))
     window = transformer.first_window(jnp.ones((3, 2)), 2, 4)
-    policy = algo.weights(state)
-    mean, log_std = algo.gaussian(policy["actor"], algo.codes(policy["encoder"], window), jnp.ones((3, 2)))
-    mu, sigma = algo.advice(policy, window)
-    np.testing.assert_allclose(mu, np.tanh(mean), rtol=1e-5)
-    np.testing.assert_allclose(sigma, np.maximum(np.exp(log_std), 1e-4), rtol=1e-4)
-    assert float(algo.advice(policy, window, 0.7)[1].min()) == pytest.approx(0.7)
+    code, state = algo.codes(policy["encoder"], window), jnp.ones((3, 2))
+    for zero, own in ((False, code), (True, jnp.zeros((3, 6)))):
+        wanted = algo.gaussian(policy["actor"], jnp.concatenate([own, state], axis=-1))
+        found = algo.answer(policy, window, zero)
+        for a, b in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert not np.allclose(*(algo.answer(policy, window, zero)[0] for zero in (False, True)))
 
 
 @pytest.mark.slow
@@ -384,7 +396,7 @@ def test_the_task_is_learned_from_the_window() -> None:
 WORKER = (
     "--algo sac --env test_collective:Corners --num_envs 4 --units 8 --batch_size 8 --total_env_steps 32 --devices 1"
 )
-FLAGS = {name: value for name, value in TINY.items() if name not in ("worker_settings", "state_entries")}
+FLAGS = {name: value for name, value in TINY.items() if name not in ("adopted", "state_entries")}
 STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
 
 
@@ -423,7 +435,8 @@ def test_a_run_from_workers_to_evaluation(
     run = (here / "latest").read_text().strip()
     _, config = read_run(run)
     assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
-    assert config.algo_settings["worker_settings"].startswith('{"units": 8, "depth": 2, "critics": 2')
+    adopted = json.loads(config.algo_settings["adopted"])
+    assert adopted["tasks"] == ["near", "far"] and adopted["worker"]["units"] == 8
     assert config.run.total_env_steps == 3 * 9 * 4  # all that the phases collect
     taken = session.load_policy(run).params["workers"]
     for task, name in enumerate(("near", "far")):
@@ -472,10 +485,10 @@ def test_workers_of_another_algorithm_or_environment() -> None:
     spec, layout = Corners().spec, Layout(4)
     algo = Collective(spec, layout, **TINY)
     with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
-        Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)})
+        Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)}, {})
     sac = Sac(dataclasses.replace(spec, name="room"), layout, batch_size=8, buffer_size=100)
     with pytest.raises(ValueError, match="a was trained on 'room', not on 'corners'"):
-        Collective.adopt(spec, {}, {"workers": (Source("a", sac, {}),)})
+        Collective.adopt(spec, {}, {"workers": (Source("a", sac, {}),)}, {})
 
 
 # ---------------------------------------------------------------- settings
@@ -490,13 +503,12 @@ def test_names_and_the_environment_of_these_tests() -> None:
     ("changes", "settings", "sentence"),
     [
         ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
-        ({"task_names": (), "num_tasks": 1}, {}, "collective needs several tasks with names, 'corners' has none"),
-        ({"task_names": ("near",), "num_tasks": 1}, {}, "'corners' has near: set more of them"),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
         ({}, {"random_steps": 0}, "random_steps must be at least 1, not 0"),
         ({}, {"worker_steps": -1}, "worker_steps must be 0 or above, not -1"),
         ({}, {"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
         ({}, {"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({}, {"latent": 12}, "latent must be a multiple of 8, not 12"),
         ({}, {"heads": 3}, "heads 3 do not divide width 8"),
         ({}, {"window": 9}, "window must lie between 2 and the 8 steps of an episode, not 9"),
     ],

@@ -9,6 +9,7 @@ ALGORITHMS = {
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",
     "collective": "jaxrl.algos.collective:Collective",
+    "student": "jaxrl.algos.student:Student",
 }
 
 

@@ -210,8 +210,8 @@ class Collective(Algorithm):
             rows = [int(lengths.sum()), int(lengths.max())]
         if len(tasks) < 2:
             raise ValueError(
-                f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and let "
-                "the environment set them, or add labelled sets"
+                f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and "
+                "let the environment set them, or add labelled sets"
             )
         adopted = {"tasks": tasks, "worker": worker, "labelled": rows}
         return settings | {"workers": ",".join(source.run for source in ordered), "adopted": json.dumps(adopted)}
@@ -228,8 +228,8 @@ class Collective(Algorithm):
 
     @property
     def _workers(self) -> int:
-        """K. (Where nothing is adopted, the environment's tasks stand for it.)"""
-        return len(self.workers.split(",")) if self.workers else 0 if self.adopted else self.spec.num_tasks
+        """K. (Where nothing is named, one for each of the environment's tasks.)"""
+        return len(self.workers.split(",")) if self.workers else 0 if self.labelled else self.spec.num_tasks
 
     @property
     def worker(self) -> Sac:
@@ -401,6 +401,23 @@ class Collective(Algorithm):
         code = jnp.zeros((len(window.state), self.code_size)) if zero_code else self.codes(policy["encoder"], window)
         return self.gaussian(policy["actor"], self.inputs(policy["world"], code, window.state[:, -1]))
 
+    def networks(self, key: Array) -> dict[str, Any]:
+        """Fresh "encoder", "world" (() without a world model), "actor" and "critic", the latter's leaves [C, ...]."""
+        key_encoder, key_actor, key_critic, key_world = jax.random.split(key, 4)
+        code, state, action = (jnp.zeros((1, n)) for n in (self.code_size, self._states, self._actions))
+        window = jax.tree.map(lambda x: x[0], transformer.first_window(state, self._actions, self.window))
+        world: Any = ()
+        if self.world_updates:
+            world = self.world_net.init(key_world, state, code, action, method="step")
+        seen = self.inputs(world, code, state)
+        wide = jnp.concatenate([seen, action], axis=-1)
+        return {
+            "encoder": self.encoder_net.init(key_encoder, window),
+            "world": world,
+            "actor": self.actor_net.init(key_actor, seen),
+            "critic": jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics)),
+        }
+
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
@@ -409,38 +426,17 @@ class Collective(Algorithm):
         `inputs` may hold "workers", weights of each in the order of the tasks, and "labelled", of `arrange`. Without
         inputs the workers are fresh ones, too, which serves for shapes.
         """
-        key_workers, key_encoder, key_actor, key_critic, key_world = jax.random.split(key, 5)
+        key_workers, key = jax.random.split(key)
         given = (inputs or {}).get("workers")
         if given:
             workers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
         else:
             fresh = lambda key: self.worker.weights(self.worker.init(key, None))  # noqa: E731
             workers = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
-        window = jax.tree.map(
-            lambda x: x[0], transformer.first_window(jnp.zeros((1, self._states)), self._actions, self.window)
-        )
-        encoder = self.encoder_net.init(key_encoder, window)
-        code, state, action = (jnp.zeros((1, n)) for n in (self.code_size, self._states, self._actions))
-        world: Any = ()
-        if self.world_updates:
-            world = self.world_net.init(key_world, state, code, action, method="step")
-        seen = self.inputs(world, code, state)
-        actor = self.actor_net.init(key_actor, seen)
-        wide = jnp.concatenate([seen, action], axis=-1)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
+        own = self.networks(key)
         begin = lambda params: optimise.adam().init(optimise.flat(params))  # noqa: E731
-        params = CollectiveParameters(
-            workers=workers,
-            encoder=encoder,
-            actor=actor,
-            critic=critic,
-            world=world,
-            encoder_optimiser=begin(encoder),
-            actor_optimiser=begin(actor),
-            critic_optimiser=begin(critic),
-            world_optimiser=begin(world) if self.world_updates else (),
-            coded=jnp.int32(0),
-        )
+        optimisers = {f"{name}_optimiser": begin(tree) if tree else () for name, tree in own.items()}
+        params = CollectiveParameters(workers=workers, **own, **optimisers, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(self._seen, self._answer, 1, shards, self.rows, envs)
         if inputs and "labelled" in inputs:
