@@ -534,8 +534,7 @@ class Loaded:
 
 def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
     """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
-    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731  wherever it is read, not on the mesh
-    shapes = jax.tree.map(like, setup.trainer.shapes().algo.replicated)
+    shapes = _unplaced(setup.trainer.shapes().algo.replicated)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:
@@ -546,6 +545,11 @@ def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
             print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
+
+
+def _unplaced(shapes: Any) -> Any:
+    """Shapes wherever they are read, not on the mesh."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
 
 
 def _anywhere(tree: Any) -> Any:
@@ -563,6 +567,19 @@ def load_policy(run: str | Path, best: bool = True) -> Loaded:
     setup = assemble(config.with_run(devices=1), resuming=True)
     state, step = _read(directory, setup, best)
     return Loaded(config, setup.env, setup.algo, _anywhere(setup.algo.policy(state)), step)
+
+
+def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
+    """The algorithm of a run and all of its state in the newest checkpoint, data included, and that one's number.
+
+    Raises:
+        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+    """
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
+    return setup.algo, _anywhere(state), step
 
 
 def with_sources(config: Config) -> Config:

@@ -29,7 +29,7 @@ def two_hot(reward: Array) -> Array:
     """float32[N, CLASSES] of rewards float32[N]: shares of the two classes whose mean is symlog(reward)."""
     end = symlog(jnp.float32(LARGEST))
     place = (jnp.clip(symlog(reward) / end, -1.0, 1.0) + 1) / 2 * (CLASSES - 1)
-    return jnp.maximum(1 - jnp.abs(place[:, None] - jnp.arange(CLASSES, dtype=jnp.float32)), 0.0)
+    return jnp.maximum(1 - jnp.abs(place[:, None] - jnp.arange(CLASSES, dtype=jnp.float32)[None]), 0.0)
 
 
 def world_loss(predicted: Array, latent: Array, logits: Array, reward: Array, weight: Array) -> Array:

@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from off_policy_cases import digest, make_trainer
+from test_labelled import made
 from tiny import PointMass, PointState
 
 import jaxrl.evaluate
+from bench import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, labelled, session, train
+from jaxrl import algos, labelled, session, train, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos import collective
 from jaxrl.algos.base import Source, Trajectory, start
@@ -221,7 +223,7 @@ def test_distillation_by_hand() -> None:
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """States behind every phase; each phase is left half-way and gone on with from the disk, which must not matter."""
-    trainer = make_trainer(Collective, Corners(), 4, **TINY)
+    trainer = make_trainer(Collective, Corners(), 4, **TINY, world_updates=4, latent=16)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
     patch.setattr(collective, "CODED", 32)  # eight rows at a time, of 28
@@ -252,6 +254,8 @@ def test_phases_and_their_order() -> None:
     assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
     bare = Collective(Corners().spec, Layout(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
+    files = Collective(Corners().spec, Layout(4), **TINY | {"labelled": "a.npz", "world_updates": 4})
+    assert [phase.name for phase in files.phases] == ["transformer", "codes", "world", "actor", "critic"]
     many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
     assert many.phases[0].iterations == 17
 
@@ -341,6 +345,56 @@ def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: P
     assert len(found) == len(made) and found.episodes.sum() == 12
 
 
+def test_labelled_sets_are_dealt_out_and_found_again() -> None:
+    """Episodes of several lengths, one of which ended for good, on four environments in two shards."""
+    whole = made()
+    keep = np.ones(len(whole), bool)
+    keep[2:4] = keep[23:24] = False
+    own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
+    lengths = collective._lengths(own["step"])
+    assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
+    adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
+    settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+    algo = Collective(Corners().spec, Layout(4, 2), **settings)
+    ring = algo.init(jax.random.key(0), {"labelled": algo.arrange(own)}).split
+    found = algo.recording(ring)
+    assert found["task_names"] == ("far", "pull", "push")
+    order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
+    for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
+        np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
+    np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
+    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(algo._usable(ring))
+    assert held_out.sum() == 2 + 4  # the first of five episodes of each task
+
+
+def test_a_world_model_by_hand() -> None:
+    rewards = jnp.array([0.0, 10.0, -50.0, math.e - 1])
+    shares = np.asarray(world_model.two_hot(rewards))
+    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
+    places = shares @ np.linspace(-math.log(11), math.log(11), 101)
+    np.testing.assert_allclose(places, [0, math.log(11), -math.log(11), 1], atol=1e-5)
+    predicted, latent = jnp.array([[1.0, 0.0], [0.0, 0.0]]), jnp.array([[0.0, 0.0], [0.5, 0.0]])
+    loss = world_model.world_loss(predicted, latent, jnp.zeros((2, 101)), rewards[:2], jnp.array([1.0, 1.0]))
+    assert float(loss) == pytest.approx((0.5 + 0.125) / 2 + math.log(101), rel=1e-5)
+    net = world_model.WorldModel(16)
+    rows = jnp.ones((3, 2)), jnp.ones((3, 6)), jnp.ones((3, 2))
+    params = net.init(jax.random.key(0), *rows, method="step")
+    for latents in (net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]):
+        np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_exact_phases_have_the_same_bits_on_any_number_of_devices() -> None:
+    states = []
+    for devices in (1, 2):
+        trainer = make_trainer(Collective, Corners(), 4, devices, True, **TINY)
+        state = trainer.init(jax.random.key(0))
+        for phase in trainer.algo.phases:
+            state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+        states.append(digest(state))
+    assert states[0] == states[1]
+
+
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
     algo = Collective(Corners().spec, Layout(2), **TINY)
@@ -422,31 +476,103 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    settings = {"algo": "collective", "env": "test_collective:Corners", "num_envs": 4, **FLAGS}
-    (tmp_path / "tiny.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+    write_tiny(tmp_path)
     return tmp_path
 
 
-def test_a_run_from_workers_to_evaluation(
-    workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def write_tiny(folder: Path) -> None:
+    settings = {"algo": "collective", "env": "test_collective:Corners", "num_envs": 4, **FLAGS}
+    (folder / "tiny.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+
+
+@pytest.fixture(scope="module")
+def collective_run(workers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of both workers and a file with two more tasks."""
+    here = tmp_path_factory.mktemp("collective")
+    write_tiny(here)
+    labelled.write(here / "set.npz", made())
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}"]) == 0
+    return (here / "latest").read_text().strip()
+
+
+def test_a_run_keeps_what_it_needs_of_its_workers(
+    workers: dict[str, str], collective_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = [*STUDY.format(here=here).split(), "--runs", str(here)]
-    assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}", "--eval_every", "5"]) == 0
-    run = (here / "latest").read_text().strip()
-    _, config = read_run(run)
+    _, config = read_run(collective_run)
     assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
     adopted = json.loads(config.algo_settings["adopted"])
-    assert adopted["tasks"] == ["near", "far"] and adopted["worker"]["units"] == 8
+    assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
     assert config.run.total_env_steps == 3 * 9 * 4  # all that the phases collect
-    taken = session.load_policy(run).params["workers"]
+    taken = session.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
         own = session.load_policy(workers[name]).params
         assert digest(jax.tree.map(lambda x, task=task: x[task], taken)) == digest(own)
     monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
-    assert train.main(["--resume", run]) == 0
+    assert train.main(["--resume", collective_run]) == 0
+
+
+def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jaxrl.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
+                                f"{collective_run}/found.json"]) == 0  # fmt: skip
+    assert "distance/near" in capsys.readouterr().out
+    found = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
+    for policy in ("learned", "zero_code"):
+        ends = {name: found[policy][name]["mean"][-1] for name in ("distance", "distance/near", "distance/far")}
+        low, high = sorted((ends["distance/near"], ends["distance/far"]))
+        assert low <= ends["distance"] <= high
+    assert found["learned"]["distance"] != found["zero_code"]["distance"]
+    assert jaxrl.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
+    assert "distance/" not in capsys.readouterr().out  # one task
+
+
+def test_codes_of_a_run_are_studied(collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collective_codes.main([collective_run, "--name", "tiny", "--results", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "collective_codes_tiny.json").read_text())
+    assert found["tasks"] == ["near", "far", "push", "pull"] and 0 <= found["accuracy"] <= 1
+    assert len(found["places"]) == len(found["place_tasks"]) == found["windows"]["held_out"]
+    assert {0, 1, 2, 3} == set(found["place_tasks"]) and sum(found["variance"]) <= 1.001
+    assert (tmp_path / "collective_codes_tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "held-out windows find their task" in capsys.readouterr().out
+
+
+def test_a_student_of_a_run(
+    workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = "--num_envs 4 --units 8 --batch_size 8 --init_steps 0 --help_constant 8 --help_until 24 --devices 1"
+    (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
+    argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]
+    argv += ["--total_env_steps", "64"]
+    for named, sentence in (
+        ("", "a student needs a teacher: name a run of collective with --collective RUN"),
+        (workers["near"], "was trained with sac: a teacher is a run of collective"),
+    ):
+        assert train.main([*argv, "--collective", named]) == 2
+        assert sentence in capsys.readouterr().err
+    assert train.main([*argv, "--task", "nearer", "--collective", collective_run]) == 0
+    run = (tmp_path / "latest").read_text().strip()
+    state, teacher = session.load_state(run)[1], session.load_state(collective_run)[1]
+    for name in ("encoder", "actor"):
+        assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
+    rho = np.asarray(state.split.answer["rho"])[:, :16]
+    assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
+    assert jaxrl.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
+
+
+def test_a_run_of_labelled_sets_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labelled.write(here / "set.npz", made())
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    assert train.main(argv) == 0
+    algo, state, _ = session.load_state((here / "latest").read_text().strip())
+    assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor", "critic"]
+    assert algo.tasks == ("push", "pull") and len(algo.recording(state.split)["step"]) == len(made())
     capsys.readouterr()
-    assert jaxrl.evaluate.main([run, "--episodes", "8"]) == 0
-    assert "distance" in capsys.readouterr().out
+    assert train.main([*argv, "--dimensions", "3"]) == 2
+    assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
+    broken = dataclasses.asdict(made()) | {"version": 1}
+    np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
+    assert train.main(argv) == 1
+    assert "lacks mu" in capsys.readouterr().err
 
 
 WRONG = {

@@ -631,6 +631,12 @@ class Collective(Algorithm):
             "value": host.answer["value"][shard, row, env],
         }
 
+    def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
+        """Of all full windows of a set with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
+        host = jax.tree.map(np.asarray, ring)
+        full = np.asarray(self._usable(ring)) & (host.answer["step"] >= self.window - 1)
+        return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}
+
     # Learning
 
     def learn(
