@@ -55,7 +55,7 @@ def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
     networks = algo.teacher.networks(jax.random.key(5))
     actor = jax.tree.map(jnp.zeros_like, networks["actor"])
-    actor["params"]["out_bias"] = jnp.array([0.2, 0.2, -5.0, -5.0])
+    actor["params"]["head"]["out_bias"] = jnp.array([0.2, 0.2, -5.0, -5.0])
     return {"encoder": networks["encoder"], "world": (), "actor": actor}
 
 
