@@ -145,9 +145,9 @@ def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_
 
 
 def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
-    settings = SAC | {"init_steps": 64, "target_freq": 2}
+    settings = SAC | {"update_interval": 8, "target_freq": 2}
     states = [
-        run(make_trainer(algo, PointMass(num_agents=2, tasks=2), 8, update_interval=4, **settings, **more), 5)[0]
+        run(make_trainer(algo, PointMass(num_agents=2, tasks=2), 8, **settings, **more), 5)[0]
         for algo, more in ((Sac, {}), (Student, {"help_weight": 0.0}))
     ]
     assert digest(states[0]) == digest(states[1])

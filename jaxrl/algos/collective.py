@@ -370,6 +370,10 @@ class Collective(Algorithm):
         observation = observation.astype(jnp.float32)
         return observation[..., np.array(self.state_entries)] if self.state_entries else observation
 
+    def _task(self, timestep: TimeStep) -> Array:
+        """int32[...], the task that each time step belongs to."""
+        return timestep.task if self.spec.num_tasks > 1 else jnp.zeros(timestep.first.shape, jnp.int32)
+
     def codes(self, encoder: Any, window: Window) -> Array:
         """Task codes float32[N, c] of windows [N, ...]."""
         return jax.vmap(lambda one: self.encoder_net.apply(encoder, one)[0])(window)
@@ -481,7 +485,7 @@ class Collective(Algorithm):
             mean, log_std = jax.vmap(lambda params: self.worker.gaussian(params, timestep.observation))(
                 policy["workers"]
             )
-            mean, log_std = (_of_task(x[:, :, 0], timestep.task) for x in (mean, log_std))
+            mean, log_std = (_of_task(x[:, :, 0], self._task(timestep)) for x in (mean, log_std))
             return distributions.squashed_normal(mean, log_std, noise)[0]
 
         extras: Any = ()
@@ -523,10 +527,9 @@ class Collective(Algorithm):
         step = trajectory.timestep
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         flat = lambda x: x.reshape(*x.shape[:-2], -1).astype(jnp.float32)  # noqa: E731
-        task = step.task if self.spec.num_tasks > 1 else jnp.zeros(step.first.shape, jnp.int32)
         seen = {
             "observation": join(flat(step.observation), flat(last.observation)),
-            "task": join(task, last.task if self.spec.num_tasks > 1 else task[-1]),
+            "task": join(self._task(step), self._task(last)),
         }
         reward, terminated = join(step.reward, last.reward), join(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
@@ -581,9 +584,9 @@ class Collective(Algorithm):
         return replay.write(ring, {name: own[name] for name in self._seen}, answer, own["reward"][..., None], end)
 
     def _usable(self, ring: Replay) -> Array:
-        """bool[S, R, E]: rows whose successors are complete, too, and that do not end an episode."""
+        """bool[S, R, E]: rows whose successors are known, and that do not end an episode."""
         age = (ring.head[:, None] - jnp.arange(self.rows)[None]) % self.rows
-        complete = (age >= 2) & (age <= ring.filled[:, None])
+        complete = (age >= 1) & (age <= ring.filled[:, None])
         return complete[:, :, None] & (ring.end == replay.GOES_ON)
 
     def _windows(self, ring: Replay, index: Array) -> Window:
