@@ -84,18 +84,20 @@ def mask_tokens(
         the view, and which tokens were masked (leaves bool[tokens]).
     """
 
-    def hide(key: Array, rows: Array) -> tuple[Array, Array]:
-        key_hit, key_how, key_numbers = jax.random.split(key, 3)
-        hit = jax.random.uniform(key_hit, rows.shape[:1]) < masked
+    leaves, structure = jax.tree.flatten(window)
+    widths = [2 + rows.shape[1] for rows in leaves]  # numbers that a token of each kind needs: whether, how, with what
+    sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
+    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),)), sizes)  # one draw: many small ones cost time
+
+    def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
+        hit, how, numbers = draw[:, 0] < masked, draw[:, 1:2], draw[:, 2:]
         hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
-        how = jax.random.uniform(key_how, (len(rows), 1))
-        numbers = jax.random.uniform(key_numbers, rows.shape)
         new = jnp.where(how < random, numbers, jnp.where(how < random + kept, rows, 0.0))
         return jnp.where(hit[:, None], new, rows), hit
 
-    leaves, structure = jax.tree.flatten(window)
-    pairs = [hide(k, rows) for k, rows in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
-    return tuple(jax.tree.unflatten(structure, parts) for parts in zip(*pairs, strict=True))
+    pairs = [hide(rows, draw.reshape(len(rows), -1)) for rows, draw in zip(leaves, draws, strict=True)]
+    view, hits = (jax.tree.unflatten(structure, parts) for parts in zip(*pairs, strict=True))
+    return view, hits
 
 
 # Running windows

@@ -65,7 +65,7 @@ class Corners(PointMass):
 TINY = {
     "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "burst_updates": 4,
     "transformer_updates": 4, "transformer_batch": 8, "window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1,
-    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2,
+    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2, "dropout": 0.0,
     "adopted": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
 }  # fmt: skip
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
@@ -339,7 +339,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
 
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = LabelledSet(environment="corners", task_names=algo.spec.task_names, **algo.recording(state.split))
+    made = LabelledSet(environment="corners", **algo.recording(state.split))
     labelled.write(tmp_path / "set.npz", made)
     found = labelled.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12

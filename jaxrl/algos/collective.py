@@ -764,7 +764,8 @@ class Collective(Algorithm):
 
         def check(encoder: Any, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
             loss, parts = self.encoder_loss(encoder, sample, False)
-            known, asked = (self.codes(encoder, sample[name]) for name in ("known", "window"))
+            windows = jax.tree.map(lambda *x: jnp.concatenate(x), sample["known"], sample["window"])
+            known, asked = jnp.split(self.codes(encoder, windows), 2)
             return loss, parts | {
                 "code_accuracy": neighbour_accuracy(known, sample["known_task"], asked, sample["task"])
             }
@@ -789,12 +790,13 @@ class Collective(Algorithm):
             out: Any = self.encoder_net.apply(encoder, hidden, rngs is not None, rngs=rngs)
             return *out, masked
 
-        codes, error = [], jnp.float32(0)
-        for number in range(2):
-            keys = jax.vmap(lambda key, number=number: jax.random.fold_in(key, number))(sample["key"])
+        def masked_view(number: Array) -> tuple[Array, Array]:
+            keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(sample["key"])
             code, predicted, masked = jax.vmap(view)(keys, sample["window"])
-            error = error + transformer.reconstruction_loss(predicted, sample["window"], masked)
-            codes.append(code)
+            return code, transformer.reconstruction_loss(predicted, sample["window"], masked)
+
+        codes, errors = jax.vmap(masked_view)(jnp.arange(2))
+        error = errors.sum()
         contrast = transformer.contrastive_loss(codes[0], codes[1], sample["task"], self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
