@@ -77,7 +77,8 @@ def plot(result: dict[str, Any]) -> Figure:
     axes = figure.subplots()
     places, task = np.array(result["places"]), np.array(result["place_tasks"])
     for index, name in enumerate(result["tasks"]):
-        axes.scatter(*places[task == index].T, s=4, alpha=0.5, label=name)
+        own = places[task == index]
+        axes.scatter(own[:, 0], own[:, 1], s=4, alpha=0.5, label=name)
     first, second = (f"principal axis {k + 1} ({100 * share:.0f} %)" for k, share in enumerate(result["variance"]))
     axes.set_xlabel(first)
     axes.set_ylabel(second)

@@ -119,8 +119,8 @@ class Student(Sac):
             return None
         settings = json.loads(self.adopted)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
-        sizes = {"batch_size": self.layout.shards, "transformer_batch": self.layout.shards}
-        return Collective(self.spec, self.layout, **settings, **sizes)
+        settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
+        return Collective(self.spec, self.layout, **settings)
 
     # Phases
 
@@ -243,8 +243,8 @@ class Student(Sac):
 
         def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
             mean, log_std = self.gaussian(self.tree("actor", actor), sample["observation"])
-            gaussians = (x[:, 0] for x in (mean, log_std, sample["mu"], sample["log_std"]))
-            return distillation_loss(*gaussians, sample["weight"]), {}
+            wanted = sample["mu"][:, 0], sample["log_std"][:, 0]
+            return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
 
         def update(carry: Any, key: Array) -> Any:
             actor, optimiser = carry
