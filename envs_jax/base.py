@@ -117,6 +117,8 @@ class EnvSpec:
         score: metric (or "return") that tells how good a policy is.
         score_mode: whether a good policy makes `score` small ("min") or large ("max").
         num_tasks: how many tasks episodes may set; algorithms may keep something for each, by `TimeStep.task`.
+        task_names: what these tasks are called, () where they have no names.
+        alike: {setting: value}: what policies must have been trained with alike to act in one another's place.
     """
 
     name: str
@@ -133,6 +135,8 @@ class EnvSpec:
     score: str = "return"
     score_mode: Literal["min", "max"] = "max"
     num_tasks: int = 1
+    task_names: tuple[str, ...] = ()
+    alike: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

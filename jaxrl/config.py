@@ -30,7 +30,10 @@ from jaxrl.precision import Compute, Store
 from jaxrl.run_directory import CONFIG, check_environment, open_run
 
 # What `--algo` alone trains on.
-DEFAULT_ENV = {"coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach"}
+DEFAULT_ENV = {
+    "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach",
+    "student": "reach",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

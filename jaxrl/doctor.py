@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl import config as configuration
-from jaxrl import plan, prepare, run_directory
+from jaxrl import plan, prepare, run_directory, session
 from jaxrl.config import Config, Parser, exit_on_error
 from jaxrl.errors import UsageError
 from jaxrl.report import flights, rates
@@ -402,6 +402,8 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
     assert config is not None
     if request.resume is not None:
         config = configuration.resumed(config, request.changes)
+    else:
+        config = session.with_sources(config)
     return config, compile_it, parsed.quick
 
 

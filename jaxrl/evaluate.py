@@ -32,7 +32,7 @@ from rich.text import Text
 from jaxrl import league, run_directory, simulator
 from jaxrl.config import exit_on_error, read_run
 from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluation import held_out_key, interval
+from jaxrl.evaluation import by_task, held_out_key, interval
 from jaxrl.files import write_atomically
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.subject import LEARNED, Subject, load, parse
@@ -52,6 +52,8 @@ def fly(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Policy after policy, curves {metric: float32[T + 1, episodes]} on held-out episodes 0 .. episodes - 1 of a seed.
 
+    Where there are several tasks, the score stands there for each of them, too, see `evaluation.by_task`.
+
     Args:
         subject: environment and policies.
         names: some of `subject.policies`.
@@ -62,7 +64,8 @@ def fly(
     compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
     for index, name in enumerate(names):
         curves = compiled(subject.parameters(index), held_out_key(seed, "evaluation"), subject.context)
-        yield name, {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
+        flown = {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
+        yield name, by_task(subject.env.spec, flown)
 
 
 def marks(steps: int) -> list[int]:
@@ -199,9 +202,10 @@ def compete_in_league(
 
 
 def _order(subject: Subject, curves: dict[str, Any]) -> list[str]:
-    """Metrics, the score first; the length only where episodes differ in it."""
+    """Metrics, the score first, then that of each task; the length only where episodes differ in it."""
     spec = subject.env.spec
-    names = dict.fromkeys([spec.score, *spec.metrics, "return", "length"])
+    of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
+    names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
 
 
@@ -362,8 +366,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--episodes", metavar="N", help="held-out episodes per policy, or games per pair of players "
                         f"(default: {_EPISODES}, or what the environment asks for)")  # fmt: skip
     parser.add_argument("--policy", metavar="A,B,...", help="which policies: learned (best action), sampled (drawn, "
-                        "not the best action) or baselines; by default all, or some baselines where teams compete; "
-                        "with --against: which scripted players take part")  # fmt: skip
+                        "not the best action), zero_code (collective: without its task code) or baselines; by default "
+                        "all, or some baselines where teams compete; with --against: which scripted players take part"
+                        )  # fmt: skip
     parser.add_argument("--against", metavar="RUN2", action="append", default=[],
                         help="a league of RUN, this run (repeat it for more) and the scripted players")  # fmt: skip
     parser.add_argument("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")

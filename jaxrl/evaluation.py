@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from envs_jax.base import Array, Discrete, TimeStep
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
 from jaxrl.algos.base import Algorithm, Mode, Progress, count
 from jaxrl.parallel import AXIS, REPLICATED, largest_divisor, map_chunks, on_mesh
@@ -175,13 +175,17 @@ class Evaluator:
         return largest_divisor(self.episodes, self.mesh.size)
 
     def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or their ends [episodes]."""
+        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or their ends [episodes].
+
+        Where there are several tasks, the curve "task" tells which one each episode sets, see `by_task`.
+        """
         local = self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
         mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
 
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
-            return values(statistics)
+            task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
+            return values(statistics) | task
 
         def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
             indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
@@ -216,6 +220,18 @@ class Evaluator:
 def values(statistics: EpisodeStatistics) -> dict[str, Array]:
     """What an episode that ended here would report, leaves float32[B]."""
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
+
+
+def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Curves [T + 1, N] without "task", but with the score in the episodes of each task, "score/name" [T + 1, n]."""
+    names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
+    found = {name: curve for name, curve in curves.items() if name != "task"}
+    if "task" in curves:
+        for index, name in enumerate(names):
+            chosen = np.asarray(curves["task"])[-1] == index
+            if chosen.any():
+                found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
+    return found
 
 
 def held_out_key(seed: int, stream: str) -> Array:

@@ -117,7 +117,7 @@ def _contest(subject: Subject) -> Contest:
 
 def ranked(subject: Subject) -> list[str]:
     """The names of a run's policy, the one that counts in contests first."""
-    return sorted(LEARNED, key=lambda name: (LEARNED[name] == "sample") != _contest(subject).drawn)
+    return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _contest(subject).drawn)
 
 
 def results(

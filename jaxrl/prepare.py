@@ -107,7 +107,6 @@ def _smaller_store(setup: Setup) -> str:
 def assemble(config: Config, resuming: bool = False) -> Setup:
     """The same without looking whether it fits. Raises UsageError."""
     run, env = config.run, batched(config.make_env())
-    total = _total_env_steps(run, env.spec)
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec)
         devices = layout.devices
@@ -116,6 +115,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         chunks = plan.choose_chunks(env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming)
         algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
         _check_phases(config.algo, algo.phases)
+        total = _total_env_steps(run, algo)
     store = precision.rollout_dtype(run.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
@@ -183,14 +183,16 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
 
 
 def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
-    if not any(phase.steps for phase in phases):
-        raise UsageError(f"algorithm '{name}' has no phase that steps the environment: give one `steps`")
+    if not any(phase.steps or phase.updates for phase in phases):
+        raise UsageError(f"algorithm '{name}' has no phase that steps the environment or learns: give one `steps`")
     for phase in phases:
         if not phase.steps and phase.iterations is None:
             raise UsageError(f"phase '{phase.name}' of algorithm '{name}' would never end: give it `iterations`")
 
 
-def _total_env_steps(run: RunSettings, spec: EnvSpec) -> int:
+def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
+    """The run's total; where every phase has an end of its own and the user names none, all of them."""
+    spec = algo.spec
     if run.total_env_steps and run.total_episodes:
         raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
     if run.total_episodes:
@@ -198,6 +200,9 @@ def _total_env_steps(run: RunSettings, spec: EnvSpec) -> int:
             raise UsageError(f"episodes of '{spec.name}' differ in length: use --total_env_steps")
         return run.total_episodes * spec.horizon
     if not run.total_env_steps:
+        lengths = [phase.steps * (phase.iterations or 0) for phase in algo.phases if phase.steps]
+        if all(lengths):
+            return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
 

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
+from jaxrl import algos, hosts, labelled, run_directory, torch_weights
 from jaxrl import config as configuration
-from jaxrl import hosts, run_directory, torch_weights
-from jaxrl.algos.base import Algorithm, AlgoState, Phase
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
 from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
-from jaxrl.config import FREE_ON_RESUME, Config, read_run
+from jaxrl.config import FREE_ON_RESUME, Config, read_run, usage_errors
 from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluation import held_out_key
+from jaxrl.evaluation import by_task, held_out_key
 from jaxrl.parallel import on_all
 from jaxrl.prepare import Programs, Setup, assemble, compile_programs, prepare
 from jaxrl.report.console import Console, duration, gibibytes
@@ -373,7 +373,7 @@ class Session:
         context = self.setup.eval_env.context(state.progress)
         key = held_out_key(self.run.seed, SELECTION)
         key, context = on_all((key, context), self.setup.mesh)
-        curves = self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context))
+        curves = by_task(spec, self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context)))
         values = {name: float(np.mean(curve[-1])) for name, curve in curves.items()}
         self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()})
         self.console.block(self._shown | {"evaluation": values})
@@ -421,9 +421,8 @@ def start(config: Config) -> Ended:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    setup = prepare(config)
-    source = setup.config.run.init_from
-    inputs = load_weights(source, setup) if source else None
+    setup = prepare(with_sources(config))
+    inputs = load_inputs(setup)
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
@@ -447,8 +446,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     setup = prepare(configuration.resumed(config, changes), resuming=True)
     with _held(lambda: directory), Console(_title(setup)) as console:
         fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
-        source = setup.config.run.init_from
-        inputs = load_weights(source, setup) if source and fresh else None
+        inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
         programs = _compile(setup, inputs, fresh, console)
@@ -540,8 +538,7 @@ class Loaded:
 
 def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
     """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
-    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731  wherever it is read, not on the mesh
-    shapes = jax.tree.map(like, setup.trainer.shapes().algo.replicated)
+    shapes = _unplaced(setup.trainer.shapes().algo.replicated)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:
@@ -552,6 +549,11 @@ def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
             print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
+
+
+def _unplaced(shapes: Any) -> Any:
+    """Shapes wherever they are read, not on the mesh."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
 
 
 def _anywhere(tree: Any) -> Any:
@@ -570,6 +572,74 @@ def load_policy(run: str | Path, best: bool = True) -> Loaded:
     state, step = _read(directory, setup, best)
     params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
     return Loaded(config, setup.env, setup.algo, params, weights, step)
+
+
+def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
+    """The algorithm of a run and all of its state in the newest checkpoint, data included, and that one's number.
+
+    Raises:
+        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+    """
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
+    return setup.algo, _anywhere(state), step
+
+
+def with_sources(config: Config) -> Config:
+    """The configuration of a new run, with what follows from the runs that its settings name.
+
+    Raises:
+        UserError: not run directories, or runs that do not fit.
+    """
+    cls = algos.find(config.algo)
+    if not cls.sources:
+        return config
+    if config.run.init_from:
+        raise UsageError(f"'{config.algo}' begins with the runs of --{cls.sources[0]}: leave --init_from out")
+
+    def source(run: str) -> Source:
+        other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
+        return Source(run, other.algo, other.config.algo_settings)
+
+    found = {name: tuple(map(source, _named(config, name))) for name in cls.sources}
+    recorded = _recordings(cls, config)
+    with usage_errors():
+        settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
+    return dataclasses.replace(config, algo_settings=settings)
+
+
+def _named(config: Config, setting: str) -> list[str]:
+    """The runs or files that a setting names."""
+    return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
+
+
+def _recordings(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
+    """The labelled sets that settings name, each setting's as one. Raises LabelledSetError."""
+    named = {setting: _named(config, setting) for setting in cls.recordings}
+    return {setting: vars(labelled.read_all(paths)) for setting, paths in named.items() if paths}
+
+
+def load_inputs(setup: Setup) -> Any:
+    """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
+
+    Raises:
+        UserError: not run directories, damaged checkpoints, or networks that do not fit.
+    """
+    config = setup.config
+    if setup.algo.sources:
+        weights = {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
+        recorded = _recordings(type(setup.algo), config)
+        return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}
+    return load_weights(config.run.init_from, setup) if config.run.init_from else None
+
+
+def _weights_of(run: str) -> Any:
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    state, _ = _read(directory, setup, best=True)
+    return _anywhere(setup.algo.weights(state))
 
 
 def load_weights(run: str, setup: Setup) -> Any:

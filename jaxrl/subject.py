@@ -23,7 +23,8 @@ from jaxrl.run_directory import CONFIG, open_run
 
 DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
-LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample"}  # how a run's policy acts
+# How a run's policy acts, as far as its algorithm knows the mode.
+LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample", "zero_code": "zero_code"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Subject:
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of all policies, those of the run first."""
-        return (*(LEARNED if self.algo else ()), *scripted_names(self.env))
+        modes = self.algo.modes if self.algo else ()
+        return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
 
     @property
     def description(self) -> str:
@@ -73,7 +75,7 @@ class Subject:
         """Raises UsageError unless there is such a policy."""
         if name in self.policies:
             return
-        if name in LEARNED:
+        if name in LEARNED and self.algo is None:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
         raise UsageError(f"unknown policy '{name}': {closest(name, self.policies)}")
 

@@ -267,7 +267,7 @@ class Trainer:
             updates=add(progress.updates, phase.updates),
             learn_calls=add(progress.learn_calls, 1),
             episodes=add(progress.episodes, ended_now),
-            fraction=jnp.minimum(total(env_steps) / jnp.float32(self.total_env_steps), 1.0),
+            fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
         )
         state = dataclasses.replace(
             state,

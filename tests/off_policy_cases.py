@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ SAC_MODERN = SAC | {
     "layer_norm": True, "initialiser": "he", "critics": 3, "n_step": 3, "max_grad_norm": 10.0, "prioritised": True,
     "actor_freq": 2, "target_freq": 3,
 }  # fmt: skip
+TEACHER = {"window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1, "units": 8}
+STUDENT = {"help_constant": 100, "help_until": 500, "target_freq": 1, "adopted": json.dumps(TEACHER)}
 
 
 def walked(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
@@ -68,11 +71,7 @@ class Case(NamedTuple):
 CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
 CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC, pushed)
 CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
-
-
-CASES["student"] = Case(
-    Student, PointMass(num_agents=2, tasks=2), SAC | {"help_constant": 100, "help_until": 500, "target_freq": 1}, pushed
-)
+CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, pushed)
 
 
 def make_trainer(

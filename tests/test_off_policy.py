@@ -137,6 +137,7 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
         ("ddpg published", (1, 8)),
         pytest.param("ddpg prioritised", (1, 8), marks=pytest.mark.long),
         ("sac", (1, 8)),
+        pytest.param("student", (1, 8), marks=pytest.mark.long),
         pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
     ],
 )

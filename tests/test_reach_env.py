@@ -50,7 +50,8 @@ def test_spec():
     spec = make("reach", task="reach, above", horizon=500).spec
     assert (spec.num_agents, spec.horizon, spec.fixed_horizon, spec.score) == (1, 500, True, "success")
     assert spec.action == Box((4,), jnp.float32, -1.0, 1.0) and spec.observation.shape == (39,)
-    assert spec.num_tasks == 2
+    assert spec.num_tasks == 2 and spec.task_names == ("reach", "above")
+    assert spec.alike == {"weld": "v3", "reward": "v2", "partially_observable": False}
     assert make("reach_family").spec.num_tasks == len(tasks.TASKS) >= 4
 
 

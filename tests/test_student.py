@@ -1,21 +1,28 @@
-"""The student: agreement, the share of help at its corners, what it adds to rewards, and the reward of imitating."""
+"""The student: agreement, the share of help at its corners, what it adds to rewards, imitation, and SAC without it."""
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy_cases import SAC, at_step, make_trainer
+from off_policy_cases import SAC, TEACHER, at_step, digest, make_trainer, run
 from tiny import PointMass
 
 from envs_jax.base import Box, EnvSpec
 from jaxrl.algos import student
+from jaxrl.algos.base import Source
+from jaxrl.algos.collective import Collective
+from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
+from jaxrl.checkpoint import Checkpoints
 from jaxrl.parallel import Layout
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
+TAUGHT = {"adopted": json.dumps(TEACHER)}
 
 
 def test_agreement_is_one_at_the_teachers_action() -> None:
@@ -32,52 +39,118 @@ def test_the_help_fades() -> None:
 
 
 def test_rewards_hold_the_help() -> None:
-    algo = Student(ARM, Layout(1), help_weight=2.0, help_constant=100, help_until=300)
+    """At full weight until init + const = 110, at half of it half-way to 310, at none from there on."""
+    algo = Student(ARM, Layout(1), help_weight=2.0, init_steps=10, help_constant=100, help_until=310, **TAUGHT)
     batch = {
         "reward": jnp.array([[[[1.0]], [[2.0]]]]),
         "answer": {"action": jnp.zeros((1, 2, 1, 3)), "rho": jnp.array([[[0.25], [1.0]]])},
     }
-    for step, weight in ((100, 2.0), (200, 1.0), (300, 0.0)):
+    for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
         prepared = algo._prepared(batch, jnp.float32(step))
         np.testing.assert_allclose(prepared["reward"].ravel(), [1 + weight * 0.25, 2 + weight])
         assert prepared["answer"].shape == (1, 2, 1, 3)
 
 
+def make_teacher(algo: Student) -> dict:
+    """A collective that always means tanh(0.2) for certain, whatever the window."""
+    networks = algo.teacher.networks(jax.random.key(5))
+    actor = jax.tree.map(jnp.zeros_like, networks["actor"])
+    actor["params"]["head"]["out_bias"] = jnp.array([0.2, 0.2, -5.0, -5.0])
+    return {"encoder": networks["encoder"], "world": (), "actor": actor}
+
+
 def test_the_teacher_is_asked_about_the_action_taken() -> None:
-    """By the least deviation granted; its own weights stay as they are, and after the end it is not asked."""
+    """By the least deviation granted, random actions included; it stays as it is, and is not asked after the end."""
     env = PointMass(tasks=2)
-    algo = Student(env.spec, Layout(4), units=8, batch_size=8, help_constant=10, help_until=50, help_deviation=0.3)
+    sizes = {"units": 8, "batch_size": 8, "init_steps": 20, "help_constant": 10, "help_until": 50}
+    algo = Student(env.spec, Layout(4), help_deviation=0.3, **sizes, **TAUGHT)
     teacher = make_teacher(algo)
-    policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"teacher": teacher}))())
-    for a, b in zip(jax.tree.leaves(policy["teacher"]), jax.tree.leaves(teacher), strict=True):
-        np.testing.assert_array_equal(a, b)
+    policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"collective": (teacher,)}))())
+    assert digest(policy["teacher"]) == digest(teacher)
     _, timestep = jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(jax.random.key(1), 4))
+    memory = algo.init_actor(policy, timestep, jnp.arange(4))
     act = jax.jit(
-        lambda progress: algo.act(policy, (), timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
+        lambda progress: algo.act(policy, memory, timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
     )
-    action, _, extras = act(at_step(49))
-    wanted = np.exp(-0.5 * np.sum(((np.asarray(action) - math.tanh(0.2)) / 0.3) ** 2, -1))
-    np.testing.assert_allclose(extras["rho"], wanted, rtol=1e-4)
+    actions = []
+    for step in (0, 49):
+        action, after, extras = act(at_step(step))
+        wanted = np.exp(-0.5 * np.sum(((np.asarray(action) - math.tanh(0.2)) / 0.3) ** 2, -1))
+        np.testing.assert_allclose(extras["rho"], wanted, rtol=1e-4)
+        np.testing.assert_array_equal(after.action, action[:, 0])
+        actions.append(np.asarray(action))
+    assert not np.allclose(*actions)  # random first, then its own
     assert not act(at_step(50))[2]["rho"].any()
 
 
-def make_teacher(algo: Student) -> dict:
-    """An actor that always means tanh(0.2) for certain."""
-    actor = jax.tree.map(jnp.zeros_like, jax.jit(lambda: algo.init(jax.random.key(5), None).replicated.teacher)())
-    actor["params"]["out_bias"] = jnp.array([0.2, 0.2, -5.0, -5.0])
-    return actor
+def test_the_teachers_window_is_that_of_the_collective() -> None:
+    """States, own actions and raw rewards of the last steps, begun anew with each episode (of eight steps)."""
+    trainer = make_trainer(Student, PointMass(), 2, update_interval=11, **SAC, **TAUGHT)
+    state, _ = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(1))
+    ring, window = jax.tree.map(np.asarray, state.algo.split), state.actor.window  # as it was for the newest action
+    for env in range(2):
+        shard, lane = divmod(env, ring.end.shape[2])
+        seen = ring.seen["observation"][shard, :11, lane, 0]
+        np.testing.assert_array_equal(window.state[env], seen[[9, 9, 9, 10]])  # row 9 begins an episode
+        np.testing.assert_array_equal(window.action[env, :2], 0.0)
+        np.testing.assert_array_equal(window.action[env, 2], ring.answer["action"][shard, 9, lane, 0])
+        np.testing.assert_array_equal(window.reward[env, :, 0], [0, 0, ring.reward[shard, 10, lane, 0]])
 
 
 def test_a_student_that_is_paid_enough_imitates() -> None:
     """Where the reward says 'go to the corner', a dear teacher that always pushes by tanh(0.2) is followed instead."""
     settings = SAC | {"help_weight": 20.0, "help_constant": 10**6, "help_until": 2 * 10**6, "help_deviation": 0.2}
-    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, **settings)
-    state = trainer.init(jax.random.key(0), {"teacher": make_teacher(trainer.algo)})
+    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, **settings, **TAUGHT)
+    state = trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
     for phase in trainer.algo.phases:
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations or 120))
+    np.testing.assert_allclose(best_action(trainer, state), math.tanh(0.2), atol=0.15)
+
+
+def best_action(trainer, state):
     policy, timestep = trainer.algo.policy(state.algo), state.timestep
-    best, _, _ = trainer.algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 8), at_step(0), "best")
-    np.testing.assert_allclose(best, math.tanh(0.2), atol=0.15)
+    return trainer.algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 8), at_step(0), "best")[0]
+
+
+def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_path: Path) -> None:
+    settings = {"init_steps": 64, "imitation_episodes": 3, "imitation_updates": 300, "imitation_batch": 16}
+    settings |= {"help_constant": 100, "help_until": 500}
+    trainer = make_trainer(Student, PointMass(), 8, update_interval=3, **(SAC | settings), **TAUGHT)
+    phases = trainer.algo.phases
+    assert [phase.name for phase in phases] == ["demonstration", "imitation", "random", "burst", "train"]
+    assert phases[0].iterations == 3 and phases[1].iterations == 6  # an episode has nine rows
+    state = trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
+    with Checkpoints(tmp_path) as checkpoints:
+        for number, phase in enumerate(phases, 1):
+            block, half = trainer.make_block(phase), 1
+            state, _ = block(state, jnp.int32(half))
+            checkpoints.save(number, state, {})
+            checkpoints.wait()
+            _, restored, _ = checkpoints.restore(trainer.shapes())
+            left = jnp.int32((phase.iterations or 3) - half)
+            state, metrics = block(state, left)
+            assert digest(block(restored, left)[0]) == digest(state), phase.name
+            assert int(metrics.not_finite) == -1
+            if phase.name == "demonstration":
+                ring = jax.tree.map(np.asarray, state.algo.split)
+                np.testing.assert_allclose(ring.answer["action"][:, :9], math.tanh(0.2), rtol=1e-5)
+                np.testing.assert_allclose(ring.answer["rho"][:, :9], 1.0)
+            if phase.name == "imitation":
+                np.testing.assert_allclose(best_action(trainer, state), math.tanh(0.2), atol=0.03)
+                loss = np.asarray(metrics.learning["imitation_loss"])[: int(left)]
+                assert loss[-1].mean() < 0.1
+            if phase.name == "random":  # random actions come behind the demonstration
+                taken = np.asarray(state.algo.split.answer["action"])[:, 9:12]
+                assert taken.std() > 0.4
+
+
+def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
+    settings = SAC | {"update_interval": 8, "target_freq": 2}
+    states = [
+        run(make_trainer(algo, PointMass(num_agents=2, tasks=2), 8, **settings, **more), 5)[0]
+        for algo, more in ((Sac, {}), (Student, {"help_weight": 0.0}))
+    ]
+    assert digest(states[0]) == digest(states[1])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +159,30 @@ def test_a_student_that_is_paid_enough_imitates() -> None:
         ({"n_step": 3}, "n_step must be 1, not 3"),
         ({"help_deviation": 0.0}, "help_deviation must be above 0"),
         ({"help_until": 4000}, r"help_until must lie above init_steps \+ help_constant \(4,000\)"),
+        ({"adopted": ""}, "a student needs a teacher: name a run of collective with --collective RUN"),
+        ({"adopted": "", "help_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
+        ({"imitation_batch": 0}, "imitation_batch must be at least 1, not 0"),
+        ({"adopted": '{"window": 401}'}, "window must lie between 2 and the 400 steps of an episode, not 401"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Student(ARM, Layout(1), **settings)
-    assert dataclasses.replace(Student(ARM, Layout(1)), n_step=1).target_freq == 2
+        Student(ARM, Layout(1), **TAUGHT | settings)
+
+
+def test_teachers_that_do_not_fit() -> None:
+    layout = Layout(1)
+    made = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
+    teacher = Source("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
+    adopted = Student.adopt(ARM, {"tau": 0.1}, {"collective": (teacher,)}, {})
+    assert adopted["tau"] == 0.1 and json.loads(adopted["adopted"])["window"] == TEACHER["window"]
+    assert Student(ARM, layout, **adopted).teacher.units == TEACHER["units"]
+    sac = Source("b", Sac(ARM, layout), {})
+    for found, spec, sentence in (
+        ((teacher, teacher), ARM, "a student has one teacher, --collective names 2"),
+        ((sac,), ARM, "b was trained with sac: a teacher is a run of collective"),
+        ((teacher,), dataclasses.replace(ARM, name="leg"), "a was trained on 'arm', not on 'leg'"),
+        ((teacher,), dataclasses.replace(ARM, observation=Box((4,))), r"a has observations of shape \(5,\), here"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Student.adopt(spec, {}, {"collective": found}, {})

@@ -98,6 +98,8 @@ class Reach(Environment):
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
             score="success",
             num_tasks=len(self.tasks),
+            task_names=tuple(task.name for task in self.tasks),
+            alike={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},
         )
 
     # Environment: one arm without lanes

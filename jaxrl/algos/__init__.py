@@ -8,6 +8,8 @@ ALGORITHMS = {
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",
+    "collective": "jaxrl.algos.collective:Collective",
+    "student": "jaxrl.algos.student:Student",
 }
 
 

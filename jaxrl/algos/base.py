@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree, setting
 from jaxrl.parallel import Layout
 
-__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Trajectory", "count", "setting", "total"]
+__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Source", "Trajectory", "count", "setting", "total"]
 
-Mode = Literal["explore", "sample", "best"]  # how a policy acts: as training does; without exploration; as best it can
+# How a policy acts: as training does; without exploration; as best it can; the same with its task code set to zero.
+Mode = Literal["explore", "sample", "best", "zero_code"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,40 @@ class Trajectory:
 
 
 @dataclasses.dataclass(frozen=True)
+class Source:
+    """Another run that a setting names.
+
+    Attributes:
+        run: what the user called it.
+        algo: its algorithm, with its settings and its environment's spec.
+        settings: the algorithm's settings, by name.
+    """
+
+    run: str
+    algo: "Algorithm"
+    settings: dict[str, Any]
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raises ValueError unless the run's policy could act in an environment."""
+        own = self.algo.spec
+        if own.name != spec.name:
+            raise ValueError(
+                f"{self.run} was trained on '{own.name}', not on '{spec.name}': take runs of one environment"
+            )
+        for what, size, wanted in (
+            ("observations", own.observation.shape, spec.observation.shape),
+            ("actions", own.action.shape, spec.action.shape),
+        ):
+            if size != wanted:
+                raise ValueError(f"{self.run} has {what} of shape {size}, here they are {wanted}: take another run")
+        for name, value in spec.alike.items():
+            if own.alike[name] != value:
+                raise ValueError(
+                    f"{self.run} was trained with {name} {own.alike[name]}, here it is {value}: make it the same"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
@@ -119,6 +154,9 @@ class Algorithm:
 
     meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
     recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
+    modes: ClassVar[tuple[Mode, ...]] = ("best", "sample")  # in which evaluation may let it act
+    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, with commas between, see `adopt`
+    recordings: ClassVar[tuple[str, ...]] = ()  # settings (str) that name labelled sets, see `adopt` and `arrange`
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -131,6 +169,37 @@ class Algorithm:
         """What the number of logical shards must divide, besides `num_envs`: the minibatch size."""
         del spec, settings
         return num_envs
+
+    @classmethod
+    def adopt(
+        cls,
+        spec: EnvSpec,
+        settings: dict[str, Any],
+        sources: dict[str, tuple[Source, ...]],
+        recordings: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What runs and recordings that settings name change in the settings of a new run, which then needs no look at
+        them.
+
+        The verb reads them and calls this once; what `weights` makes of each run's state, {setting: one for each run in
+        the order of the setting that is returned}, and what `arrange` makes of the recordings that there are become the
+        `inputs` of `init`.
+
+        Args:
+            spec: of the environment.
+            settings: of the new run's algorithm.
+            sources: the runs of each setting, in the user's order, none where it is empty.
+            recordings: {setting: all its labelled sets as one, {name: array}}, without those that are empty.
+
+        Raises:
+            ValueError: a sentence, where the runs do not fit.
+        """
+        del spec, sources, recordings
+        return settings
+
+    def arrange(self, recording: dict[str, Any]) -> Any:
+        """Arrays that `init` gets of a recording as of `adopt`."""
+        raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
 
     @property
     def phases(self) -> tuple[Phase, ...]:

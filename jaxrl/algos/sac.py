@@ -133,6 +133,11 @@ class Sac(OffPolicy):
             return 0
         return max(-(-self.init_steps // (self.update_interval * self.layout.num_envs)), self._fill_calls)
 
+    @property
+    def _steps_before(self) -> int:
+        """Environment steps of phases before those of SAC."""
+        return 0
+
     # What the replay holds
 
     @property
@@ -242,7 +247,7 @@ class Sac(OffPolicy):
         random = None
         if mode == "explore" and self.init_steps:
             per_call = self.update_interval * self.layout.num_envs
-            random = total(progress.env_steps) < self._random_calls * per_call
+            random = total(progress.env_steps) < self._steps_before + self._random_calls * per_call
 
         def one(mean: Array, log_std: Array, key: Array) -> Array:
             key_noise, key_random = jax.random.split(key)

@@ -2,21 +2,33 @@
 
 A step pays w rho more than its reward, where rho in (0, 1] is the teacher's density of the action taken, relative to
 its peak, and w falls to 0 over training. rho is found in acting and stored with the step; w is that of the update. The
-teacher is an actor of SAC with networks like the student's own, given through `inputs`; for another kind of teacher,
-override `advice`. Losses on top, the algorithm below.
+teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
+argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Before
+all that it may play a few episodes, to which the student's policy is then fitted. Without a teacher a student is plain
+SAC, to the bit. Losses on top, the algorithm below.
 """
 
 import dataclasses
-from typing import Any
+import functools
+import json
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Mode, Progress, Trajectory, setting, total
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
+from jaxrl.algos.collective import Collective, distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
 
 # Layout letters besides T, B, A, S: N samples, n numbers of an action.
+
+IMITATIONS = 50  # updates of an iteration that only imitates
+# What the teacher's networks depend on.
+TEACHES = (
+    "adopted", "state_entries", "window", "code_size", "width", "hidden", "heads", "layers", "units", "depth",
+    "world_updates", "latent",
+)  # fmt: skip
 
 
 def agreement(action: Array, mean: Array, deviation: Array) -> Array:
@@ -31,7 +43,7 @@ def share_of_help(step: Array, constant_until: float, end: float) -> Array:
 
 @pytree
 class StudentParameters(SacParameters):
-    """Those of SAC, and the teacher's, which stay as they are."""
+    """Those of SAC, and the teacher's, which stay as they are; () without one."""
 
     teacher: Any
 
@@ -40,17 +52,35 @@ class StudentParameters(SacParameters):
 class Student(Sac):
     """Soft actor-critic with a teacher's help."""
 
+    collective: str = setting("", "a run of collective, the teacher; empty = none, which is plain SAC")
+    adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run")
     alpha_lr: float = setting(3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are")
     target_freq: int = setting(2, "updates per step of the target networks")
     help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start")
     help_constant: int = setting(4000, "environment steps behind init_steps during which it pays as much")
     help_until: int = setting(100_000, "environment step from which on the teacher is not asked any more")
     help_deviation: float = setting(0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)")
+    imitation_episodes: int = setting(
+        0, "episodes that the teacher plays before all else (at least one in each environment; they count as no steps "
+        "of these schedules), to which the policy is fitted; 0 = none"
+    )  # fmt: skip
+    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes")
+    imitation_batch: int = setting(32, "stored steps of each")
+
+    sources: ClassVar[tuple[str, ...]] = ("collective",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(("help_weight", "help_constant"))
+        self._check(("help_weight", "help_constant", "imitation_episodes"))
         self._check(("help_deviation",), above=0)
+        self._check(("imitation_updates", "imitation_batch"), at_least=1)
+        if self.teacher is None:
+            if self.help_weight or self.imitation_episodes:
+                raise ValueError(
+                    "a student needs a teacher: name a run of collective with --collective RUN, or leave the help out "
+                    "with --help_weight 0 and no imitation_episodes"
+                )
+            return
         if self.n_step != 1:
             raise ValueError(f"the teacher's help is for single steps: n_step must be 1, not {self.n_step}")
         if not self.init_steps + self.help_constant < self.help_until < 2**24:
@@ -58,26 +88,83 @@ class Student(Sac):
                 f"help_until must lie above init_steps + help_constant ({self.init_steps + self.help_constant:,}) and "
                 f"below {2**24:,}, not be {self.help_until:,}"
             )
+        if self.imitation_episodes and self.imitation_batch % self.layout.shards:
+            raise ValueError(f"{self.layout.shards} logical shards do not divide imitation_batch")
 
-    def advice(self, teacher: Any, timestep: TimeStep) -> tuple[Array, Array]:
-        """What the teacher does in time steps [B]: mean in [-1, 1] and deviation, each float32[B, A, n]."""
-        mean, log_std = self.gaussian(teacher, timestep.observation)
-        return jnp.tanh(mean), jnp.maximum(jnp.exp(log_std), self.help_deviation)
+    @classmethod
+    def adopt(
+        cls,
+        spec: EnvSpec,
+        settings: dict[str, Any],
+        sources: dict[str, tuple[Source, ...]],
+        recordings: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What the teacher's networks are like."""
+        del recordings
+        found = sources["collective"]
+        if len(found) > 1:
+            raise ValueError(f"a student has one teacher, --collective names {len(found)}: name one run of collective")
+        for source in found:
+            if not isinstance(source.algo, Collective):
+                kind = type(source.algo).__name__.lower()
+                raise ValueError(f"{source.run} was trained with {kind}: a teacher is a run of collective")
+            source.check(spec)
+            settings = settings | {"adopted": json.dumps({name: source.settings[name] for name in TEACHES})}
+        return settings
+
+    @functools.cached_property
+    def teacher(self) -> Collective | None:
+        """The algorithm that answers for the teacher; its minibatches are as small as they may be."""
+        if not self.adopted:
+            return None
+        settings = json.loads(self.adopted)
+        settings["state_entries"] = tuple(settings.get("state_entries", ()))
+        settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
+        return Collective(self.spec, self.layout, **settings)
+
+    # Phases
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The teacher's episodes and updates that imitate them, if wanted; then those of SAC."""
+        if not self.imitation_episodes:
+            return super().phases
+        shown = Phase("demonstration", self.update_interval, 0, iterations=self._shown_calls)
+        imitation = Phase("imitation", 0, IMITATIONS, iterations=-(-self.imitation_updates // IMITATIONS))
+        return (shown, imitation, *super().phases)
+
+    @property
+    def _shown_calls(self) -> int:
+        """Calls of `learn` while the teacher plays."""
+        each = -(-self.imitation_episodes // self.layout.num_envs) * (self.spec.horizon + 1)
+        return -(-each // self.update_interval) if self.imitation_episodes else 0
+
+    @property
+    def _steps_before(self) -> int:
+        return self._shown_calls * self.update_interval * self.layout.num_envs
 
     # What the replay holds
 
     @property
     def _answer(self) -> Any:
-        """Actions, and how far the teacher agrees."""
-        return {"action": super()._answer, "rho": jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.float32)}
+        """Actions; with a teacher how far it agrees, too, and what it would do where that is to be imitated."""
+        action = super()._answer
+        if self.teacher is None:
+            return action
+        taught = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
+        return taught | ({"mu": action, "log_std": action} if self.imitation_episodes else {})
 
     def _answers(self, trajectory: Trajectory) -> Any:
-        return {"action": super()._answers(trajectory), "rho": trajectory.extras["rho"]}
+        action = super()._answers(trajectory)
+        return action if self.teacher is None else {"action": action, **trajectory.extras}
 
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
         """The help becomes part of the reward."""
+        if self.teacher is None:
+            return batch
+        first = self._steps_before + self.init_steps + self.help_constant
         step = self.layout.alone(
-            lambda steps: self.help_weight * share_of_help(steps, self.init_steps + self.help_constant, self.help_until)
+            lambda steps: self.help_weight * share_of_help(steps, first, self._steps_before + self.help_until)
         )
         weight, answer = step(env_steps), batch["answer"]
         paid = self.layout.apply(
@@ -89,34 +176,90 @@ class Student(Sac):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """A fresh student of `inputs["teacher"]` (parameters of an actor), or all that `weights` gives.
+        """A fresh student of the one teacher in `inputs["collective"]` (its weights).
 
         Without inputs the teacher knows nothing, which is enough to learn the shapes of the state.
         """
-        key, key_teacher = jax.random.split(key)
-        state = super().init(key, inputs if inputs and "actor" in inputs else None)
-        teacher = inputs["teacher"] if inputs else super().init(key_teacher, None).replicated.actor
+        state = super().init(key, None)
+        teacher: Any = ()
+        if self.teacher is not None:
+            given = (inputs or {}).get("collective")
+            networks = given[0] if given else self.teacher.networks(jax.random.fold_in(key, 0x7EAC))
+            teacher = {name: networks[name] for name in ("encoder", "world", "actor")}
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
         return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
-
-    def weights(self, state: AlgoState) -> Any:
-        return super().weights(state) | {"teacher": state.replicated.teacher}
 
     def policy(self, state: AlgoState) -> Any:
         """Parameters of the actor and of the teacher."""
         return {"actor": state.replicated.actor, "teacher": state.replicated.teacher}
 
+    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+        """The window that the teacher reads."""
+        return () if self.teacher is None else self.teacher.init_actor(policy, timestep, indices)
+
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """As SAC acts; in training the teacher is asked what it thinks of it."""
-        action, actor, extras = super().act(policy["actor"], actor, timestep, keys, progress, mode)
-        if mode != "explore":
+        """As SAC acts; in training the teacher is asked what it thinks of it, and plays the first episodes if it is to.
+
+        (Only training remembers the window.)
+        """
+        action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
+        teacher = self.teacher
+        if teacher is None or mode != "explore":
             return action, actor, extras
-        own = self._inward(action)
-        rho = jax.lax.cond(
-            total(progress.env_steps) < self.help_until,
-            lambda: agreement(own, *self.advice(policy["teacher"], timestep)),
-            lambda: jnp.zeros(own.shape[:-1]),
+        memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
+        asked = steps < self._steps_before + self.help_until
+        mean, log_std = jax.lax.cond(
+            asked, lambda: teacher.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
         )
-        return action, actor, {"rho": rho}
+        mean = jnp.tanh(mean)
+        if self.imitation_episodes:
+            own = jnp.where(steps < self._steps_before, mean, own)
+            action = self._outward(own[:, None])
+        rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.help_deviation))
+        extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}
+        if self.imitation_episodes:
+            extras |= {"mu": mean[:, None], "log_std": log_std[:, None]}
+        return action, dataclasses.replace(memory, action=own), extras
+
+    def learn(
+        self,
+        state: AlgoState,
+        trajectory: Trajectory | None,
+        last_timestep: TimeStep | None,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+    ) -> tuple[AlgoState, dict[str, Array]]:
+        """As SAC learns; the phase of imitation fits the actor to what the teacher would do."""
+        if phase.name != "imitation":
+            return super().learn(state, trajectory, last_timestep, key, progress, phase)
+        params, ring, drawing = (
+            state.replicated,
+            state.split,
+            dataclasses.replace(self, batch_size=self.imitation_batch),
+        )
+
+        def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
+            mean, log_std = self.gaussian(self.tree("actor", actor), sample["observation"])
+            wanted = sample["mu"][:, 0], sample["log_std"][:, 0]
+            return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
+
+        def update(carry: Any, key: Array) -> Any:
+            actor, optimiser = carry
+            index, weight = drawing._choose(ring, key, jnp.float32(0))
+            batch = self._gather(ring, index)
+            sample = {"observation": batch["observation"], "weight": weight}
+            sample |= {name: batch["answer"][name] for name in ("mu", "log_std")}
+            gradient, (value, _) = self.layout.gradient(loss, actor, sample)
+            actor, _, optimiser, norm = self.layout.alone(self._step)(
+                gradient, actor, None, optimiser, jnp.float32(self.actor_lr)
+            )
+            return (actor, optimiser), {"imitation_loss": value, "actor_grad_norm": norm}
+
+        packed = self.pack(params)
+        carry = packed.actor, packed.actor_optimiser
+        (actor, optimiser), metrics = jax.lax.scan(update, carry, jax.random.split(key, phase.updates))
+        packed = dataclasses.replace(packed, actor=actor, actor_optimiser=optimiser)
+        return AlgoState(self.unpack(packed), ring), metrics

@@ -1,0 +1,644 @@
+"""The collective stage: windows and codes, losses by hand, labels, phases that resume exactly, runs of workers."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from off_policy_cases import digest, make_trainer
+from test_labelled import made
+from tiny import PointMass, PointState
+
+import jaxrl.evaluate
+from bench import collective_codes
+from envs_jax import EnvSpec, TimeStep
+from envs_jax.base import setting
+from envs_jax.testing import check_env
+from jaxrl import algos, labelled, session, train, world_model
+from jaxrl import trajectory_transformer as transformer
+from jaxrl.algos import collective
+from jaxrl.algos.base import Source, Trajectory, start
+from jaxrl.algos.collective import Collective, distillation_loss
+from jaxrl.algos.sac import Sac
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.config import parse, read_run
+from jaxrl.labelled import LabelledSet
+from jaxrl.parallel import Layout
+from jaxrl.replay import GOES_ON
+from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
+
+CORNERS = {"near": 0, "far": 1, "nearer": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corners(PointMass):
+    """A point mass whose observation does not tell which corner pays."""
+
+    task: str = setting("near,far", "corners, drawn for each episode")
+
+    @property
+    def spec(self) -> EnvSpec:
+        names = tuple(self.task.split(","))
+        changes = {"name": "corners", "num_tasks": len(names), "task_names": names, "alike": {"reach": self.reach}}
+        return dataclasses.replace(super().spec, **changes)
+
+    def _timestep(self, state: PointState, first: bool) -> TimeStep:
+        corner = jnp.array([CORNERS[name] for name in self.task.split(",")])[state.task]
+        timestep = super()._timestep(dataclasses.replace(state, task=corner), first)
+        hidden = timestep.observation.at[:, -1].set(0.0)
+        task = state.task if self.spec.num_tasks > 1 else ()
+        return dataclasses.replace(timestep, observation=hidden, task=task)
+
+    def reset(self, key: Any, context: Any) -> tuple[PointState, TimeStep]:
+        state, _ = super().reset(key, context)
+        task = jax.random.randint(jax.random.fold_in(key, 1), (), 0, self.spec.num_tasks)
+        state = dataclasses.replace(state, task=task)
+        return state, self._timestep(state, True)
+
+
+TINY = {
+    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "burst_updates": 4,
+    "transformer_updates": 4, "transformer_batch": 8, "window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1,
+    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2, "dropout": 0.0,
+    "adopted": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
+}  # fmt: skip
+NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
+
+
+def windows(number: int, seed: int = 0) -> Window:
+    """Random windows of four steps, three numbers of a state and two of an action."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    shapes = ((4, 3), (3, 2), (3, 1))
+    return Window(*(jax.random.normal(key, (number, *shape)) for key, shape in zip(keys, shapes, strict=True)))
+
+
+# ---------------------------------------------------------------- the transformer
+
+
+def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
+    batch, order = windows(5), jnp.array([3, 0, 4, 2, 1])
+    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
+    codes = jax.vmap(lambda window: NET.apply(params, window)[0])
+    shuffled = codes(jax.tree.map(lambda x: x[order], batch))
+    np.testing.assert_allclose(shuffled, codes(batch)[order], rtol=1e-5, atol=1e-6)
+    assert np.ptp(np.asarray(codes(batch)), axis=0).min() > 1e-3  # and windows do have different codes
+
+
+def test_a_code_tells_when_something_happened() -> None:
+    batch = windows(1)
+    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
+    one = jax.tree.map(lambda x: x[0], batch)
+    turned = jax.tree.map(lambda x: x[::-1], one)
+    assert np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-5)  # times are zeros at first
+    times = jax.random.normal(jax.random.key(2), params["params"]["times"].shape)
+    params = {"params": params["params"] | {"times": times}}
+    assert not np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-3)
+
+
+def test_dropout_is_random_in_training_only() -> None:
+    net, one = dataclasses.replace(NET, dropout=0.5), jax.tree.map(lambda x: x[0], windows(1))
+    params = net.init(jax.random.key(1), one)
+    draws = [net.apply(params, one, True, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 1)]
+    assert not np.allclose(*draws) and np.array_equal(net.apply(params, one)[0], net.apply(params, one)[0])
+
+
+def test_only_masked_tokens_are_to_be_reconstructed() -> None:
+    target, predicted = windows(2), windows(2, seed=5)
+    masked = jax.tree.map(lambda x: jnp.zeros(x.shape[:-1], bool).at[:, -1].set(True), target)
+    slope = jax.grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))(target)
+    for rows in jax.tree.leaves(slope):
+        assert not np.asarray(rows[:, :-1]).any() and np.asarray(rows[:, -1]).all()
+    by_hand = sum(
+        np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
+        for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
+    )
+    assert float(transformer.reconstruction_loss(predicted, target, masked)) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_masks_hide_as_often_as_they_should() -> None:
+    batch = Window(jnp.full((2000, 20, 3), 7.0), jnp.full((2000, 19, 2), 7.0), jnp.full((2000, 19, 1), 7.0))
+    keys = jax.random.split(jax.random.key(0), 2000)
+    view, masked = jax.vmap(transformer.mask_tokens)(keys, batch)
+    for rows, hit in zip(jax.tree.leaves(view), jax.tree.leaves(masked), strict=True):
+        rows, hit = np.asarray(rows), np.asarray(hit)
+        assert (rows[~hit] == 7).all() and hit.any(1).all()
+        tokens = hit.shape[1]
+        assert hit.mean() == pytest.approx(0.15 + 0.85**tokens / tokens, abs=0.01)
+        kept, zeros = (rows[hit] == 7).all(-1).mean(), (rows[hit] == 0).all(-1).mean()
+        numbers = rows[hit][((rows[hit] != 7) & (rows[hit] != 0)).all(-1)]
+        assert kept == pytest.approx(0.1, abs=0.02) and zeros == pytest.approx(0.8, abs=0.03)
+        assert 0 <= numbers.min() < 0.1 and 0.9 < numbers.max() < 1
+
+
+def test_contrast_by_hand() -> None:
+    first, second = np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 3.0]]), np.array([[1.0, 1.0], [0.0, 5.0], [-1.0, 0.0]])
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    cosines = np.exp(unit(first) @ unit(second).T / 0.15)
+    rows = [
+        -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),  # windows 0 and 1 are of one task
+        -math.log(cosines[1, 1] / (cosines[1, 1] + cosines[1, 2])),
+        -math.log(cosines[2, 2] / cosines[2].sum()),
+    ]
+    codes = jnp.asarray(first, jnp.float32), jnp.asarray(second, jnp.float32)
+    assert float(transformer.contrastive_loss(*codes, jnp.array([4, 4, 1]))) == pytest.approx(np.mean(rows), rel=1e-4)
+    assert float(transformer.contrastive_loss(*codes, jnp.array([2, 2, 2]))) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_neighbours_by_hand() -> None:
+    known, task = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([0, 1])
+    asked = jnp.array([[5.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert float(collective.neighbour_accuracy(known, task, asked, jnp.array([0, 1, 0]))) == pytest.approx(2 / 3)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def test_windows_at_the_start_of_an_episode_by_hand() -> None:
+    """Steps of two environments; the second one starts anew at its third step."""
+    states = jnp.arange(8.0).reshape(4, 2, 1) + 1  # 1 3 5 7, 2 4 6 8
+    window = transformer.first_window(states[0], 1, 3)
+    first = jnp.array([False, False])
+    for t in (1, 2, 3):
+        action, reward = 10.0 * states[t - 1], 100.0 * states[t, :, 0]
+        window = transformer.next_window(window, states[t], action, reward, jnp.array([False, t == 2]) | first)
+        if t == 1:
+            assert window.state[0, :, 0].tolist() == [1, 1, 3] and window.action[0, :, 0].tolist() == [0, 10]
+            assert window.reward[0, :, 0].tolist() == [0, 300]
+        if t == 2:
+            assert window.state[0, :, 0].tolist() == [1, 3, 5] and window.action[0, :, 0].tolist() == [10, 30]
+            assert window.state[1, :, 0].tolist() == [6, 6, 6] and not np.asarray(window.action[1]).any()
+            assert not np.asarray(window.reward[1]).any()
+    assert window.state[:, :, 0].tolist() == [[3, 5, 7], [6, 6, 8]]
+    assert window.action[:, :, 0].tolist() == [[30, 50], [0, 60]]
+    assert window.reward[:, :, 0].tolist() == [[500, 700], [0, 800]]
+
+
+def test_windows_of_a_recording_are_those_of_acting() -> None:
+    rng = np.random.default_rng(0)
+    rows, envs, steps = 30, 3, 5
+    first = rng.random((rows, envs)) < 0.15
+    first[0] = True
+    state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
+    reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
+    to32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+    window, seen = transformer.first_window(to32(state[0]), 1, steps), []
+    for t in range(rows):
+        if t:
+            step[t] = np.where(first[t], 0, step[t - 1] + 1)
+            window = transformer.next_window(
+                window, to32(state[t]), to32(action[t - 1]), to32(reward[t]), jnp.asarray(first[t])
+            )
+        seen.append(window)
+    acted = jax.tree.map(lambda *x: jnp.concatenate(x), *seen)
+    stored = transformer.stored_windows(
+        to32(state), to32(action), to32(reward), jnp.asarray(step), jnp.arange(rows * envs), steps
+    )
+    for a, b in zip(jax.tree.leaves(acted), jax.tree.leaves(stored), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def test_distillation_by_hand() -> None:
+    mean, log_std = jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.array([[-1.0, 0.0], [-2.0, -3.0]])
+    mu, expert = jnp.array([[0.5, 0.0], [0.0, 0.0]]), jnp.array([[0.0, -8.0], [-2.0, -5.0]])
+    first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
+    second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
+    for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
+        assert float(distillation_loss(mean, log_std, mu, expert, jnp.array(weight))) == pytest.approx(
+            by_hand, rel=1e-5
+        )
+
+
+# ---------------------------------------------------------------- the phases
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """States behind every phase; each phase is left half-way and gone on with from the disk, which must not matter."""
+    trainer = make_trainer(Collective, Corners(), 4, **TINY, world_updates=4, latent=16)
+    state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
+    patch = pytest.MonkeyPatch()
+    patch.setattr(collective, "CODED", 32)  # eight rows at a time, of 28
+    with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
+        for number, phase in enumerate(trainer.algo.phases, 1):
+            block = trainer.make_block(phase)
+            state, _ = block(state, jnp.int32(1))
+            checkpoints.save(number, state, {})
+            checkpoints.wait()
+            _, restored, _ = checkpoints.restore(trainer.shapes())
+            assert digest(restored) == digest(state), phase.name
+            state, metrics[phase.name] = block(state, jnp.int32(phase.iterations - 1))
+            assert block._cache_size() == 1
+            resumed, _ = block(restored, jnp.int32(phase.iterations - 1))
+            assert digest(resumed) == digest(state), phase.name
+            states[phase.name] = jax.tree.map(jnp.copy, (state.algo, state.timestep))
+    patch.undo()
+    return {"trainer": trainer, "states": states, "metrics": metrics}
+
+
+def test_phases_and_their_order() -> None:
+    algo = Collective(Corners().spec, Layout(4), **TINY)
+    assert [phase.name for phase in algo.phases] == [
+        "random", "burst", "learner", "worker", "transformer", "codes", "actor", "critic"
+    ]  # fmt: skip
+    calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
+    assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
+    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
+    bare = Collective(Corners().spec, Layout(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
+    assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
+    files = Collective(Corners().spec, Layout(4), **TINY | {"labelled": "a.npz", "world_updates": 4})
+    assert [phase.name for phase in files.phases] == ["transformer", "codes", "world", "actor", "critic"]
+    many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
+    assert many.phases[0].iterations == 17
+
+
+def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
+    before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
+    changing = {"burst": "actor", "learner": "actor", "transformer": "encoder"} | {
+        n: n for n in ("world", "actor", "critic")
+    }
+    for phase in studied["trainer"].algo.phases:
+        after = jax.tree.map(np.asarray, studied["states"][phase.name][0].replicated)
+        changed = [name for name in ("workers", "encoder", "world", "actor", "critic") if digest(getattr(before, name))
+                   != digest(getattr(after, name))]  # fmt: skip
+        assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
+        before = after
+    for phase, metrics in studied["metrics"].items():
+        assert int(metrics.not_finite) == -1, phase
+    assert {"reconstruction", "contrast", "held_out_contrast", "held_out_code_accuracy"} <= set(
+        studied["metrics"]["transformer"].learning
+    )
+
+
+def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
+    algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
+    ring, worker = jax.tree.map(np.asarray, state.split), algo.worker
+    for task in (0, 1):
+        chosen = (ring.seen["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
+        params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
+        mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.seen["observation"][chosen][:, None]))
+        np.testing.assert_allclose(ring.answer["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
+        np.testing.assert_allclose(ring.answer["log_std"][chosen], log_std[:, 0], rtol=1e-4)
+    assert {0, 1} == set(ring.seen["task"].ravel().tolist())
+
+
+def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
+    """Nine steps of the batch with random actions, nine of the learner, then those of each task's worker."""
+    algo, (state, first) = studied["trainer"].algo, studied["states"]["random"]
+    params = state.replicated
+    policy = algo.policy(state)
+    key = jax.random.key(3)
+    memory = algo.init_actor(policy, first, jnp.arange(4))
+    keys = jax.random.split(key, 4)
+    at = lambda steps: dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))  # noqa: E731
+    random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
+    noise = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (2,)))(keys)
+    mean, log_std = algo.worker.gaussian(jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation)
+    wanted = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
+    second = np.asarray(first.task) == 1
+    np.testing.assert_allclose(worker[0][second, 0], wanted[second], atol=1e-5)
+    again = algo.act(policy, memory, first, keys, at(18), "sample")[0]
+    np.testing.assert_allclose(learner[0], again, atol=1e-6)  # the learner acts as the policy does
+    assert not np.allclose(random[0], learner[0], atol=1e-2) and not np.asarray(worker[2]["code"]).any()
+    assert np.abs(np.asarray(random[2]["code"])).max() > 0
+
+
+def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str, Any]) -> None:
+    algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
+    shards, rows, envs = state.split.end.shape
+    index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
+    window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), algo._windows(state.split, index))
+    codes = np.asarray(algo.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
+    np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-5)
+
+
+def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
+    algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
+    ring = jax.tree.map(np.asarray, state.split)
+    begins = ring.answer["step"][:, :-1] == 0
+    assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
+    assert (ring.end[:, 8] != GOES_ON).all()
+    for env in range(4):
+        held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
+        wanted = np.repeat([(env + episode) % collective.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        np.testing.assert_array_equal(held_out, wanted)
+    found = algo.recording(state.split)
+    assert len(found["step"]) == 4 * 3 * 8
+    went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
+    np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
+    assert found["value"][4] == ring.answer["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
+
+
+def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
+    algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
+    made = LabelledSet(environment="corners", **algo.recording(state.split))
+    labelled.write(tmp_path / "set.npz", made)
+    found = labelled.read(tmp_path / "set.npz", least_episodes=1)
+    assert len(found) == len(made) and found.episodes.sum() == 12
+
+
+def test_labelled_sets_are_dealt_out_and_found_again() -> None:
+    """Episodes of several lengths, one of which ended for good, on four environments in two shards."""
+    whole = made()
+    keep = np.ones(len(whole), bool)
+    keep[2:4] = keep[23:24] = False
+    own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
+    lengths = collective._lengths(own["step"])
+    assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
+    adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
+    settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+    algo = Collective(Corners().spec, Layout(4, 2), **settings)
+    ring = algo.init(jax.random.key(0), {"labelled": algo.arrange(own)}).split
+    found = algo.recording(ring)
+    assert found["task_names"] == ("far", "pull", "push")
+    order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
+    for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
+        np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
+    np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
+    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(algo._usable(ring))
+    assert held_out.sum() == 2 + 3  # the first of five episodes of each task
+
+
+def test_a_world_model_by_hand() -> None:
+    rewards = jnp.array([0.0, 10.0, -50.0, math.e - 1])
+    shares = np.asarray(world_model.two_hot(rewards))
+    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
+    places = shares @ np.linspace(-math.log(11), math.log(11), 101)
+    np.testing.assert_allclose(places, [0, math.log(11), -math.log(11), 1], atol=1e-5)
+    predicted, latent = jnp.array([[1.0, 0.0], [0.0, 0.0]]), jnp.array([[0.0, 0.0], [0.5, 0.0]])
+    loss = world_model.world_loss(predicted, latent, jnp.zeros((2, 101)), rewards[:2], jnp.array([1.0, 1.0]))
+    assert float(loss) == pytest.approx((0.5 + 0.125) / 2 + math.log(101), rel=1e-5)
+    net = world_model.WorldModel(16)
+    rows = jnp.ones((3, 2)), jnp.ones((3, 6)), jnp.ones((3, 2))
+    params = net.init(jax.random.key(0), *rows, method="step")
+    for latents in (net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]):
+        np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
+
+
+@pytest.mark.long
+def test_exact_phases_have_the_same_bits_on_any_number_of_devices() -> None:
+    states = []
+    for devices in (1, 2):
+        trainer = make_trainer(Collective, Corners(), 4, devices, True, **TINY)
+        state = trainer.init(jax.random.key(0))
+        for phase in trainer.algo.phases:
+            state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+        states.append(digest(state))
+    assert states[0] == states[1]
+
+
+def test_value_labels_are_of_the_step_itself() -> None:
+    """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
+    algo = Collective(Corners().spec, Layout(2), **TINY)
+    state = algo.init(jax.random.key(0), None)
+    workers = jax.tree.map(jnp.zeros_like, state.replicated.workers)
+    workers["critic"]["params"]["out_bias"] += 3.0  # V is 3, less exp(-20) log pi
+    workers["log_alpha"] -= 20.0
+    env = Corners()
+    _, first = jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(jax.random.key(1), 2))
+    row = lambda reward, ended: dataclasses.replace(  # noqa: E731
+        first, reward=jnp.full((2, 1), reward), terminated=jnp.array([False, ended])
+    )
+    steps = jax.tree.map(lambda *x: jnp.stack(x), row(0.0, False), row(1.0, False))
+    extras = {"action": jnp.zeros((2, 2, 2)), "code": jnp.zeros((2, 2, 6)), "step": jnp.zeros((2, 2), jnp.int32)}
+    trajectory = Trajectory(steps, jnp.zeros((2, 2, 1, 2)), extras | {"held_out": jnp.zeros((2, 2), bool)})
+    params = dataclasses.replace(state.replicated, workers=workers)
+    ring = algo._store(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
+    np.testing.assert_allclose(ring.answer["value"][0, 0], 1 + 0.5 * 3, rtol=1e-5)
+    np.testing.assert_allclose(ring.answer["value"][0, 1], [7 + 0.5 * 3, 7], rtol=1e-5)
+
+
+def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
+    algo = Collective(Corners().spec, Layout(4), **TINY)
+    policy = algo.weights(algo.init(jax.random.key(0), None))
+    window = transformer.first_window(jnp.ones((3, 2)), 2, 4)
+    code, state = algo.codes(policy["encoder"], window), jnp.ones((3, 2))
+    for zero, own in ((False, code), (True, jnp.zeros((3, 6)))):
+        wanted = algo.gaussian(policy["actor"], jnp.concatenate([own, state], axis=-1))
+        found = algo.answer(policy, window, zero)
+        for a, b in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert not np.allclose(*(algo.answer(policy, window, zero)[0] for zero in (False, True)))
+
+
+@pytest.mark.slow
+def test_the_task_is_learned_from_the_window() -> None:
+    """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
+    many = TINY | {"random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "width": 16}
+    many |= {"hidden": 32, "transformer_updates": 400, "transformer_batch": 64, "transformer_lr": 2e-3, "dropout": 0.0}
+    many |= {"updates_per_call": 100, "actor_updates": 1000, "batch_size": 64, "actor_lr": 3e-3, "units": 64}
+    trainer = make_trainer(Collective, Corners(), 16, **many)
+    state, metrics = trainer.init(jax.random.key(0)), {}
+    for phase in trainer.algo.phases:
+        state, block = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+        metrics |= {name: np.asarray(x)[: int(block.done)] for name, x in block.learning.items()}
+    assert metrics["held_out_code_accuracy"][-1] > 0.8
+    assert metrics["contrast"][-1, -20:].mean() < 0.7 * metrics["contrast"][0, :20].mean()
+    assert metrics["actor_held_out_loss"][-1] < 0.3 * metrics["actor_loss"][0, :5].mean()
+
+
+# ---------------------------------------------------------------- runs of workers
+
+WORKER = (
+    "--algo sac --env test_collective:Corners --num_envs 4 --units 8 --batch_size 8 --total_env_steps 32 --devices 1"
+)
+FLAGS = {name: value for name, value in TINY.items() if name not in ("adopted", "state_entries")}
+STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Runs by what is special about them, those for "near" and "far" trained, of the others the configuration."""
+    special = {
+        "near": "--task near", "far": "--task far", "other": "--task nearer", "both": "",
+        "arm": "--task near --reach 0.4", "wide": "--task near --units 16",
+        "wide observation": "--task far --dimensions 3",
+    }  # fmt: skip
+    found = {}
+    for name, flags in special.items():
+        runs, argv = tmp_path_factory.mktemp("worker"), [*WORKER.split(), *flags.split()]
+        if name in ("near", "far"):
+            assert train.main([*argv, "--runs", str(runs)]) == 0
+            found[name] = (runs / "latest").read_text().strip()
+        else:
+            (runs / "config.yaml").write_text(parse(argv).config.to_yaml())
+            found[name] = str(runs)
+    return found
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    write_tiny(tmp_path)
+    return tmp_path
+
+
+def write_tiny(folder: Path) -> None:
+    settings = {"algo": "collective", "env": "test_collective:Corners", "num_envs": 4, **FLAGS}
+    (folder / "tiny.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+
+
+@pytest.fixture(scope="module")
+def collective_run(workers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of both workers and a file with two more tasks."""
+    here = tmp_path_factory.mktemp("collective")
+    write_tiny(here)
+    labelled.write(here / "set.npz", made())
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}"]) == 0
+    return (here / "latest").read_text().strip()
+
+
+def test_a_run_keeps_what_it_needs_of_its_workers(
+    workers: dict[str, str], collective_run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, config = read_run(collective_run)
+    assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
+    adopted = json.loads(config.algo_settings["adopted"])
+    assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
+    assert config.run.total_env_steps == 3 * 9 * 4  # all that the phases collect
+    taken = session.load_policy(collective_run).params["workers"]
+    for task, name in enumerate(("near", "far")):
+        own = session.load_policy(workers[name]).params
+        assert digest(jax.tree.map(lambda x, task=task: x[task], taken)) == digest(own)
+    monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
+    assert train.main(["--resume", collective_run]) == 0
+
+
+def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert jaxrl.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
+                                f"{collective_run}/found.json"]) == 0  # fmt: skip
+    assert "distance/near" in capsys.readouterr().out
+    found = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
+    for policy in ("learned", "zero_code"):
+        ends = {name: found[policy][name]["mean"][-1] for name in ("distance", "distance/near", "distance/far")}
+        low, high = sorted((ends["distance/near"], ends["distance/far"]))
+        assert low <= ends["distance"] <= high
+    assert found["learned"]["distance"] != found["zero_code"]["distance"]
+    assert jaxrl.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
+    assert "distance/" not in capsys.readouterr().out  # one task
+
+
+def test_codes_of_a_run_are_studied(collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collective_codes.main([collective_run, "--name", "tiny", "--results", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "collective_codes_tiny.json").read_text())
+    assert found["tasks"] == ["near", "far", "push", "pull"] and 0 <= found["accuracy"] <= 1
+    assert len(found["places"]) == len(found["place_tasks"]) == found["windows"]["held_out"]
+    assert {0, 1, 2, 3} == set(found["place_tasks"]) and sum(found["variance"]) <= 1.001
+    assert (tmp_path / "collective_codes_tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "held-out windows find their task" in capsys.readouterr().out
+
+
+def test_a_student_of_a_run(
+    workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = "--num_envs 4 --units 8 --batch_size 8 --init_steps 0 --help_constant 8 --help_until 24 --devices 1"
+    (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
+    argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]
+    argv += ["--total_env_steps", "64"]
+    for named, sentence in (
+        ("", "a student needs a teacher: name a run of collective with --collective RUN"),
+        (workers["near"], "was trained with sac: a teacher is a run of collective"),
+    ):
+        assert train.main([*argv, "--collective", named]) == 2
+        assert sentence in capsys.readouterr().err
+    assert train.main([*argv, "--task", "nearer", "--collective", collective_run]) == 0
+    run = (tmp_path / "latest").read_text().strip()
+    state, teacher = session.load_state(run)[1], session.load_state(collective_run)[1]
+    for name in ("encoder", "actor"):
+        assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
+    rho = np.asarray(state.split.answer["rho"])[:, :16]
+    assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
+    assert jaxrl.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
+
+
+def test_a_run_of_labelled_sets_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labelled.write(here / "set.npz", made())
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    assert train.main(argv) == 0
+    algo, state, _ = session.load_state((here / "latest").read_text().strip())
+    assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor", "critic"]
+    assert algo.tasks == ("push", "pull") and len(algo.recording(state.split)["step"]) == len(made())
+    capsys.readouterr()
+    assert train.main([*argv, "--dimensions", "3"]) == 2
+    assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
+    broken = dataclasses.asdict(made()) | {"version": 1}
+    np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
+    assert train.main(argv) == 1
+    assert "lacks mu" in capsys.readouterr().err
+
+
+WRONG = {
+    "none": ("", "there is no worker for 'near', 'far': name a run of sac for each of near, far with --workers"),
+    "too few": ("{near}", "there is no worker for 'far'"),
+    "twice": ("{near},{near}", "{near} and {near} are both workers for 'near': take one"),
+    "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
+    "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker knows one"),
+    "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: make it the same"),
+    "another network": ("{wide},{far}", "{wide} was trained with units 16, {far} with 8: take workers that are alike"),
+    "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they are (3,)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_workers_that_do_not_fit(
+    what: str, workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named, sentence = (text.format_map(workers) for text in WRONG[what])
+    capsys.readouterr()
+    assert train.main([*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers", named]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here / "runs"), "--workers"]
+    assert train.main([*argv, "nowhere"]) == 1
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
+    assert "begins with the runs of --workers: leave --init_from out" in capsys.readouterr().err
+
+
+def test_workers_of_another_algorithm_or_environment() -> None:
+    spec, layout = Corners().spec, Layout(4)
+    algo = Collective(spec, layout, **TINY)
+    with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
+        Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)}, {})
+    sac = Sac(dataclasses.replace(spec, name="room"), layout, batch_size=8, buffer_size=100)
+    with pytest.raises(ValueError, match="a was trained on 'room', not on 'corners'"):
+        Collective.adopt(spec, {}, {"workers": (Source("a", sac, {}),)}, {})
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_names_and_the_environment_of_these_tests() -> None:
+    assert algos.find("collective") is Collective and Collective.recurrent
+    check_env(Corners())
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "sentence"),
+    [
+        ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
+        ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
+        ({}, {"random_steps": 0}, "random_steps must be at least 1, not 0"),
+        ({}, {"worker_steps": -1}, "worker_steps must be 0 or above, not -1"),
+        ({}, {"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
+        ({}, {"dropout": 1.0}, "dropout must be at least 0 and below 1, not 1.0"),
+        ({}, {"latent": 12}, "latent must be a multiple of 8, not 12"),
+        ({}, {"heads": 3}, "heads 3 do not divide width 8"),
+        ({}, {"window": 9}, "window must lie between 2 and the 8 steps of an episode, not 9"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Collective(dataclasses.replace(Corners().spec, **changes), Layout(4), **TINY | settings)
