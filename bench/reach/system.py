@@ -1,17 +1,16 @@
 """The entry of reach in `bench.systems`: one arm at a time, in Meta-World where it is installed, else in NumPy."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bench.reach import oracle, torch_learner
-from bench.reach_parity import TASK, actor, simulator
+from bench.reach_parity import actor
 from bench.systems import System, one_update, require
+from envs_jax.adapters import metaworld
 from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
-from jaxrl.errors import UsageError
 
 _PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
     "n_step": 1, "critics": 2, "depth": 2, "initialiser": "xavier", "prioritised": False, "scale_observation": False,
@@ -45,32 +44,27 @@ class OracleArm:
 
 
 class RealArm:
-    """Meta-World's reach-v3, whose steps make the observation too. Raises UsageError where it is not installed."""
+    """Meta-World's reach-v3, whose steps make the observation too. Raises ValueError where it is not installed."""
 
     name = "Meta-World"
 
     def __init__(self, env: dict[str, Any]) -> None:
-        metaworld, _ = simulator()
-        known = {"task": "reach", "weld": "v3"}
+        known = {"task": "reach", "weld": "v3", "reward": "v2", "partially_observable": False}
         require(env, known, "Meta-World, the baseline, has the plain task", "leave that setting out")
-        self._task_type, self._hidden = metaworld.types.Task, env["partially_observable"]
-        self._env = metaworld.env_dict.ALL_V3_ENVIRONMENTS[TASK](reward_function_version=env["reward"])
-        self._seen: np.ndarray
+        self._arm = metaworld.Arm(metaworld.REACH)
 
     def reset(self, puck: np.ndarray, goal: np.ndarray) -> None:
         """Start with puck and goal [3]."""
-        what = {"env_cls": type(self._env), "rand_vec": np.append(puck, goal), "partially_observable": self._hidden}
-        self._env.set_task(self._task_type(env_name=TASK, data=pickle.dumps(what)))
-        self._seen = self._env.reset()[0]
+        self._arm.reset(np.append(puck, goal))
 
     def observe(self) -> np.ndarray:
         """[39]"""
-        return self._seen
+        return self._arm.observation
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
         """Reward and success of an action float32[4]."""
-        self._seen, reward, _, _, info = self._env.step(action)
-        return float(reward), bool(info["success"])
+        _, reward, success = self._arm.step(action)
+        return reward, success
 
 
 class Episodes:
@@ -94,9 +88,11 @@ class Episodes:
         self.arm: OracleArm | RealArm
         self.notes: Sequence[str] = ()
         try:
-            self.arm = RealArm(env)
-        except UsageError as missing:
+            metaworld.packages()
+        except ValueError as missing:
             self.arm, self.notes = OracleArm(env), (f"baseline is the NumPy oracle: {missing}",)
+        else:
+            self.arm = RealArm(env)
         self._rng, self._horizon = rng, env["horizon"]
         self._pool = goals.pool(env["pool_seed"]) if env["goals"] == "pool" else None
         self.reset()
