@@ -128,7 +128,7 @@ def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Ar
     """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
-        return lambda params, memory, state, timestep, keys, t: (script(), memory)
+        return lambda params, memory, state, timestep, keys, t: (jnp.asarray(script()), memory)
     algo = subject.algo
     policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
 
