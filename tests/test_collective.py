@@ -317,7 +317,9 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), algo._windows(state.split, index))
     codes = np.asarray(algo.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
-    np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-5)
+    np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-4)
+    before = studied["states"]["transformer"][0].split.answer["code"]
+    assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
 
 
 def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
