@@ -280,8 +280,9 @@ def test_a_lengthened_run_goes_on_and_its_schedules_do_not_move(tmp_path: Path) 
     assert (settings["total_env_steps"], settings["schedule_env_steps"]) == (1920, 1280)
     whole = run(f"{base} --total_env_steps 1920 --schedule_env_steps 1280", tmp_path / "long")
     assert outcome(directory) == outcome(whole)
-    resume(directory, "--total_env_steps 640")  # less than was done
+    assert train.main(["--resume", str(directory), "--total_env_steps", "640"]) == 2  # less than was done
     assert outcome(directory) == outcome(whole)
+    assert yaml.safe_load((directory / "config.yaml").read_text())["total_env_steps"] == 1920
 
 
 def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import functools
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.rules import START_LENGTH
 
-_MOST_TRIED = 50_000  # draws of the first snakes that are looked through
+_MOST_TRIED = 1_000_000  # draws of the first snakes that are looked through
 _MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
 
 
