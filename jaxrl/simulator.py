@@ -124,7 +124,7 @@ def jax_world(subject: Subject, lanes: int) -> World:
 # Playing
 
 
-def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Array, Any]]:
+def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Any, Any]]:
     """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
