@@ -49,7 +49,8 @@ def read_plan(path: Path) -> dict[str, Any]:
     if not (isinstance(asked["variants"], dict) and all(isinstance(text, str) for text in flags)):
         raise UsageError(f"{path}: preset, train, evaluate and every variant must be text (flags), variants a mapping")
     try:
-        [shlex.split(text) for text in flags]
+        for text in flags:
+            shlex.split(text)
     except ValueError as error:
         raise UsageError(f"{path}: flags cannot be split into words ({error}): close the quote") from None
     shown = asked["show"].values() if isinstance(asked["show"], dict) else [None]
