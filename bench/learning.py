@@ -7,6 +7,7 @@ Reads what each run wrote: the curve of its selection episodes (metrics.jsonl) a
 import argparse
 import json
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from bench import measure
 from jaxrl.config import Parser, exit_on_error
-from jaxrl.errors import UserError
+from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluate import FILE
 from jaxrl.files import write_atomically
 from jaxrl.report.writer import read_metrics
@@ -73,6 +74,11 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
+def steps_to(curve: Sequence[dict[str, Any]], score: float) -> int | None:
+    """Environment steps at the first selection that scored so much, None if none did."""
+    return next((point["env_steps"] for point in curve if point["score"] >= score), None)
+
+
 def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Of games between teams: {"policy against player": [{metric: {"mean", "error", ...}} of each run]}."""
     scores: dict[str, list[dict[str, Any]]] = {}
@@ -118,8 +124,16 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("runs", nargs="+", metavar="RUN", help="run directories of one configuration, other seeds")
     flags.add_argument("--name", required=True, help="what the figure is called")
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
+    flags.add_argument("--reach", type=float, metavar="SCORE", help="also say how many environment steps led there")
     asked = flags.parse_args(list(argv))
+    if asked.reach is not None and not math.isfinite(asked.reach):
+        raise UsageError(f"--reach must be a finite score, not {asked.reach}")
     result = summary([read(run) for run in asked.runs], asked.name) | {"note": asked.note}
+    if asked.reach is not None:
+        steps = [steps_to(curve, asked.reach) for curve in result["curves"]]
+        median = statistics.median(math.inf if step is None else step for step in steps)
+        result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
+        print(f"{result['metric']} {asked.reach:g} first after {steps} environment steps, median {median:g}")
     stem: Path = measure.RESULTS / f"learning_{asked.name}"
     measure.RESULTS.mkdir(exist_ok=True)
     write_atomically(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")

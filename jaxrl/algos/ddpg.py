@@ -269,11 +269,11 @@ class Ddpg(OffPolicy):
     # Pieces
 
     def update(
-        self, params: DdpgParameters, batch: dict[str, Array], number: Array | None = None
+        self, params: DdpgParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[DdpgParameters, dict[str, Array], Array | None]:
         """Critic, then actor, each with its target."""
         del number
-        critic, metrics, error = self._critic_step(params, batch)
+        critic, metrics, error = self._critic_step(params, batch, rates)
         improved = self.tree("critic", critic["critic"])
 
         def of_actor(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
@@ -281,7 +281,7 @@ class Ddpg(OffPolicy):
 
         gradient, (loss, means) = self.layout.gradient(of_actor, params.actor, batch)
         actor, target_actor, actor_optimiser, norm = self.layout.alone(self._step)(
-            gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr)
+            gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
         )
         metrics |= {"actor_loss": loss, "actor_grad_norm": norm, **means}
         new = DdpgParameters(actor, target_actor=target_actor, actor_optimiser=actor_optimiser, **critic)

@@ -51,6 +51,7 @@ class OffPolicy(Algorithm):
     tau: float = setting(0.005, "share of the online networks in each soft update of the targets")
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)")
     critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)")
+    lr_final: float = setting(1.0, "learning rates fall linearly to this share of themselves at the run's total")
     adam_epsilon: float = setting(1e-8, "Adam's epsilon")
     max_grad_norm: float = setting(0.0, "clip gradients of each network to this global norm; 0 = never")
     critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)")
@@ -73,7 +74,7 @@ class OffPolicy(Algorithm):
         self._check(("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"), at_least=1)
         self._check(("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step"), above=0)
         self._check(("max_grad_norm", "warmup", "buffer_gb", "priority_alpha"))
-        self._check(("gamma", "tau", "priority_beta"), at_most=1)
+        self._check(("gamma", "tau", "priority_beta", "lr_final"), at_most=1)
         if self.updates < 1:
             raise ValueError(
                 f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
@@ -328,6 +329,10 @@ class OffPolicy(Algorithm):
         layout = self.layout
         beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
+        rates = jnp.float32(1)
+        if self.lr_final < 1:
+            rates = layout.alone(lambda p: 1 - (1 - self.lr_final) * p.fraction)(progress)
+
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
@@ -340,7 +345,7 @@ class OffPolicy(Algorithm):
             noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
-            params, metrics, error = self.update(params, self._prepared(batch, env_steps), number)
+            params, metrics, error = self.update(params, self._prepared(batch, env_steps), number, rates)
             if self.prioritised:
 
                 def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
@@ -394,7 +399,7 @@ class OffPolicy(Algorithm):
         return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
 
     def update(
-        self, params: Any, batch: dict[str, Array], number: Array | None = None
+        self, params: Any, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[Any, dict[str, Array], Array | None]:
         """One update on a batch with leaves [S, m, ...] (`_gather`, "weight", and "noise" where there is some).
 
@@ -402,6 +407,7 @@ class OffPolicy(Algorithm):
             params: `AlgoState.replicated`, packed.
             batch: of this device.
             number: uint32[], see `_numbers`.
+            rates: float32[], share of the learning rates.
 
         Returns:
             parameters, packed; metrics float32[] by `metric_names`; error float32[S, m] of the critic before its step,
@@ -409,7 +415,9 @@ class OffPolicy(Algorithm):
         """
         raise NotImplementedError("an off-policy algorithm needs update(params, batch, number)")
 
-    def _critic_step(self, params: Any, batch: dict[str, Array]) -> tuple[Any, dict[str, Array], Array | None]:
+    def _critic_step(
+        self, params: Any, batch: dict[str, Array], rates: Array | float
+    ) -> tuple[Any, dict[str, Array], Array | None]:
         """One step of the critics and of their targets, which the packed `params` have as `critic`, `target_critic`.
 
         Returns:
@@ -425,14 +433,14 @@ class OffPolicy(Algorithm):
 
         gradient, (loss, means) = layout.gradient(of_critic, params.critic, batch)
         critic, target, optimiser, norm = layout.alone(self._step)(
-            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr)
+            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr) * rates
         )
         target_mean = layout.average(batch["target"].reshape(*batch["weight"].shape[:1], -1))
         metrics = {"critic_loss": loss, "critic_grad_norm": norm, "target_mean": target_mean, **means}
         return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
 
     def _step(
-        self, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array
+        self, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
         """One clipped Adam step [P] and the target's, if any: parameters, target, optimiser, norm before clipping."""
         params, state = optimise.descend(self._optimiser, gradient, params, state, rate)

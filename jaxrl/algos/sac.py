@@ -272,27 +272,27 @@ class Sac(OffPolicy):
         return optimise.adam(self.adam_epsilon)
 
     def update(
-        self, params: SacParameters, batch: dict[str, Array], number: Array | None = None
+        self, params: SacParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[SacParameters, dict[str, Array], Array | None]:
         """Critics; actor and temperatures by one fresh sample, where `number` is due; targets, where it is."""
         number = jnp.uint32(0) if number is None else number
-        critic, metrics, error = self._critic_step(params, batch)
+        critic, metrics, error = self._critic_step(params, batch, rates)
         if self.target_freq > 1:
             due = number % self.target_freq == 0
             critic["target_critic"] = jnp.where(due, critic["target_critic"], params.target_critic)
         params = dataclasses.replace(params, **critic)
         if self.actor_freq > 1:
             params = jax.lax.cond(
-                number % self.actor_freq == 0, lambda: self._actor_step(params, batch), lambda: params
+                number % self.actor_freq == 0, lambda: self._actor_step(params, batch, rates), lambda: params
             )
         else:
-            params = self._actor_step(params, batch)
+            params = self._actor_step(params, batch, rates)
         loss, limit = metrics["critic_loss"], self.critic_loss_limit or math.inf
         metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at what is not finite
         metrics["alpha"] = self.layout.alone(lambda x: jnp.exp(x).mean())(params.log_alpha)
         return params, metrics | params.shown, error
 
-    def _actor_step(self, params: SacParameters, batch: dict[str, Array]) -> SacParameters:
+    def _actor_step(self, params: SacParameters, batch: dict[str, Array], rates: Array | float) -> SacParameters:
         """One step of actor and temperatures against the critics in the packed `params`."""
         critic = self.tree("critic", params.critic)
 
@@ -311,16 +311,19 @@ class Sac(OffPolicy):
         learned = {"actor": params.actor, "log_alpha": params.log_alpha}
         gradient, (_, means) = self.layout.gradient(losses, learned, batch)
 
-        def step(params: SacParameters, gradient: Any) -> Any:
+        def step(params: SacParameters, gradient: Any, rates: Array) -> Any:
             actor, _, actor_optimiser, norm = self._step(
-                gradient["actor"], params.actor, None, params.actor_optimiser, jnp.float32(self.actor_lr)
+                gradient["actor"], params.actor, None, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
             )
             log_alpha, alpha_optimiser = optimise.descend(
-                self._alpha_optimiser, gradient["log_alpha"], params.log_alpha, params.alpha_optimiser, self.alpha_lr
-            )
+                self._alpha_optimiser, gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
+                self.alpha_lr * rates,
+            )  # fmt: skip
             return actor, actor_optimiser, log_alpha, alpha_optimiser, norm
 
-        actor, actor_optimiser, log_alpha, alpha_optimiser, norm = self.layout.alone(step)(params, gradient)
+        actor, actor_optimiser, log_alpha, alpha_optimiser, norm = self.layout.alone(step)(
+            params, gradient, jnp.float32(rates)
+        )
         return dataclasses.replace(
             params,
             actor=actor,
