@@ -55,7 +55,8 @@ def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed:
         raise UserError("the run holds no training windows or no held-out ones: collect more episodes")
 
     def accuracy(chosen: np.ndarray) -> float:
-        arrays = (jnp.asarray(x) for x in (known, known_task, asked[chosen], task[chosen]))
+        weights = (np.ones(len(known)), np.ones(int(chosen.sum())))
+        arrays = (jnp.asarray(x) for x in (known, known_task, asked[chosen], task[chosen], *weights))
         return round(float(neighbour_accuracy(*arrays)), 4)
 
     places, shares = principal(asked)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from envs_jax import base as environments
 from envs_jax.base import Array, closest
 from jaxrl import distributions, labelled, simulator
 from jaxrl.algos.sac import Sac, soft_value
@@ -45,7 +46,8 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
     Args:
         algo: with one agent.
         weights: see `Sac.weights`.
-        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N]; none of them ends for good.
+        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (whose temperature counts); none
+            of them ends for good.
         key: of the actions drawn.
     """
     mean, log_std = algo.gaussian(weights["actor"], step["observation"][:, None])
@@ -74,6 +76,8 @@ def collect(
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
+    tasks, learned = simulator.reach_of(subject).reach.tasks, _tasks_of_run(subject)
+    trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     played = []
     for first, name in enumerate(names):
@@ -86,15 +90,21 @@ def collect(
         seen = {"observation": own.observation[row, :-1], "next_observation": own.observation[row, 1:]}
         step = seen | {"reward": own.reward[row], "task": np.full(rows, own.task[row])}
         key = jax.random.fold_in(jax.random.key(seed), _STREAM + number)
-        labels = jax.device_get(label(weights, step, key))
+        labels = jax.device_get(label(weights, step | {"task": trained[step["task"]]}, key))
         mu = {"mu": own.advice[row]} if advised else {}
         parts.append(step | {"step": np.arange(rows, dtype=np.int32), "action": own.action[row]} | labels | mu)
     fields = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
-    names_of_tasks = tuple(one.name for one in simulator.reach_of(subject).reach.tasks)
+    names_of_tasks = tuple(one.name for one in tasks)
     if world.task is not None:
         names_of_tasks, fields["task"] = (world.task,), np.zeros_like(fields["task"])
     never = np.zeros(len(fields["step"]), bool)  # episodes end by time alone
     return LabelledSet(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
+
+
+def _tasks_of_run(subject: Subject) -> tuple[str, ...]:
+    """Names of the tasks that the run was trained on."""
+    assert subject.config is not None
+    return environments.make(subject.config.env, **subject.config.env_settings).spec.task_names
 
 
 # The verb
@@ -153,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
         wanted.check_policy(name)
     check_writable(Path(flags.out))
     weights = load_policy(flags.run, best=not flags.last).weights
-    world = simulator.real_world(wanted, task, lanes) if flags.simulator else simulator.jax_world(wanted, lanes)
+    world = simulator.world_of(flags.simulator, wanted, task, lanes)
     made = collect(wanted, weights, world, names, episodes, seed, flags.expert)
     labelled.write(flags.out, made)
     print(

@@ -9,7 +9,8 @@ Where two teams play, policies meet every scripted player of the other team, in 
 count. python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets runs and scripted players all meet each other
 and rates them.
 
-python -m jaxrl.evaluate RUN --simulator metaworld plays a run of reach in real Meta-World.
+python -m jaxrl.evaluate RUN --simulator metaworld plays a run of reach in real Meta-World; --simulator jax plays the
+same episodes here.
 """
 
 import argparse
@@ -467,7 +468,8 @@ def main(argv: Sequence[str]) -> int:
     world = None
     if flags.simulator:
         episodes = episodes or simulator.EPISODES
-        world = simulator.real_world(wanted, task, min(chunk or simulator.ARMS, episodes))
+        usual_lanes = simulator.ARMS if flags.simulator == "metaworld" else episodes
+        world = simulator.world_of(flags.simulator, wanted, task, min(chunk or usual_lanes, episodes))
     if contest:
         report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])

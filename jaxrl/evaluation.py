@@ -122,8 +122,9 @@ def versus(first: Policy, rivals: Sequence[Rival]) -> Policy:
 class Evaluator:
     """Flies `episodes` episodes of one policy, compiled once per policy.
 
-    Episode i starts from the same state whatever the policy, and never from one that training sees: its
-    randomness comes from a stream of its own (`stream` tells held-out sets from each other).
+    Episode i starts from the same state whatever the policy, and from one that training does not see unless the
+    environment draws from a list: its randomness comes from a stream of its own (`stream` tells held-out sets from
+    each other).
 
     Attributes:
         env: the batched environment.

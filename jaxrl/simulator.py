@@ -18,13 +18,13 @@ from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
 from jaxrl.config import usage_errors
 from jaxrl.errors import UsageError
-from jaxrl.evaluation import held_out_key, learned, scripted, values
+from jaxrl.evaluation import by_task, held_out_key, learned, scripted, values
 from jaxrl.subject import LEARNED, Subject
 from jaxrl.trainer import key_of_env
 
-SIMULATORS = ("metaworld",)
+SIMULATORS = ("metaworld", "jax")
 EPISODES = 100
-ARMS = 8  # side by side; more of them hardly save time
+ARMS = 8  # of Meta-World side by side; more of them hardly save time
 
 
 class World(NamedTuple):
@@ -75,9 +75,10 @@ class Played:
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """The flag of verbs that can play in a simulator."""
-    parser.add_argument("--simulator", metavar="NAME", help=f"play in {' or '.join(SIMULATORS)} (extra 'real'), the "
-                        "goals of the run's pool in order; --task may then name one of the simulator's own, such as "
-                        "drawer-close-v3, which pays and judges by itself")  # fmt: skip
+    parser.add_argument("--simulator", metavar="NAME", help="play the goals of the run's pool in order: in "
+                        "metaworld (extra 'real'), where --task may also name one of the simulator's own, such as "
+                        "drawer-close-v3, which pays and judges by itself; or in jax, the same episodes in the run's "
+                        "environment")  # fmt: skip
 
 
 def own_task(flags: argparse.Namespace) -> str | None:
@@ -92,7 +93,8 @@ def own_task(flags: argparse.Namespace) -> str | None:
         raise UsageError(f"unknown simulator '{flags.simulator}': {closest(flags.simulator, SIMULATORS)}")
     task = getattr(flags, "task", None)
     names = [name.strip() for name in task.split(",")] if task else []
-    return None if all(name in (*tasks.TASKS, tasks.ALL) for name in names) else task
+    own = flags.simulator == "metaworld" and not all(name in (*tasks.TASKS, tasks.ALL) for name in names)
+    return task if own else None
 
 
 def reach_of(subject: Subject) -> ReachBatch:
@@ -119,6 +121,11 @@ def jax_world(subject: Subject, lanes: int) -> World:
     """The subject's environment itself. Raises UsageError unless it is reach."""
     env = reach_of(subject)
     return World(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None)
+
+
+def world_of(name: str | None, subject: Subject, task: str | None, lanes: int) -> World:
+    """The world that --simulator names; None is "jax". Raises UsageError."""
+    return real_world(subject, task, lanes) if name == "metaworld" else jax_world(subject, lanes)
 
 
 # Playing
@@ -199,4 +206,6 @@ def fly(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """As `jaxrl.evaluate.fly`, with the first `episodes` of the world's list."""
     for name in names:
-        yield name, play(subject, world, name, range(episodes), seed).curves
+        played = play(subject, world, name, range(episodes), seed)
+        task = {"task": played.task[None]} if world.spec.num_tasks > 1 else {}
+        yield name, by_task(world.spec, played.curves | task)

@@ -39,7 +39,7 @@ class Window:
 def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Array:
     """Sum over states, actions and rewards of the mean squared error of all masked tokens, float32[].
 
-    predicted, target: leaves [N, tokens, numbers]; masked: leaves bool[N, tokens], each with a True.
+    predicted, target: leaves [N, tokens, numbers]; masked: leaves bool[N, tokens].
     """
 
     def error(predicted: Array, target: Array, masked: Array) -> Array:
@@ -50,12 +50,13 @@ def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Ar
     return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(error, predicted, target, masked))))
 
 
-def contrastive_loss(first: Array, second: Array, task: Array, temperature: float = 0.15) -> Array:
+def contrastive_loss(first: Array, second: Array, task: Array, weight: Array, temperature: float = 0.15) -> Array:
     """Cross entropy of telling which second view belongs to a first one, among windows of other tasks, float32[].
 
     Args:
         first, second: float32[N, c], codes of two views of each window; their lengths do not matter.
         task: int32[N]; other windows of the same task are no negatives.
+        weight: float32[N], 0 for windows that are none, else 1.
         temperature: what cosines are divided by.
 
     References:
@@ -63,9 +64,10 @@ def contrastive_loss(first: Array, second: Array, task: Array, temperature: floa
     """
     first, second = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (first, second))
     logits = first @ second.T / temperature
-    same = task[:, None] == task[None, :]
-    logits = jnp.where(same & ~jnp.eye(len(task), dtype=bool), -jnp.inf, logits)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - jnp.diagonal(logits))
+    no_negative = (task[:, None] == task[None, :]) | (weight[None, :] == 0)
+    logits = jnp.where(no_negative & ~jnp.eye(len(task), dtype=bool), -jnp.inf, logits)
+    errors = jax.nn.logsumexp(logits, axis=-1) - jnp.diagonal(logits)
+    return jnp.sum(weight * errors) / jnp.maximum(weight.sum(), 1.0)
 
 
 def mask_tokens(

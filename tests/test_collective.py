@@ -146,14 +146,25 @@ def test_contrast_by_hand() -> None:
         -math.log(cosines[2, 2] / cosines[2].sum()),
     ]
     codes = jnp.asarray(first, jnp.float32), jnp.asarray(second, jnp.float32)
-    assert float(transformer.contrastive_loss(*codes, jnp.array([4, 4, 1]))) == pytest.approx(np.mean(rows), rel=1e-4)
-    assert float(transformer.contrastive_loss(*codes, jnp.array([2, 2, 2]))) == pytest.approx(0.0, abs=1e-6)
+    loss = lambda tasks, weight: float(transformer.contrastive_loss(*codes, jnp.array(tasks), jnp.array(weight)))  # noqa: E731
+    assert loss([4, 4, 1], [1.0, 1.0, 1.0]) == pytest.approx(np.mean(rows), rel=1e-4)
+    assert loss([2, 2, 2], [1.0, 1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
+    alone = (
+        -math.log(cosines[0, 0] / (cosines[0, 0] + cosines[0, 2])),
+        -math.log(cosines[2, 2] / (cosines[2, 2] + cosines[2, 0])),
+    )
+    assert loss([4, 4, 1], [1.0, 0.0, 1.0]) == pytest.approx(np.mean(alone), rel=1e-4)  # the second is no window
 
 
 def test_neighbours_by_hand() -> None:
     known, task = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([0, 1])
     asked = jnp.array([[5.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-    assert float(collective.neighbour_accuracy(known, task, asked, jnp.array([0, 1, 0]))) == pytest.approx(2 / 3)
+    accuracy = lambda *weights: float(  # noqa: E731
+        collective.neighbour_accuracy(known, task, asked, jnp.array([0, 1, 0]), *map(jnp.array, weights))
+    )
+    assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
+    assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
+    assert accuracy([1.0, 0.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)  # all are nearest to the first: 0, 1, 0
 
 
 # ---------------------------------------------------------------- windows

@@ -5,8 +5,14 @@ the learner is taught on states of its own (DAgger, Ross et al. 2011, arXiv 1011
 of the last steps (`jaxrl.trajectory_transformer`); actor and critics of code and state are then fitted to the labels.
 Stages, losses and sizes are those of the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), but that
-value labels mean Q of the step itself, and codes are computed once when the transformer is frozen instead of at every
-update. Labelled sets from elsewhere may take the place of workers, or stand beside what theirs collect. Losses on top,
+
+* value labels mean Q of the step itself, by the workers' critics instead of their targets;
+* one learner acts in all tasks and becomes the final actor, where the original has a temporary one for each task;
+* the transformer learns from the same labelled set as the actor, not from a set of the workers' training;
+* tasks and goals are drawn instead of taken in order;
+* codes are computed once when the transformer is frozen instead of at every update.
+
+Labelled sets from elsewhere may take the place of workers, or stand beside what theirs collect. Losses on top,
 the algorithm below.
 """
 
@@ -549,11 +555,12 @@ class Collective(Algorithm):
         return replay.write(ring, seen, trajectory.extras | labels, reward, end)
 
     def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Its episodes dealt out to the environments, arrays [labelled_rows + 1, B, ...].
+        """Its episodes dealt out to environments, one logical shard after another, arrays [labelled_rows + 1, B, ...].
 
         Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
         """
         rows, envs, filled = self.labelled_rows + 1, self.layout.num_envs, np.zeros(self.layout.num_envs, int)
+        turns = np.arange(envs).reshape(self.layout.shards, -1).T.ravel()  # first environments of all shards come first
         numbers = np.array([self.tasks.index(name) for name in recording["task_names"]])[recording["task"]]
         names = ("observation", "action", "mu", "log_std", "value", "step")
         made = {name: np.zeros((rows, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
@@ -562,7 +569,7 @@ class Collective(Algorithm):
         made["truncated"] = np.ones((rows, envs), bool)
         counts, begin = dict.fromkeys(range(len(self.tasks)), 0), 0
         for length in _lengths(recording["step"]):
-            own, env, task = slice(begin, begin + length), int(np.argmin(filled)), int(numbers[begin])
+            own, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(numbers[begin])
             place, end = slice(filled[env], filled[env] + length), filled[env] + length
             for name in names:
                 made[name][place, env] = recording[name][own]
@@ -754,10 +761,10 @@ class Collective(Algorithm):
 
         def batch(key: Array, sums: Array) -> dict[str, Any]:
             key_rows, key_noise = jax.random.split(key)
-            index, _ = self._draw(key_rows, sums, self.transformer_batch)
+            index, weight = self._draw(key_rows, sums, self.transformer_batch)
             keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
             task = jax.vmap(_at)(ring.seen["task"], index)
-            return {"window": self._windows(ring, index), "task": task, "key": keys}
+            return {"window": self._windows(ring, index), "task": task, "key": keys, "weight": weight}
 
         def loss(encoder: Any, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
             return self.encoder_loss(encoder, sample, True)
@@ -767,7 +774,9 @@ class Collective(Algorithm):
             windows = jax.tree.map(lambda *x: jnp.concatenate(x), sample["known"], sample["window"])
             known, asked = jnp.split(self.codes(encoder, windows), 2)
             return loss, parts | {
-                "code_accuracy": neighbour_accuracy(known, sample["known_task"], asked, sample["task"])
+                "code_accuracy": neighbour_accuracy(
+                    known, sample["known_task"], asked, sample["task"], sample["known_weight"], sample["weight"]
+                )
             }
 
         key_known, key_held_out, key = jax.random.split(key, 3)
@@ -775,13 +784,15 @@ class Collective(Algorithm):
             layout, params, "encoder", loss, lambda key: batch(key, training), jax.random.split(key, updates)
         )
         known, asked = batch(key_known, training), batch(key_held_out, checking)
-        _, (_, parts) = layout.gradient(
-            check, params.encoder, asked | {"known": known["window"], "known_task": known["task"]}
-        )
+        known = {"known": known["window"], "known_task": known["task"], "known_weight": known["weight"]}
+        _, (_, parts) = layout.gradient(check, params.encoder, asked | known)
         return params, metrics | {f"held_out_{name}": value for name, value in parts.items()}
 
     def encoder_loss(self, encoder: Any, sample: dict[str, Any], training: bool) -> tuple[Array, dict[str, Array]]:
-        """Reconstruction of two masked views and InfoNCE between their codes, of {"window", "task", "key"} [N, ...]."""
+        """Reconstruction of two masked views and InfoNCE between their codes.
+
+        sample: {"window", "task", "key", "weight"} [N, ...]; a weight of 0 stands for no window at all.
+        """
 
         def view(key: Array, window: Window) -> tuple[Array, Window, Window]:
             key_mask, key_dropout = jax.random.split(key)
@@ -793,11 +804,12 @@ class Collective(Algorithm):
         def masked_view(number: Array) -> tuple[Array, Array]:
             keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(sample["key"])
             code, predicted, masked = jax.vmap(view)(keys, sample["window"])
+            masked = jax.tree.map(lambda hit: hit & (sample["weight"] > 0)[:, None], masked)
             return code, transformer.reconstruction_loss(predicted, sample["window"], masked)
 
         codes, errors = jax.vmap(masked_view)(jnp.arange(2))
         error = errors.sum()
-        contrast = transformer.contrastive_loss(codes[0], codes[1], sample["task"], self.temperature)
+        contrast = transformer.contrastive_loss(codes[0], codes[1], sample["task"], sample["weight"], self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
     def _encode(self, params: Any, ring: Replay) -> tuple[Any, Replay]:
@@ -815,11 +827,16 @@ class Collective(Algorithm):
         return dataclasses.replace(params, coded=params.coded + self._coded_rows), ring
 
 
-def neighbour_accuracy(known: Array, known_task: Array, asked: Array, task: Array) -> Array:
-    """Share of codes float32[N, c] whose nearest known code float32[M, c] (by cosine) is of their task int32[N]."""
+def neighbour_accuracy(
+    known: Array, known_task: Array, asked: Array, task: Array, known_weight: Array, weight: Array
+) -> Array:
+    """Share of codes float32[N, c] whose nearest known code float32[M, c] (by cosine) is of their task int32[N].
+
+    Codes with a weight of 0 stand for nothing.
+    """
     known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
-    nearest = jnp.argmax(asked @ known.T, axis=-1)
-    return jnp.mean((known_task[nearest] == task).astype(jnp.float32))
+    nearest = jnp.argmax(jnp.where(known_weight > 0, asked @ known.T, -jnp.inf), axis=-1)
+    return jnp.sum(weight * (known_task[nearest] == task)) / jnp.maximum(weight.sum(), 1.0)
 
 
 def _ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -> list[Source]:

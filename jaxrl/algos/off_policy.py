@@ -363,10 +363,10 @@ class OffPolicy(Algorithm):
     def _numbers(self, progress: Progress, phase: Phase) -> Array:
         """uint32[updates], what schedules count updates by: from 1, modulo 2^32.
 
-        All updates of a phase without steps count as its last one.
+        All updates of a phase without steps count as 0, at which every schedule is due.
         """
         if phase.steps == 0:
-            return jnp.full(phase.updates, phase.updates * (phase.iterations or 0), jnp.uint32)
+            return jnp.zeros(phase.updates, jnp.uint32)
         return progress.updates[1] + jnp.arange(1, phase.updates + 1, dtype=jnp.uint32)
 
     def _store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:

@@ -81,7 +81,7 @@ class Sac(OffPolicy):
     init_steps: int = setting(
         0,
         "environment steps (all environments together) with random actions, and then at once as many updates as come "
-        "with so many steps, which schedules count as one",
+        "with so many steps, in each of which every schedule is due",
     )
     critic_loss_limit: float = setting(1e8, "a critic loss above it counts as infinite, which ends the run; 0 = never")
     initialiser: Literal["torch", "he", "xavier"] = setting(

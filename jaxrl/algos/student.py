@@ -61,8 +61,9 @@ class Student(Sac):
     help_until: int = setting(100_000, "environment step from which on the teacher is not asked any more")
     help_deviation: float = setting(0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)")
     imitation_episodes: int = setting(
-        0, "episodes that the teacher plays before all else (at least one in each environment; they count as no steps "
-        "of these schedules), to which the policy is fitted; 0 = none"
+        0, "episodes that the teacher plays before all else (at least one in each environment), to which the policy is "
+        "fitted; their steps count in the total, not in help_constant and help_until, and stay in the replay; "
+        "0 = none"
     )  # fmt: skip
     imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes")
     imitation_batch: int = setting(32, "stored steps of each")
