@@ -258,6 +258,13 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     )
 
 
+def from_row(rows: Array, index: Array, steps: int) -> Array:
+    """[m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...] from index int32[m] on, that one included."""
+    size, envs = rows.shape[:2]
+    places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
+    return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
+
+
 def set_priorities(marks: Marks, index: Array, error: Array, weight: Array, alpha: float) -> Marks:
     """Priorities of ONE shard after an update: (|error| + 1e-6)^alpha where weight > 0.
 

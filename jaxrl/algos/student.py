@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from jaxrl import replay
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
 from jaxrl.algos.collective import Collective, distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
+from jaxrl.replay import Replay
 
 # Layout letters besides T, B, A, S: N samples, n numbers of an action.
 
@@ -82,8 +84,6 @@ class Student(Sac):
                     "with --help_weight 0 and no imitation_episodes"
                 )
             return
-        if self.n_step != 1:
-            raise ValueError(f"the teacher's help is for single steps: n_step must be 1, not {self.n_step}")
         if not self.init_steps + self.help_constant < self.help_until < 2**24:
             raise ValueError(
                 f"help_until must lie above init_steps + help_constant ({self.init_steps + self.help_constant:,}) and "
@@ -159,20 +159,27 @@ class Student(Sac):
         action = super()._answers(trajectory)
         return action if self.teacher is None else {"action": action, **trajectory.extras}
 
+    def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
+        """With a teacher "rho" [S, m, n_step, A], too: of every action that the window's rewards are paid for."""
+        batch = super()._gather(ring, index)
+        if self.teacher is None:
+            return batch
+        of_shard = lambda rows, index: replay.from_row(rows, index, self.n_step)  # noqa: E731
+        return batch | {"rho": jax.vmap(of_shard)(ring.answer["rho"], index)}
+
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
-        """The help becomes part of the reward."""
+        """The help becomes part of the rewards."""
         if self.teacher is None:
             return batch
         first = self._steps_before + self.init_steps + self.help_constant
         step = self.layout.alone(
             lambda steps: self.help_weight * share_of_help(steps, first, self._steps_before + self.help_until)
         )
-        weight, answer = step(env_steps), batch["answer"]
+        weight = step(env_steps)
         paid = self.layout.apply(
-            lambda sample: sample["reward"] + weight * sample["rho"][:, None],
-            {"reward": batch["reward"], "rho": answer["rho"]},
+            lambda sample: sample["reward"] + weight * sample["rho"], {name: batch[name] for name in ("reward", "rho")}
         )
-        return batch | {"answer": answer["action"], "reward": paid}
+        return batch | {"answer": batch["answer"]["action"], "reward": paid}
 
     # Protocol
 
