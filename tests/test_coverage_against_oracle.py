@@ -75,7 +75,7 @@ def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, n
     np.testing.assert_allclose(timestep.metrics["f1"], expected["f1"], atol=1.0 / max(1, mission.truth.sum()))
 
 
-FEW = {"max_examples": 12, "phases": [Phase.generate]}  # a failing case compiles anew at every attempt to shrink it
+FEW = {"max_examples": 8, "phases": [Phase.generate]}  # a failing case compiles anew at every attempt to shrink it
 
 
 @pytest.mark.parametrize("engine", ["dense", "windows"])

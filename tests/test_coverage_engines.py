@@ -25,7 +25,7 @@ def missions(engine: str, **settings) -> list:
     return seen
 
 
-@pytest.mark.parametrize("dtype", ["int16", "float32"])
+@pytest.mark.parametrize("dtype", ["int16", pytest.param("float32", marks=pytest.mark.long)])
 def test_windows_agree_with_dense(dtype: str) -> None:
     settings = {"q": 11, "num_agents": 3, "budget": 8, "belief_dtype": dtype}
     for (dense, expected), (windows, found) in zip(

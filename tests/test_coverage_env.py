@@ -23,7 +23,10 @@ def make(**settings):
     [
         {},
         {"num_agents": 1, "num_actions": 27, "belief_dtype": "float32", "terrain": "field", "prior": 0.3},
-        {"num_agents": 6, "num_actions": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+        pytest.param(
+            {"num_agents": 6, "num_actions": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+            marks=pytest.mark.long,
+        ),
         {"start": "original", "reward_timing": "original", "map_engine": "windows"},
     ],
 )

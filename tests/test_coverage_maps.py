@@ -23,7 +23,10 @@ def number(pair):
     [
         {"q": 5},
         {"q": 4, "num_agents": 2, "belief_dtype": "float32", "prior": 0.4, "communication_range": 100.0},
-        {"q": 5, "num_agents": 3, "terrain": "field", "class_weights": (0.25, 2.0), "communication_range": 0.0},
+        pytest.param(
+            {"q": 5, "num_agents": 3, "terrain": "field", "class_weights": (0.25, 2.0), "communication_range": 0.0},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_engines_agree(settings):

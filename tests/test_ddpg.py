@@ -326,7 +326,7 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
         ("expected", {}, 3.1),
         ("gumbel", {"critics": 1}, 3.1),
         ("published", MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
-        ("prioritised", {}, 3.1),
+        pytest.param("prioritised", {}, 3.1, marks=pytest.mark.long),
     ],
 )
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:

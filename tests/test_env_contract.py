@@ -70,11 +70,13 @@ def test_the_corridor_keeps_the_contract(settings: dict[str, int]) -> None:
 
 
 def registered_cases() -> Iterator[Any]:
-    """The first settings of each environment always, the others among the slow tests."""
+    """The first settings of each environment always, the second among the slow tests, others among the long ones."""
     for name in envs_jax.registered():
         for number, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=[pytest.mark.slow] if number else [])
+            yield pytest.param(
+                name, settings, id=label, marks=[[], [pytest.mark.slow], [pytest.mark.long]][min(number, 2)]
+            )
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))

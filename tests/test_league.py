@@ -109,6 +109,7 @@ def by_hand(first: Subject, second: Subject, games: int, seed: int) -> dict[str,
     return {name: np.asarray(value) for name, value in steps[0].metrics.items()}
 
 
+@pytest.mark.long
 def test_runs_meet_each_with_its_own_eyes(two):
     found = league.league(two, ["random", "level2"])
     assert found.players == ("ddpg/1", "ddpg/2", "random", "level2")

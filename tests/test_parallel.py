@@ -75,7 +75,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(algo: type[Al
     assert digests(train(trainer, (2, 3))) == exact_on_one_device(algo)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exact_coverage_has_the_same_bits_on_one_and_eight_devices() -> None:
     env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
     settings = COMA | {"data_passes": 1}
