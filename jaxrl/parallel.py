@@ -182,6 +182,17 @@ class Layout:
         """`function` of replicated values, kept bit for bit the same on any number of devices if `exact`."""
         return isolated(function) if self.exact else function
 
+    def together(self, samples: Any) -> tuple[Any, Array | int]:
+        """Samples [n, ...] of all devices inside a loss of `gradient`, [n devices, ...], and where this one's begin.
+
+        With `exact` a logical shard remains alone.
+        """
+        if self.exact or self.devices == 1:
+            return samples, 0
+        number = jax.tree.leaves(samples)[0].shape[0]
+        every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
+        return every, jax.lax.axis_index(AXIS) * number
+
     def over_envs(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
         """`function` of this device's environments, which lie along `axis` of all its arguments and results.
 

@@ -50,24 +50,34 @@ def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Ar
     return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(error, predicted, target, masked))))
 
 
-def contrastive_loss(first: Array, second: Array, task: Array, weight: Array, temperature: float = 0.15) -> Array:
+@pytree
+class Views:
+    """Codes of N windows: code float32[N, c], task int32[N], weight float32[N] (0 for what is no window, else 1)."""
+
+    code: Array
+    task: Array
+    weight: Array
+
+
+def contrastive_loss(first: Views, second: Views, begin: Array | int = 0, temperature: float = 0.15) -> Array:
     """Cross entropy of telling which second view belongs to a first one, among windows of other tasks, float32[].
 
     Args:
-        first, second: float32[N, c], codes of two views of each window; their lengths do not matter.
-        task: int32[N]; other windows of the same task are no negatives.
-        weight: float32[N], 0 for windows that are none, else 1.
+        first: one view of n windows; lengths of codes do not matter.
+        second: another view of N windows, those of `first` from `begin` on; others of the same task are no negatives.
+        begin: int32[].
         temperature: what cosines are divided by.
 
     References:
-        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the diagonal as positives.
+        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the own window as the positive.
     """
-    first, second = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (first, second))
-    logits = first @ second.T / temperature
-    no_negative = (task[:, None] == task[None, :]) | (weight[None, :] == 0)
-    logits = jnp.where(no_negative & ~jnp.eye(len(task), dtype=bool), -jnp.inf, logits)
-    errors = jax.nn.logsumexp(logits, axis=-1) - jnp.diagonal(logits)
-    return jnp.sum(weight * errors) / jnp.maximum(weight.sum(), 1.0)
+    unit = lambda code: code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)  # noqa: E731
+    logits = unit(first.code) @ unit(second.code).T / temperature
+    own = begin + jnp.arange(len(first.task))[:, None] == jnp.arange(len(second.task))[None]
+    no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
+    positive = jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
+    errors = jax.nn.logsumexp(jnp.where(no_negative & ~own, -jnp.inf, logits), axis=-1) - positive
+    return jnp.sum(first.weight * errors) / jnp.maximum(first.weight.sum(), 1.0)
 
 
 def mask_tokens(

@@ -145,8 +145,14 @@ def test_contrast_by_hand() -> None:
         -math.log(cosines[1, 1] / (cosines[1, 1] + cosines[1, 2])),
         -math.log(cosines[2, 2] / cosines[2].sum()),
     ]
-    codes = jnp.asarray(first, jnp.float32), jnp.asarray(second, jnp.float32)
-    loss = lambda tasks, weight: float(transformer.contrastive_loss(*codes, jnp.array(tasks), jnp.array(weight)))  # noqa: E731
+
+    def loss(tasks: list[int], weight: list[float], rows: slice = slice(None)) -> float:
+        one, two = (
+            transformer.Views(jnp.asarray(code, jnp.float32), jnp.array(tasks), jnp.array(weight))
+            for code in (first, second)
+        )
+        return float(transformer.contrastive_loss(jax.tree.map(lambda x: x[rows], one), two, rows.start or 0))
+
     assert loss([4, 4, 1], [1.0, 1.0, 1.0]) == pytest.approx(np.mean(rows), rel=1e-4)
     assert loss([2, 2, 2], [1.0, 1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
     alone = (
@@ -154,6 +160,7 @@ def test_contrast_by_hand() -> None:
         -math.log(cosines[2, 2] / (cosines[2, 2] + cosines[2, 0])),
     )
     assert loss([4, 4, 1], [1.0, 0.0, 1.0]) == pytest.approx(np.mean(alone), rel=1e-4)  # the second is no window
+    assert loss([4, 4, 1], [1.0, 1.0, 1.0], slice(1, 3)) == pytest.approx(np.mean(rows[1:]), rel=1e-4)
 
 
 def test_neighbours_by_hand() -> None:
@@ -406,6 +413,21 @@ def test_exact_phases_have_the_same_bits_on_any_number_of_devices() -> None:
             state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
         states.append(digest(state))
     assert states[0] == states[1]
+
+
+def test_windows_are_compared_across_devices() -> None:
+    """The first update's InfoNCE and its gradient are those of one device, up to rounding."""
+    found = []
+    for devices in (1, 2):
+        trainer = make_trainer(Collective, Corners(), 4, devices, **TINY, contrast_weight=1e6)
+        state = trainer.init(jax.random.key(0))
+        for phase in trainer.algo.phases:
+            state, metrics = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+            if phase.name == "transformer":
+                break
+        found.append([float(np.asarray(metrics.learning[name])[0, 0]) for name in ("contrast", "encoder_grad_norm")])
+    assert found[0][0] > 0.5  # there are negatives
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_value_labels_are_of_the_step_itself() -> None:

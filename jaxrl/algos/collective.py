@@ -32,7 +32,7 @@ from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Source
 from jaxrl.algos.sac import Sac
 from jaxrl.parallel import Layout
 from jaxrl.replay import Replay
-from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
+from jaxrl.trajectory_transformer import TrajectoryTransformer, Views, Window
 from jaxrl.world_model import WorldModel
 
 # Layout letters besides T, B, S: K tasks and workers, N samples, n numbers of an action, c of a code, s of a state,
@@ -756,7 +756,7 @@ class Collective(Algorithm):
         full = self._usable(ring) & (ring.answer["step"] >= self.window - 1)
         held_out = ring.answer["held_out"]
         training, checking = _sums(full & ~held_out), _sums(full & held_out)
-        # InfoNCE compares the windows of a batch: all of a device (of a logical shard where bits must not change)
+        # InfoNCE compares the windows of a batch: all of them (those of a logical shard where bits must not change)
         layout = dataclasses.replace(self.layout, learn_chunk=0)
 
         def batch(key: Array, sums: Array) -> dict[str, Any]:
@@ -809,7 +809,8 @@ class Collective(Algorithm):
 
         codes, errors = jax.vmap(masked_view)(jnp.arange(2))
         error = errors.sum()
-        contrast = transformer.contrastive_loss(codes[0], codes[1], sample["task"], sample["weight"], self.temperature)
+        views = [Views(code, sample["task"], sample["weight"]) for code in codes]
+        contrast = transformer.contrastive_loss(views[0], *self.layout.together(views[1]), self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
     def _encode(self, params: Any, ring: Replay) -> tuple[Any, Replay]:
