@@ -837,7 +837,8 @@ def neighbour_accuracy(
     """
     known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
     nearest = jnp.argmax(jnp.where(known_weight > 0, asked @ known.T, -jnp.inf), axis=-1)
-    return jnp.sum(weight * (known_task[nearest] == task)) / jnp.maximum(weight.sum(), 1.0)
+    found = (known_task[nearest] == task).astype(jnp.float32)
+    return jnp.sum(weight * found) / jnp.maximum(weight.sum(), 1.0)
 
 
 def _ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -> list[Source]:
