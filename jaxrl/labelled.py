@@ -14,7 +14,7 @@ successor. K tasks, D numbers of an observation, n of an action.
 | observation      | float[N, D]   | what was seen |
 | action           | float[N, n]   | what was done, in [-1, 1] |
 | reward           | float[N]      | what that was paid |
-| next_observation | float[N, D]   | what was seen then (the true last observation where the episode ended) |
+| next_observation | float[N, D]   | what was seen then: the next row's observation, or the episode's true last one |
 | terminated       | bool[N]       | the episode ended with it for good (not by a limit of time) |
 | mu               | float[N, n]   | tanh of the mean of the expert's Gaussian at `observation`, in [-1, 1] |
 | log_std          | float[N, n]   | its log standard deviation before tanh |
@@ -174,6 +174,11 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
     if len(step) and (not begins[0] or wrong.any()):
         row = int(np.argmax(wrong)) + 1 if begins[0] else 0
         raise refuse(f"breaks an episode at row {row}: rows of one episode must follow one another, steps from 0 on")
+    inside = goes_on & ~begins[1:]
+    shown = np.isclose(arrays["next_observation"][:-1], arrays["observation"][1:], rtol=1e-4, atol=1e-4).all(1)
+    if (inside & ~shown).any():
+        row = int(np.argmax(inside & ~shown))
+        raise refuse(f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them one")
     for name, episodes in zip(names, np.bincount(task[begins], minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(

@@ -18,10 +18,12 @@ def made(**changes: Any) -> LabelledSet:
     rng, rows = np.random.default_rng(0), TASKS * EPISODES * STEPS
     normal = lambda *shape: rng.normal(size=(rows, *shape)).astype(np.float32)  # noqa: E731
     step = np.tile(np.arange(STEPS, dtype=np.int32), TASKS * EPISODES)
+    observation, last = normal(NUMBERS), normal(NUMBERS)
+    then = np.where((step == STEPS - 1)[:, None], last, np.roll(observation, -1, axis=0))
     fields = {
         "environment": "arm", "task_names": ("push", "pull"), "step": step, "terminated": step == STEPS - 1,
-        "task": np.repeat(np.arange(TASKS, dtype=np.int32), EPISODES * STEPS), "observation": normal(NUMBERS),
-        "action": np.tanh(normal(ACTIONS)), "reward": normal(), "next_observation": normal(NUMBERS),
+        "task": np.repeat(np.arange(TASKS, dtype=np.int32), EPISODES * STEPS), "observation": observation,
+        "action": np.tanh(normal(ACTIONS)), "reward": normal(), "next_observation": then,
         "mu": np.tanh(normal(ACTIONS)), "log_std": normal(ACTIONS), "value": normal(),
     }  # fmt: skip
     return LabelledSet(**fields | changes)
@@ -75,6 +77,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a gap": (changed("step", 6, 3), "breaks an episode at row 6"),
     "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
     "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
+    "a successor that is none": (changed("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
     "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
                      "has 4 episodes of the task 'pull', too few to hold some out: collect 5"),
 }  # fmt: skip
