@@ -11,7 +11,7 @@ from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, closest, p
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 
-GOALS = ("pool", "uniform")
+GOALS = ("pool", "order", "uniform")
 MOST_STEPS = 500
 _SCALE = 0.01  # m the target moves per unit of action
 
@@ -60,7 +60,11 @@ class Reach(Environment):
         "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
     )
     horizon: int = setting(400, "steps of an episode, at most 500")
-    goals: str = setting("pool", "where puck and goal come from: pool (50 pairs) or uniform (fresh ones each time)")
+    goals: str = setting(
+        "pool",
+        "where puck and goal come from: pool (50 pairs, drawn), order (the pool in turn, each pair for all tasks, from a drawn "
+        "one on) or uniform (fresh ones each time)",
+    )
     pool_seed: int = setting(0, "which pool of 50 pairs")
     reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
     weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
@@ -124,7 +128,7 @@ class Reach(Environment):
     def _draw(self, key: Array) -> tuple[Array, Array, Array]:
         """Puck and goal float32[3], and the index of the task, int32[]."""
         key_goal, key_task = jax.random.split(key)
-        drawn = goals.from_pool(key, self.pool_seed) if self.goals == "pool" else goals.fresh(key_goal)
+        drawn = goals.fresh(key_goal) if self.goals == "uniform" else goals.from_pool(key, self.pool_seed)
         return drawn[:3], drawn[3:], jax.random.randint(key_task, (), 0, len(self.tasks), jnp.int32)
 
     def begin(self, puck: Array, goal: Array, task: Array) -> tuple[State, TimeStep]:
@@ -228,6 +232,11 @@ class ReachBatch(BatchedEnvironment):
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self.reach
+        if env.goals == "order":
+            of_list = goals.POOL * len(env.tasks)
+            first = jax.vmap(lambda key: jax.random.randint(key, (), 0, of_list, jnp.int32))(keys)
+            state, timestep = self.in_order(keys, first + (episode % jnp.uint32(of_list)).astype(jnp.int32))
+            return dataclasses.replace(state, episode=episode), timestep
         puck, goal, task = jax.vmap(lambda key, e: env._draw(jax.random.fold_in(key, e)))(keys, episode)
         state, timestep = env.begin(puck.T, goal.T, task)
         return BatchState(env=lanes_first(state), key=keys, episode=episode), lanes_first(timestep)
