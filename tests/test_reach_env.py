@@ -35,6 +35,7 @@ def begin(env, seed: int = 0):
         ({"horizon": 501}, "horizon is 501; choose 1 to 500 steps"),
         ({"horizon": 0}, "horizon is 0"),
         ({"goals": "pol"}, "unknown goals 'pol': did you mean 'pool'?"),
+        ({"goals": "ordered"}, "unknown goals 'ordered': did you mean 'order'?"),
         ({"pool_seed": -1}, "pool_seed is -1"),
         ({"reward": "v3"}, "unknown reward 'v3'"),
         ({"weld": "v1"}, "unknown weld 'v1'"),
@@ -89,6 +90,28 @@ def test_keys_go_through_the_pool():
 
 
 # Tasks
+
+
+def test_goals_in_order_are_the_pool_in_turn_each_for_all_tasks() -> None:
+    """Episodes of two steps behind one another; where an environment begins is drawn."""
+    env = batched(make("reach", task="reach,hover,above", horizon=1, goals="order"))
+    state, timestep = jax.jit(env.reset)(jax.random.split(jax.random.key(0), LANES), ())
+    step, action = jax.jit(env.step), jnp.zeros((LANES, 1, 4))
+    seen = [(state.env.puck, state.env.goal, state.env.task)]
+    for _ in range(8):
+        while True:
+            state, timestep = step(state, timestep, action, ())
+            if bool(timestep.first.all()):
+                break
+        seen.append((state.env.puck, state.env.goal, state.env.task))
+    puck, goal, task = (np.stack(rows) for rows in zip(*seen, strict=True))
+    pool = goals.pool(0)
+    places = np.concatenate([puck, goal], axis=-1)
+    pair = np.argmin(np.abs(places[:, :, None] - pool[None, None]).sum(-1), axis=-1)
+    np.testing.assert_allclose(places, pool[pair], atol=1e-6)
+    number = 3 * pair + task
+    assert (np.diff(number, axis=0) % (3 * len(pool)) == 1).all()
+    assert len(set(number[0].tolist())) > LANES // 2  # they begin in different places
 
 
 @pytest.mark.parametrize("task", tasks.TASKS.values(), ids=lambda task: task.name)
