@@ -30,6 +30,12 @@ def descend(
     return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
 
 
+def steps(state: Any) -> Array:
+    """How many steps the state of an `adam` has seen, int32[]."""
+    count: Array = optax.tree_utils.tree_get(state, "count")
+    return count
+
+
 def flat(tree: Any) -> Array:
     """All leaves one after another, float32[P]: few operations instead of a few for each leaf."""
     return ravel_pytree(tree)[0]

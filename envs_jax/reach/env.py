@@ -235,8 +235,8 @@ class ReachBatch(BatchedEnvironment):
         if env.goals == "order":
             of_list = goals.POOL * len(env.tasks)
             first = jax.vmap(lambda key: jax.random.randint(key, (), 0, of_list, jnp.int32))(keys)
-            state, timestep = self.in_order(keys, first + (episode % jnp.uint32(of_list)).astype(jnp.int32))
-            return dataclasses.replace(state, episode=episode), timestep
+            listed, timestep = self.in_order(keys, first + (episode % jnp.uint32(of_list)).astype(jnp.int32))
+            return dataclasses.replace(listed, episode=episode), timestep
         puck, goal, task = jax.vmap(lambda key, e: env._draw(jax.random.fold_in(key, e)))(keys, episode)
         state, timestep = env.begin(puck.T, goal.T, task)
         return BatchState(env=lanes_first(state), key=keys, episode=episode), lanes_first(timestep)

@@ -138,6 +138,7 @@ class Collective(Algorithm):
     batch_size: int = setting(256, "steps of each update of actor and critics")
     actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)")
     critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)")
+    lr_final: float = setting(1.0, "learning rates fall linearly to this share of themselves at their last update")
     units: int = setting(300, "units of each hidden layer of actor and critics")
     depth: int = setting(2, "their hidden layers")
     critics: int = setting(2, "critics")
@@ -174,6 +175,8 @@ class Collective(Algorithm):
         for name in ("transformer_lr", "actor_lr", "critic_lr", "world_lr", "temperature", "updates_per_step"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if not 0 <= self.lr_final <= 1:
+            raise ValueError(f"lr_final must lie between 0 and 1, not {self.lr_final}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
         if self.width % self.heads:
@@ -716,12 +719,15 @@ class Collective(Algorithm):
     ) -> tuple[Any, dict[str, Array]]:
         """One Adam step of a network, as a vector, for each key: parameters, metrics float32[updates]."""
         network, rate = getattr(params, name), jnp.float32(getattr(self, f"{_SETTING.get(name, name)}_lr"))
+        last = self._updates_of(name)
 
         def of_vector(vector: Array, sample: Any) -> tuple[Array, Any]:
             return loss(optimise.unflat(vector, network), sample)
 
         def step(gradient: Array, vector: Array, optimiser: Any) -> Any:
-            new = optimise.descend(optimise.adam(), gradient + decay * vector, vector, optimiser, rate)
+            share = jnp.minimum(optimise.steps(optimiser).astype(jnp.float32) / last, 1.0)
+            falling = rate * (1 - (1 - self.lr_final) * share)
+            new = optimise.descend(optimise.adam(), gradient + decay * vector, vector, optimiser, falling)
             return *new, optimise.norm(gradient)
 
         def update(carry: Any, key: Array) -> Any:
@@ -734,6 +740,11 @@ class Collective(Algorithm):
         (vector, optimiser), metrics = jax.lax.scan(update, carry, keys)
         new = {name: optimise.unflat(vector, network), f"{name}_optimiser": optimiser}
         return dataclasses.replace(params, **new), metrics
+
+    def _updates_of(self, name: str) -> int:
+        """Updates that a network gets in all phases."""
+        names = ("burst", "learner", "actor") if name == "actor" else (_SETTING.get(name, name),)
+        return sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in names)
 
     def _draw(self, key: Array, sums: Array, number: int) -> tuple[Array, Array]:
         """Rows of all shards, uniform over those that `sums` int32[S, R E] counts: index int32[S, m], weight [S, m].
