@@ -90,10 +90,10 @@ def test_published_presets_in_torch(preset):
     number, changes = snakes.shorten(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
-    before = learner._learner.actor["last"].weight.detach().clone()
+    before = learner.learner.actor["last"].weight.detach().clone()
     assert learner.collect(number) == number * 4 and learner.threads > 0
     learner.learn()
-    assert not (learner._learner.actor["last"].weight == before).all()
+    assert not (learner.learner.actor["last"].weight == before).all()
 
 
 def test_the_recommended_preset_has_no_torch_learner():
