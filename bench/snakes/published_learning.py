@@ -3,9 +3,6 @@
 Neither the environment nor the learner here shares code with envs_jax or jaxrl: if `ddpg_competition` scores the same,
 it is the settings that score so. Plays one game after another against the opponent of the preset, then games against
 random players in both seats by the published protocol: sampled actions, no exploration.
-
-With --stale_opponents the opponents choose as in the published trainer before December 2021: on the state of the
-reset, in which a snake lives on until its first death and then stays where it died (beans are those of now).
 """
 
 import sys
@@ -19,38 +16,14 @@ from bench import measure
 from bench.coverage.torch_learner import require_torch
 from bench.snakes.agent_games import games, row
 from bench.snakes.oracle import Game
-from bench.snakes.oracle_opponents import choose, scripted
-from bench.snakes.system import Match, TorchGames
+from bench.snakes.oracle_opponents import scripted
+from bench.snakes.system import TorchGames
 from jaxrl import config as configuration
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UserError
 from jaxrl.evaluate import whole
 
 PRESET = "ddpg_competition"
-
-
-class StaleMatch(Match):
-    """A match whose opponents see each snake only up to its first death in the game."""
-
-    def reset(self) -> None:
-        """A new game."""
-        super().reset()
-        self._seen = list(self.game.state.bodies)
-        self._died = np.zeros(len(self._seen), bool)
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Rewards [A] and whether the game is over."""
-        answer = super().step(action)
-        self._died |= self.game.hit
-        for snake, body in enumerate(self.game.state.bodies):
-            if not self._died[snake]:
-                self._seen[snake] = body
-        return answer
-
-    def _choose(self, level: int | str, seat: int) -> np.ndarray:
-        state = type(self.game.state)(self._seen, self.game.state.directions, self.game.state.beans)
-        snakes = self.settings.team(seat)
-        return np.array(choose(state, self.settings, snakes, level, self.game.rng, self._exclusive))
 
 
 def train(play: TorchGames, episodes: int) -> list[int]:
@@ -74,7 +47,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", default="2000", metavar="N", help="games of 200 steps (default: 2000)")
     parser.add_argument("--games", default="500", metavar="N", help="evaluation games in each seat (default: 500)")
     parser.add_argument("--seed", default="1", metavar="N", help="of everything (default: 1)")
-    parser.add_argument("--stale_opponents", action="store_true", help="opponents as before December 2021")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
     episodes = whole(parsed.episodes, "--episodes", 1, 1_000_000)
@@ -86,8 +58,6 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(str(error)) from None
     config = configuration.parse(["--config", PRESET]).config
     play = TorchGames(config.env_settings, config.algo_settings, seed)
-    if parsed.stale_opponents:
-        play.match = StaleMatch(config.env_settings, np.random.default_rng(seed))
     training = train(play, episodes)
     play.learner.epsilon = 0.0
 
@@ -107,7 +77,6 @@ def main(argv: Sequence[str]) -> int:
             "notes": [],
             "episodes": episodes,
             "seed": seed,
-            "stale_opponents": parsed.stale_opponents,
             "training_score_per_100_games": hundreds.tolist(),
             "against_random": {
                 "games": own.size,
