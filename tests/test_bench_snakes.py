@@ -1,11 +1,13 @@
 """The entry of snakes in the benchmarks: NumPy games and the PyTorch learner (its update: see test_ddpg)."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
 from bench import systems, train_throughput
+from bench.snakes import published_learning
 from bench.snakes import system as snakes
 from bench.snakes.torch_learner import TorchDdpg
 from envs_jax.base import make
@@ -90,10 +92,10 @@ def test_published_presets_in_torch(preset):
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
-    before = learner._learner.actor["last"].weight.detach().clone()
+    before = learner.learner.actor["last"].weight.detach().clone()
     assert learner.collect(number) == number * 4 and learner.threads > 0
     learner.learn()
-    assert not (learner._learner.actor["last"].weight == before).all()
+    assert not (learner.learner.actor["last"].weight == before).all()
 
 
 def test_the_recommended_preset_has_no_torch_learner():
@@ -101,3 +103,13 @@ def test_the_recommended_preset_has_no_torch_learner():
     config = configuration.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
     with pytest.raises(UsageError, match="use --config ddpg_competition"):
         train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)
+
+
+def test_the_published_settings_in_pytorch_learn_and_are_judged(tmp_path, capsys):
+    pytest.importorskip("torch")
+    out = tmp_path / "found.json"
+    assert published_learning.main(["--episodes", "1", "--games", "2", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["episodes"] == 1 and found["against_random"]["games"] == 4
+    assert "random, both seats" in capsys.readouterr().out
+    assert published_learning.main(["--episodes", "0"]) == 2

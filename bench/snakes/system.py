@@ -1,6 +1,6 @@
 """The entry of the snakes environments in `bench.systems`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,46 +128,54 @@ class NumpyGames:
 
 
 class TorchGames:
-    """PyTorch DDPG on games played one after another."""
+    """PyTorch DDPG on games played one after another.
+
+    Attributes:
+        match: the games.
+        learner: actor, critic and replay.
+        threads: that PyTorch uses.
+    """
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
         require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config ddpg_competition")
         if env["time_limit"] != "terminate":
             raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
-        self._match = Match(env, np.random.default_rng(seed))
+        self.match = Match(env, np.random.default_rng(seed))
         same = [
             *("units", "actor_lr", "critic_lr", "gamma", "tau", "max_grad_norm", "batch_size", "buffer_size"),
             *("eps_start", "eps_decay"),
         ]
-        self._learner = torch_learner.TorchDdpg(
-            *self._match.observe().shape,
+        self.learner = torch_learner.TorchDdpg(
+            *self.match.observe().shape,
             bicnet=algo["network"] == "bicnet",
             seed=seed,
             **{name: algo[name] for name in same},
         )
         self._updates = round(algo["update_interval"] * algo["updates_per_step"])
-        self.threads = self._learner.torch.get_num_threads()
+        self.threads = self.learner.torch.get_num_threads()
 
-    def collect(self, episodes: int) -> int:
-        """Play games with the actor and store their steps."""
+    def collect(self, episodes: int, after_step: Callable[[], None] | None = None) -> int:
+        """Play games with the actor and store their steps; returns the number of steps."""
         steps = 0
         for _ in range(episodes):
-            self._match.reset()
-            observation, done = self._match.observe(), False
+            self.match.reset()
+            observation, done = self.match.observe(), False
             while not done:
-                action, vector = self._learner.act(observation)
-                reward, done = self._match.step(action)
-                following = self._match.observe()
-                self._learner.remember(
+                action, vector = self.learner.act(observation)
+                reward, done = self.match.step(action)
+                following = self.match.observe()
+                self.learner.remember(
                     observation=observation, vector=vector, reward=reward, next=following, done=float(done)
                 )
                 observation, steps = following, steps + 1
+                if after_step is not None:
+                    after_step()
         return steps
 
     def learn(self) -> None:
         """The updates of one call of `learn`."""
         for _ in range(self._updates):
-            self._learner.train_step()
+            self.learner.train_step()
 
 
 SYSTEM = System(
