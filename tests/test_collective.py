@@ -278,6 +278,7 @@ def test_phases_and_their_order() -> None:
     assert many.phases[0].iterations == 17
 
 
+@pytest.mark.long
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
     before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
     changing = {"burst": "actor", "learner": "actor", "transformer": "encoder"} | {
@@ -296,6 +297,7 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
     )
 
 
+@pytest.mark.long
 def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring, worker = jax.tree.map(np.asarray, state.split), algo.worker
@@ -308,6 +310,7 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     assert {0, 1} == set(ring.seen["task"].ravel().tolist())
 
 
+@pytest.mark.long
 def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     """Nine steps of the batch with random actions, nine of the learner, then those of each task's worker."""
     algo, (state, first) = studied["trainer"].algo, studied["states"]["random"]
@@ -329,6 +332,7 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     assert np.abs(np.asarray(random[2]["code"])).max() > 0
 
 
+@pytest.mark.long
 def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.split.end.shape
@@ -340,6 +344,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
 
 
+@pytest.mark.long
 def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring = jax.tree.map(np.asarray, state.split)
@@ -357,6 +362,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert found["value"][4] == ring.answer["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
 
 
+@pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     made = LabelledSet(environment="corners", **algo.recording(state.split))
