@@ -103,8 +103,8 @@ def collect(
 
 def _tasks_of_run(subject: Subject) -> tuple[str, ...]:
     """Names of the tasks that the run was trained on."""
-    assert subject.config is not None
-    return environments.make(subject.config.env, **subject.config.env_settings).spec.task_names
+    settings = subject.config.env_settings if subject.config else subject.settings
+    return environments.make(subject.name, **settings).spec.task_names
 
 
 # The verb

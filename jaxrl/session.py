@@ -367,7 +367,7 @@ class Session:
         self.console.block(self._shown)
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Score the policy on the selection episodes; True if it is the best so far."""
+        """Score the policy on the selection episodes; True if it is the best so far, or as good at the run's end."""
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
         context = self.setup.eval_env.context(state.progress)
@@ -380,7 +380,8 @@ class Session:
         self.evaluated = self.position.iterations
         score = values[spec.score]
         gain = 0.0 if self.best is None else (self.best - score if spec.score_mode == "min" else score - self.best)
-        if not np.isfinite(score) or (self.best is not None and not gain > 0):
+        as_good = gain == 0 and not any(self._remaining())  # scores such as successes reach their limit long before
+        if not np.isfinite(score) or (self.best is not None and not (gain > 0 or as_good)):
             return False
         self.best, self.best_step = score, self.position.iterations
         return True

@@ -197,7 +197,7 @@ def test_actions_of_the_torch_learner_are_those_of_its_policy():
 @pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
 def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
-    flags = ["--config", preset, "--horizon", "4", "--units", "8", "--batch_size", "6", "--devices", "1"]
+    flags = f"--config {preset} --n_step 1 --horizon 4 --units 8 --batch_size 6 --devices 1".split()
     config = configuration.parse(flags).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}
@@ -227,6 +227,6 @@ def test_what_is_compared():
     (flown, first), (again, second) = asked.values()
     assert flown == again and flown.num_envs == [1, 64]
     sizes = [(x.config.algo_settings["batch_size"], x.config.algo_settings["layer_norm"]) for x in (first, second)]
-    assert sizes == [(512, False), (1024, True)]
+    assert sizes == [(512, False), (256, True)] and second.config.algo_settings["n_step"] == 1
     parsed.config = "sac_quick"
     assert compare.requests(parsed, "original", {}, False)[1].config.algo_settings["batch_size"] == 256

@@ -207,13 +207,13 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
 
 
 def test_random_steps_are_followed_by_as_many_updates() -> None:
-    """In the proportion of all training; schedules count a burst as one update, and go on behind it."""
+    """In the proportion of all training; all schedules are due in a burst, and go on behind it."""
     settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "updates_per_step": 0.5}
     algo = Sac(ARM, Layout(4), **settings, init_steps=100)
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(6)), burst), [14, 14])
+    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, Layout(1), init_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]

@@ -363,6 +363,19 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
         assert checkpoints.read_meta(45)["best"] == scores[first_best]
 
 
+def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
+    argv = f"--algo tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 10 --eval_episodes 8"  # nobody gets there
+    directory = run(f"{argv} --max_seconds 0.001", tmp_path)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        begun = checkpoints.best_step()
+    resume(directory, "--max_seconds 0")
+    scores = {row["iteration"]: row["eval/return"] for row in read_metrics(directory) if "eval/return" in row}
+    assert len(scores) > 2 and len(set(scores.values())) == 1
+    assert begun in (None, min(scores))
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        assert checkpoints.best_step() == max(scores)
+
+
 # Lines and rates
 
 

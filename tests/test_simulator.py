@@ -226,7 +226,7 @@ def one_sentence(text: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "wanted"),
     [
-        (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: metaworld"),
+        (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: jax, metaworld"),
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
         (f"{SCRIPTED} metaworld", "install the extra 'real', pip install 'jaxrl[real]'"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3", "install the extra 'real'"),

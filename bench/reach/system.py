@@ -149,7 +149,12 @@ class TorchArm:
     """PyTorch SAC with one arm."""
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
-        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config sac_worker_original or sac")
+        require(
+            algo,
+            _PUBLISHED,
+            "the PyTorch learner is the published one",
+            "use --config sac_worker_original or sac, --n_step 1",
+        )
         self._episodes = Episodes(env, np.random.default_rng(seed))
         same = [
             *("units", "layer_norm", "actor_lr", "critic_lr", "alpha_lr", "gamma", "tau", "initial_alpha"),
@@ -188,7 +193,7 @@ class TorchArm:
 SYSTEM = System(
     algo="sac",
     policy="scripted",
-    cases={"original": {}, "recommended": {}},
+    cases={"original": {}, "recommended": {"n_step": 1}},  # of the recommended size, as the PyTorch learner has it
     baseline=OneArm,
     learner=TorchArm,
     shorten=one_update,
