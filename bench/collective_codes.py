@@ -1,8 +1,8 @@
 """python -m bench.collective_codes RUN --name arms: how well the task codes of a collective tell its tasks apart.
 
 Looks for the nearest training window of each held-out window, by the cosine of their codes, and says how often it is of
-the same task; draws held-out codes along their two principal axes. Writes bench/results/collective_codes_NAME.json and
-.png.
+the same task; draws held-out codes along their two principal axes, and the errors of the transformer over its updates.
+Writes bench/results/collective_codes_NAME.json and .png.
 """
 
 import json
@@ -25,9 +25,11 @@ from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluate import whole
 from jaxrl.files import write_atomically
+from jaxrl.report.writer import read_metrics
 from jaxrl.session import load_state
 
 KIND = "collective_codes"
+CURVES = ("reconstruction", "held_out_reconstruction", "contrast", "held_out_contrast")
 
 
 def principal(codes: np.ndarray, axes: int = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -72,10 +74,26 @@ def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed:
     }
 
 
+def curves(directory: Path) -> dict[str, list[float]]:
+    """Errors of the transformer's updates, and of held-out windows, as the run's lines have them."""
+    lines = [line for line in read_metrics(directory) if "train/contrast" in line]
+    found: dict[str, list[float]] = {"updates": []}
+    for line in lines:
+        found["updates"].append(line["updates"] - lines[0]["updates"])
+        for name in CURVES:
+            found.setdefault(name, []).append(round(line[f"train/{name}"], 4))
+    return found
+
+
 def plot(result: dict[str, Any]) -> Figure:
-    """The held-out codes, a colour for each task."""
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axes = figure.subplots()
+    """The held-out codes, a colour for each task; the transformer's errors."""
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    axes, errors = figure.subplots(1, 2)
+    for name in CURVES:
+        errors.plot(result["curves"]["updates"], result["curves"][name], label=name.replace("_", " "), linewidth=0.8)
+    errors.set_yscale("log")
+    errors.set_xlabel("updates of the transformer")
+    errors.legend()
     places, task = np.array(result["places"]), np.array(result["place_tasks"])
     for index, name in enumerate(result["tasks"]):
         own = places[task == index]
@@ -106,7 +124,9 @@ def main(argv: Sequence[str]) -> int:
     if int(state.replicated.coded) < algo.rows:
         raise UserError(f"{asked.run} has not computed its codes yet: go on with --resume {asked.run}")
     result = {"kind": KIND, "name": asked.name, "run": asked.run, "checkpoint": step, "seed": seed}
-    result |= {"versions": run_directory.versions(), **study(algo.tasks, algo.coded_windows(state.split), most, seed)}
+    directory = run_directory.open_run(asked.run)
+    result |= {"versions": run_directory.versions(), "curves": curves(directory)}
+    result |= study(algo.tasks, algo.coded_windows(state.split), most, seed)
     folder = Path(asked.results)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{KIND}_{asked.name}"
