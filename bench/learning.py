@@ -43,9 +43,8 @@ def read(run: str) -> dict[str, Any]:
     curve = []
     for line in lines:
         if score in line:  # evaluations stand between the lines of training: take the last one before
-            last = max(
-                (row for row in timed if row["iteration"] <= line["iteration"]), key=lambda row: row["iteration"]
-            )
+            before = [row for row in timed if row["iteration"] <= line["iteration"]]
+            last = max(before or timed[:1], key=lambda row: row["iteration"])
             seconds = round(last["time/unix"] - began, 1)
             curve.append({"env_steps": last["env_steps"], "seconds": seconds, "score": line[score]})
     return {"seed": evaluation["settings"]["seed"], "curve": curve, "evaluation": evaluation}

@@ -24,6 +24,7 @@ successor. K tasks, D numbers of an observation, n of an action.
 import dataclasses
 import io
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:  # TypeError: a single array
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
         raise LabelledSetError(f"the labelled set {path} cannot be read ({reason})") from None
     _check(arrays, str(path), least_episodes)
@@ -146,20 +147,26 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
         raise refuse(f"is of version {arrays['version']}, this program reads version {VERSION}: make it anew")
     rows = len(np.atleast_1d(arrays["step"]))
+    if not rows:
+        raise refuse("holds no steps: collect some")
+    if np.ndim(arrays["task_names"]) != 1 or np.asarray(arrays["task_names"]).dtype.kind != "U":
+        raise refuse("holds task_names as something else than str[K]: give a name for each task")
     for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
         array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
         if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
             what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
             raise refuse(f"holds {name} as {array.dtype}{list(array.shape)} beside {rows} rows of step, not as {what}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            row = int(np.argmin(np.isfinite(array).reshape(rows, -1).all(1)))
+        with np.errstate(over="ignore"):
+            finite = array.dtype.kind != "f" or np.isfinite(array.astype(np.float32)).reshape(rows, -1).all(1)
+        if not np.all(finite):
+            row = int(np.argmin(finite))
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
     for one, other in _ALIKE:
         sizes = arrays[one].shape[1], arrays[other].shape[1]
         if sizes[0] != sizes[1]:
             raise refuse(f"mixes sizes: {one} has {sizes[0]} numbers, {other} {sizes[1]}")
     for name in ("action", "mu"):
-        if rows and np.abs(arrays[name]).max() > 1 + 1e-6:
+        if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
     _check_episodes(arrays, refuse, least_episodes)
 
@@ -179,7 +186,7 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
     if (inside & ~shown).any():
         row = int(np.argmax(inside & ~shown))
         raise refuse(f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them one")
-    for name, episodes in zip(names, np.bincount(task[begins], minlength=len(names)), strict=True):
+    for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(
                 f"has {episodes} episodes of the task '{name}', too few to hold some out: collect {least_episodes}"

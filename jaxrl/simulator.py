@@ -207,5 +207,5 @@ def fly(
     """As `jaxrl.evaluate.fly`, with the first `episodes` of the world's list."""
     for name in names:
         played = play(subject, world, name, range(episodes), seed)
-        task = {"task": played.task[None]} if world.spec.num_tasks > 1 else {}
+        task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}
         yield name, by_task(world.spec, played.curves | task)

@@ -298,7 +298,7 @@ def test_the_point_mass_is_learned() -> None:
     assert found["random"] > 0.4 and found["best"] < 0.1, found
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_agents": 2, "tasks": 3, "width": 2.0, "dimensions": 1}])
+@pytest.mark.parametrize("settings", [{}, {"num_agents": 2, "tasks": 3, "box": 2.0, "dimensions": 1}])
 def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
     check_env(PointMass(**settings))
 

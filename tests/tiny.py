@@ -220,7 +220,7 @@ class PointMass(Environment):
     tasks: int = setting(1, "corners, shown to the agents as the last number")
     horizon: int = setting(8, "steps of an episode")
     reach: float = setting(0.5, "largest step")
-    width: float = setting(1.0, "actions lie in [- width, width]")
+    box: float = setting(1.0, "actions lie in [- box, box]")
 
     @property
     def spec(self) -> EnvSpec:
@@ -228,7 +228,7 @@ class PointMass(Environment):
             name="point_mass",
             num_agents=self.num_agents,
             observation=Box((self.dimensions + 1,), jnp.float32, -1.0, max(1.0, self.tasks - 1.0)),
-            action=Box((self.dimensions,), jnp.float32, -self.width, self.width),
+            action=Box((self.dimensions,), jnp.float32, -self.box, self.box),
             horizon=self.horizon,
             fixed_horizon=True,
             metrics={"distance": "last"},
@@ -261,6 +261,6 @@ class PointMass(Environment):
         return state, self._timestep(state, True)
 
     def step(self, state: PointState, action: Array, context: Any) -> tuple[PointState, TimeStep]:
-        push = self.reach / self.width * jnp.clip(action, -self.width, self.width)
+        push = self.reach / self.box * jnp.clip(action, -self.box, self.box)
         state = dataclasses.replace(state, place=jnp.clip(state.place + push, -1.0, 1.0), t=state.t + 1)
         return state, self._timestep(state, False)

@@ -9,7 +9,7 @@ Stages, losses and sizes are those of the published collective-learning pipeline
 * value labels mean Q of the step itself, by the workers' critics instead of their targets;
 * one learner acts in all tasks and becomes the final actor, where the original has a temporary one for each task;
 * the transformer learns from the same labelled set as the actor, not from a set of the workers' training;
-* tasks and goals are drawn instead of taken in order;
+* an environment begins at a drawn task and goal before it takes them in order (with --goals order of reach);
 * codes are computed once when the transformer is frozen instead of at every update.
 
 Labelled sets from elsewhere may take the place of workers, or stand beside what theirs collect. Losses on top,

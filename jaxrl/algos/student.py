@@ -217,7 +217,7 @@ class Student(Sac):
         if teacher is None or mode != "explore":
             return action, actor, extras
         memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
-        asked = steps < self._steps_before + self.help_until
+        asked = steps < self._steps_before + (self.help_until if self.help_weight else 0)
         mean, log_std = jax.lax.cond(
             asked, lambda: teacher.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
         )
