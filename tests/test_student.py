@@ -125,6 +125,7 @@ def best_action(trainer, state):
     return trainer.algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 8), at_step(0), "best")[0]
 
 
+@pytest.mark.long
 def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_path: Path) -> None:
     settings = {"init_steps": 64, "imitation_episodes": 3, "imitation_updates": 300, "imitation_batch": 16}
     settings |= {"help_constant": 100, "help_until": 500}
