@@ -637,9 +637,14 @@ def load_inputs(setup: Setup) -> Any:
 
 
 def _weights_of(run: str) -> Any:
+    """Weights of a run of an earlier stage. Raises UserError where its phases have an end that it has not reached."""
     directory, config = read_run(run)
     setup = assemble(config.with_run(devices=1), resuming=True)
-    state, _ = _read(directory, setup, best=True)
+    lengths = [phase.iterations for phase in setup.algo.phases]
+    ends = None not in lengths
+    state, step = _read(directory, setup, best=not ends)
+    if ends and step < sum(length or 0 for length in lengths):
+        raise UserError(f"{run} has not gone through all its phases yet: finish it first, with --resume {run}")
     return _anywhere(setup.algo.weights(state))
 
 

@@ -579,6 +579,21 @@ def test_codes_of_a_run_are_studied(collective_run: str, tmp_path: Path, capsys:
     assert "held-out windows find their task" in capsys.readouterr().out
 
 
+@pytest.mark.long
+def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--workers", f"{workers['near']},{workers['far']}"]
+    assert train.main([*argv, "--max_seconds", "0.001"]) == 0
+    run = (here / "latest").read_text().strip()
+    (here / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
+    sizes = "--num_envs 4 --units 8 --batch_size 8 --init_steps 0 --help_constant 8 --help_until 24 --devices 1"
+    argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
+    capsys.readouterr()
+    assert train.main([*argv, "--collective", run]) == 1
+    assert f"{run} has not gone through all its phases yet: finish it first" in capsys.readouterr().err
+    assert train.main(["--resume", run, "--max_seconds", "0"]) == 0
+    assert train.main([*argv, "--collective", run]) == 0
+
+
 def test_a_student_of_a_run(
     workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
