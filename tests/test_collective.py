@@ -274,6 +274,7 @@ def test_phases_and_their_order() -> None:
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
     files = Collective(Corners().spec, Layout(4), **TINY | {"labelled": "a.npz", "world_updates": 4})
     assert [phase.name for phase in files.phases] == ["transformer", "codes", "world", "actor", "critic"]
+    assert algo._updates_of("actor") == 4 + 9 + 4 and algo._updates_of("encoder") == 4  # until rates have fallen
     many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
     assert many.phases[0].iterations == 17
 

@@ -158,3 +158,19 @@ def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str)
     memory = block.memory_analysis()
     ring = 200_000 * trainer.algo._row_bytes
     assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
+
+
+@pytest.mark.parametrize("case", ["ddpg expected", "sac"])
+def test_learning_rates_fall_to_their_final_share(case: str) -> None:
+    """To none at the run's total, 4,000 steps of 8 environments: behind it networks stay, and moved before it."""
+    trainer = trainer_of(case, lr_final=0.0)
+    state = trainer.init(jax.random.key(0))
+    for phase in trainer.algo.phases[:-1]:
+        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
+    block, seen = trainer.make_block(trainer.algo.phases[-1]), []
+    for iterations in (400, 200, 100):
+        state, _ = block(state, jnp.int32(iterations))
+        networks = {name: getattr(state.algo.replicated, name) for name in ("actor", "critic")}
+        seen.append((int(total(state.progress.env_steps)), digest(networks)))
+    assert seen[0][0] < 4000 < seen[1][0]
+    assert seen[0][1] != seen[1][1] == seen[2][1]
