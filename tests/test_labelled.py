@@ -78,6 +78,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
     "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
     "a successor that is none": (changed("observation", (6, 1), 99.0), "has a next_observation in row 5 that is not"),
+    "nothing": ({name: x[:0] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
+                "holds no steps: collect some"),
     "names": ({"task_names": "push"}, "holds task_names as something else than str[K]"),
     "too large": (changed("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
     "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
