@@ -170,6 +170,12 @@ def main(argv: Sequence[str]) -> int:
         f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "
         f"{world.description}"
     )
+    if made.episodes.min() < labelled.LEAST_EPISODES:
+        print(
+            f"warning: collective takes sets with at least {labelled.LEAST_EPISODES} episodes of each task, to hold "
+            "some out: collect more",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -446,6 +446,8 @@ def main(argv: Sequence[str]) -> int:
         return _league(wanted, flags, episodes, seed, devices, chunk, say)
     if flags.simulator:
         simulator.reach_of(wanted)
+        if flags.devices is not None:
+            raise UsageError("--simulator plays on the first device, step by step: leave --devices out")
     wanted = _set_for_contest(wanted)
     contest = wanted.env.env.contest
     if contest and not contest.rivals:

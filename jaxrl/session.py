@@ -595,10 +595,11 @@ def with_sources(config: Config) -> Config:
         UserError: not run directories, or runs that do not fit.
     """
     cls = algos.find(config.algo)
-    if not cls.sources:
+    named = (*cls.sources, *cls.recordings)
+    if not named:
         return config
     if config.run.init_from:
-        raise UsageError(f"'{config.algo}' begins with the runs of --{cls.sources[0]}: leave --init_from out")
+        raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
 
     def source(run: str) -> Source:
         other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
@@ -629,7 +630,7 @@ def load_inputs(setup: Setup) -> Any:
         UserError: not run directories, damaged checkpoints, or networks that do not fit.
     """
     config = setup.config
-    if setup.algo.sources:
+    if setup.algo.sources or setup.algo.recordings:
         weights = {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
         recorded = _recordings(type(setup.algo), config)
         return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}

@@ -20,7 +20,7 @@ from bench import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, labelled, session, train, world_model
+from jaxrl import algos, labelled, labelled_ring, session, train, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos import collective
 from jaxrl.algos.base import Source, Trajectory, start
@@ -390,7 +390,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
         np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
     np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
-    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(algo._usable(ring))
+    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(labelled_ring.usable(ring))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
@@ -663,7 +663,7 @@ def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys:
     assert train.main([*argv, "nowhere"]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
     assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
-    assert "begins with the runs of --workers: leave --init_from out" in capsys.readouterr().err
+    assert "begins with what --workers names: leave --init_from out" in capsys.readouterr().err
 
 
 def test_workers_of_another_algorithm_or_environment() -> None:

@@ -258,7 +258,8 @@ class Algorithm:
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
-            mode: "explore" in training; "sample" and "best" in evaluation.
+            mode: "explore" in training; one of `modes` in evaluation ("best" the mode of the policy, "sample" a draw
+                from it, "zero_code" the mode where zeros take the place of a task code).
 
         Returns:
             action [B, A, ...], actor memory, extras (pytree [B, ...], stored in the trajectory).

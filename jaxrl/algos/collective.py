@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, pytree
-from jaxrl import distributions, nets, optimise, replay, world_model
+from jaxrl import distributions, labelled_ring, nets, optimise, replay, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
 from jaxrl.algos.sac import Sac
@@ -36,9 +36,8 @@ from jaxrl.trajectory_transformer import TrajectoryTransformer, Views, Window
 from jaxrl.world_model import WorldModel
 
 # Layout letters besides T, B, S: K tasks and workers, N samples, n numbers of an action, c of a code, s of a state,
-# R rows, E environments of a logical shard, m samples of one, C critics.
+# R rows, m samples of a logical shard, C critics.
 
-HELD_OUT = 5  # one episode in so many is kept for validation
 CODED = 2048  # windows of one call of `learn` that computes codes
 _SETTING = {"encoder": "transformer"}  # networks whose learning rate is called after something else
 # What workers must have in common, so that their networks can be stacked and their labels mean the same.
@@ -215,7 +214,7 @@ class Collective(Algorithm):
         if recording is not None:
             _check_recording(recording, spec)
             tasks = list(dict.fromkeys([*(tasks if ordered else ()), *recording["task_names"]]))
-            lengths = _lengths(recording["step"]) + 1
+            lengths = labelled_ring.lengths(recording["step"]) + 1
             rows = [int(lengths.sum()), int(lengths.max())]
         if len(tasks) < 2:
             raise ValueError(
@@ -453,7 +452,7 @@ class Collective(Algorithm):
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(self._seen, self._answer, 1, shards, self.rows, envs)
         if inputs and "labelled" in inputs:
-            ring = self._fill(ring, inputs["labelled"])
+            ring = labelled_ring.fill(ring, inputs["labelled"], self.layout)
         return AlgoState(params, ring)
 
     def weights(self, state: AlgoState) -> Any:
@@ -510,7 +509,7 @@ class Collective(Algorithm):
             seen = lambda: self.inputs(policy["world"], code, memory.window.state[:, -1])  # noqa: E731
             learner = lambda: distributions.squashed_normal(*self.gaussian(policy["actor"], seen()), noise)[0]  # noqa: E731
             action = jax.lax.switch(stage, [uniform, learner, worker])
-            held_out = memory.episode % HELD_OUT == 0
+            held_out = memory.episode % labelled_ring.HELD_OUT == 0
             extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
         else:
             mean, log_std = self.answer(policy, memory.window, mode == "zero_code")
@@ -557,98 +556,23 @@ class Collective(Algorithm):
         end = replay.ends(terminated, join(step.truncated, last.truncated))
         return replay.write(ring, seen, trajectory.extras | labels, reward, end)
 
+    # The labelled set, read
+
     def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Its episodes dealt out to environments, one logical shard after another, arrays [labelled_rows + 1, B, ...].
-
-        Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
-        """
-        rows, envs, filled = self.labelled_rows + 1, self.layout.num_envs, np.zeros(self.layout.num_envs, int)
-        turns = np.arange(envs).reshape(self.layout.shards, -1).T.ravel()  # first environments of all shards come first
-        numbers = np.array([self.tasks.index(name) for name in recording["task_names"]])[recording["task"]]
-        names = ("observation", "action", "mu", "log_std", "value", "step")
-        made = {name: np.zeros((rows, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
-        made |= {name: np.zeros((rows, envs), bool) for name in ("held_out", "terminated")}
-        made |= {"task": np.zeros((rows, envs), np.int32), "reward": np.zeros((rows, envs), np.float32)}
-        made["truncated"] = np.ones((rows, envs), bool)
-        counts, begin = dict.fromkeys(range(len(self.tasks)), 0), 0
-        for length in _lengths(recording["step"]):
-            own, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(numbers[begin])
-            place, end = slice(filled[env], filled[env] + length), filled[env] + length
-            for name in names:
-                made[name][place, env] = recording[name][own]
-            made["observation"][end, env] = recording["next_observation"][begin + length - 1]
-            made["reward"][place.start + 1 : end + 1, env] = recording["reward"][own]
-            made["task"][place.start : end + 1, env] = task
-            made["held_out"][place, env] = counts[task] % HELD_OUT == 0
-            made["truncated"][place, env] = False
-            made["terminated"][end, env] = recording["terminated"][begin + length - 1]
-            counts[task], filled[env], begin = counts[task] + 1, end + 1, begin + length
-        return made
-
-    def _fill(self, ring: Replay, arranged: dict[str, Array]) -> Replay:
-        """An empty set with what `arrange` made."""
-        own = {name: jnp.take(rows, self.layout.env_indices(), axis=1) for name, rows in arranged.items()}
-        answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
-        answer["code"] = jnp.zeros((*answer["step"].shape, self.code_size))
-        end = replay.ends(own["terminated"], own["truncated"])
-        return replay.write(ring, {name: own[name] for name in self._seen}, answer, own["reward"][..., None], end)
-
-    def _usable(self, ring: Replay) -> Array:
-        """bool[S, R, E]: rows whose successors are known, and that do not end an episode."""
-        age = (ring.head[:, None] - jnp.arange(self.rows)[None]) % self.rows
-        complete = (age >= 1) & (age <= ring.filled[:, None])
-        return complete[:, :, None] & (ring.end == replay.GOES_ON)
-
-    def _windows(self, ring: Replay, index: Array) -> Window:
-        """Windows [S, m, ...] that end at rows int32[S, m]."""
-
-        def of_shard(ring: Replay, index: Array) -> Window:
-            state, answer = self.states(ring.seen["observation"]), ring.answer
-            return transformer.stored_windows(
-                state, answer["action"], ring.reward[..., 0], answer["step"], index, self.window
-            )
-
-        return jax.vmap(of_shard)(ring, index)
-
-    def _steps(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """What the networks are fitted to, leaves [S, m, ...]."""
-
-        def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
-            after = index + ring.end.shape[1]
-            names = ("action", "mu", "log_std", "code", "value")
-            return {name: _at(ring.answer[name], index) for name in names} | {
-                "state": self.states(_at(ring.seen["observation"], index)),
-                "next_state": self.states(_at(ring.seen["observation"], after)),
-                "reward": _at(ring.reward[..., 0], after),
-            }
-
-        return jax.vmap(of_shard)(ring, index)
+        """See `labelled_ring.arrange`."""
+        return labelled_ring.arrange(recording, self.tasks, self.labelled_rows, self.layout)
 
     def recording(self, ring: Replay) -> dict[str, np.ndarray]:
         """The set as arrays of NumPy, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
-        host = jax.tree.map(np.asarray, ring)
-        usable = np.asarray(self._usable(ring)).swapaxes(1, 2)  # [S, E, R]: one environment after another
-        shard, env, row = np.nonzero(usable)
-        after = (shard, row + 1, env)
-        return {
-            "task_names": self.tasks,
-            "task": host.seen["task"][shard, row, env],
-            "step": host.answer["step"][shard, row, env],
-            "observation": host.seen["observation"][shard, row, env],
-            "action": host.answer["action"][shard, row, env],
-            "reward": host.reward[after][:, 0],
-            "next_observation": host.seen["observation"][after],
-            "terminated": host.end[after] == replay.TERMINATED,
-            "mu": host.answer["mu"][shard, row, env],
-            "log_std": host.answer["log_std"][shard, row, env],
-            "value": host.answer["value"][shard, row, env],
-        }
+        return labelled_ring.recording(ring, self.tasks)
 
     def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
         """Of all full windows of a set with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
-        host = jax.tree.map(np.asarray, ring)
-        full = np.asarray(self._usable(ring)) & (host.answer["step"] >= self.window - 1)
-        return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}
+        return labelled_ring.coded_windows(ring, self.window)
+
+    def _windows(self, ring: Replay, index: Array) -> Window:
+        """Windows [S, m, ...] that end at rows int32[S, m]."""
+        return labelled_ring.windows(ring, index, self.states, self.window)
 
     # Learning
 
@@ -678,22 +602,22 @@ class Collective(Algorithm):
 
     def _fit(self, params: Any, ring: Replay, key: Array, updates: int, name: str) -> tuple[Any, dict[str, Array]]:
         """Updates of world model, actor or critics, and their error on held-out steps."""
-        usable, held_out = self._usable(ring), ring.answer["held_out"]
+        usable, held_out = labelled_ring.usable(ring), ring.answer["held_out"]
 
-        def batch(key: Array, sums: Array) -> dict[str, Array]:
-            index, weight = self._draw(key, sums, self.batch_size)
-            return self._steps(ring, index) | {"weight": weight}
+        def batch(key: Array, counts: Array) -> dict[str, Array]:
+            index, weight = labelled_ring.draw(key, counts, self.batch_size, self.layout)
+            return labelled_ring.samples(ring, index, self.states) | {"weight": weight}
 
         def loss(network: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
             return getattr(self, f"_{name}_error")(dataclasses.replace(params, **{name: network}), sample), {}
 
         key_held_out, key = jax.random.split(key)
-        training = _sums(usable & ~held_out)
+        training = labelled_ring.count_up(usable & ~held_out)
         decay = self.world_decay if name == "world" else 0.0
         params, metrics = self._improve(
             self.layout, params, name, loss, lambda key: batch(key, training), jax.random.split(key, updates), decay
         )
-        checked = batch(key_held_out, _sums(usable & held_out))
+        checked = batch(key_held_out, labelled_ring.count_up(usable & held_out))
         _, (value, _) = self.layout.gradient(loss, getattr(params, name), checked)
         share = jnp.maximum(self.layout.average(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
         return params, metrics | {f"{name}_held_out_loss": value / share}
@@ -746,35 +670,21 @@ class Collective(Algorithm):
         names = ("burst", "learner", "actor") if name == "actor" else (_SETTING.get(name, name),)
         return sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in names)
 
-    def _draw(self, key: Array, sums: Array, number: int) -> tuple[Array, Array]:
-        """Rows of all shards, uniform over those that `sums` int32[S, R E] counts: index int32[S, m], weight [S, m].
-
-        The weight is 0 where there is nothing to draw.
-        """
-        each = number // self.layout.shards
-
-        def of_shard(key: Array, sums: Array) -> tuple[Array, Array]:
-            drawn = jax.random.randint(key, (each,), 0, jnp.maximum(sums[-1], 1), jnp.int32)
-            index = jnp.searchsorted(sums, drawn, side="right").astype(jnp.int32)
-            return jnp.minimum(index, len(sums) - 1), jnp.full(each, sums[-1] > 0, jnp.float32)
-
-        return jax.vmap(of_shard)(self.layout.shard_keys(key), sums)
-
     # The transformer
 
     def _train_transformer(self, params: Any, ring: Replay, key: Array, updates: int) -> tuple[Any, dict[str, Array]]:
         """Updates on full windows of training episodes; losses and nearest neighbours of held-out ones."""
-        full = self._usable(ring) & (ring.answer["step"] >= self.window - 1)
+        full = labelled_ring.usable(ring) & (ring.answer["step"] >= self.window - 1)
         held_out = ring.answer["held_out"]
-        training, checking = _sums(full & ~held_out), _sums(full & held_out)
+        training, checking = labelled_ring.count_up(full & ~held_out), labelled_ring.count_up(full & held_out)
         # InfoNCE compares the windows of a batch: all of them (those of a logical shard where bits must not change)
         layout = dataclasses.replace(self.layout, learn_chunk=0)
 
-        def batch(key: Array, sums: Array) -> dict[str, Any]:
+        def batch(key: Array, counts: Array) -> dict[str, Any]:
             key_rows, key_noise = jax.random.split(key)
-            index, weight = self._draw(key_rows, sums, self.transformer_batch)
+            index, weight = labelled_ring.draw(key_rows, counts, self.transformer_batch, self.layout)
             keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
-            task = jax.vmap(_at)(ring.seen["task"], index)
+            task = labelled_ring.tasks_at(ring, index)
             return {"window": self._windows(ring, index), "task": task, "key": keys, "weight": weight}
 
         def loss(encoder: Any, sample: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
@@ -899,22 +809,7 @@ def _check_recording(recording: dict[str, Any], spec: EnvSpec) -> None:
             )
 
 
-def _lengths(step: np.ndarray) -> np.ndarray:
-    """int[episodes]: how many rows each one has, of the steps [N] of whole episodes."""
-    return np.diff(np.flatnonzero(np.append(step, 0) == 0))
-
-
 def _of_task(values: Array, task: Array) -> Array:
     """[N, ...] of [K, N, ...]: the entry of each sample's task int32[N]."""
     index = task.astype(jnp.int32).reshape(1, -1, *(1,) * (values.ndim - 2))
     return jnp.take_along_axis(values, index, axis=0)[0]
-
-
-def _at(leaf: Array, index: Array) -> Array:
-    """Rows [m, ...] of one shard's leaf [R, E, ...] at index int32[m] into R E."""
-    return jnp.take(leaf.reshape(-1, *leaf.shape[2:]), index, axis=0, mode="clip")
-
-
-def _sums(rows: Array) -> Array:
-    """int32[S, R E]: how many rows are wanted up to each one."""
-    return jnp.cumsum(rows.reshape(len(rows), -1), axis=1, dtype=jnp.int32)
