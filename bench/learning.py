@@ -1,7 +1,7 @@
 """python -m bench.learning RUN RUN RUN --name coma_cpu: several seeds of one configuration as one figure.
 
-Reads what each run wrote: the curve of its selection episodes (metrics.jsonl) and its held-out evaluation
-(evaluation.json, made by `jaxrl.evaluate`), and writes bench/results/learning_NAME.json and .png.
+Reads what each run wrote: the curve of its selection episodes, or of its training episodes (metrics.jsonl), and its
+held-out evaluation (evaluation.json, made by `jaxrl.evaluate`), and writes bench/results/learning_NAME.json and .png.
 """
 
 import argparse
@@ -26,11 +26,16 @@ from jaxrl.files import write_atomically
 from jaxrl.report.writer import read_metrics
 from jaxrl.run_directory import open_run
 
+HUNDRED = 100
 _LABEL = 0.08  # height of a label, as a share of the range of the scripted policies
 
 
-def read(run: str) -> dict[str, Any]:
-    """One run: its seed, curve and held-out scores. Raises UserError where it was not evaluated."""
+def read(run: str, training: str | None = None) -> dict[str, Any]:
+    """One run: its seed, curve and held-out scores; with `training` the curve is that metric of training episodes.
+
+    Raises:
+        UserError: the run was not evaluated, or its training has no such metric.
+    """
     directory = open_run(run)
     path = directory / FILE
     if not path.is_file():
@@ -40,6 +45,12 @@ def read(run: str) -> dict[str, Any]:
     score = f"eval/{evaluation['score']}"
     began = next(line["time/unix"] for line in lines if "time/unix" in line)
     timed = [line for line in lines if "time/unix" in line]
+    seed = evaluation["settings"]["seed"]
+    if training is not None:
+        curve = in_hundreds([line for line in timed if f"episode/{training}" in line], f"episode/{training}", began)
+        if not curve:
+            raise UserError(f"{run} has no hundred training episodes with a '{training}': name one of their metrics")
+        return {"seed": seed, "curve": curve, "evaluation": evaluation}
     curve = []
     for line in lines:
         if score in line:  # evaluations stand between the lines of training: take the last one before
@@ -47,7 +58,19 @@ def read(run: str) -> dict[str, Any]:
             last = max(before or timed[:1], key=lambda row: row["iteration"])
             seconds = round(last["time/unix"] - began, 1)
             curve.append({"env_steps": last["env_steps"], "seconds": seconds, "score": line[score]})
-    return {"seed": evaluation["settings"]["seed"], "curve": curve, "evaluation": evaluation}
+    return {"seed": seed, "curve": curve, "evaluation": evaluation}
+
+
+def in_hundreds(lines: Sequence[dict[str, Any]], name: str, began: float) -> list[dict[str, Any]]:
+    """Means over a hundred training episodes or a few more each; a rest of fewer is left out."""
+    curve, episodes, total = [], 0.0, 0.0
+    for line in lines:
+        episodes, total = episodes + line["episodes"], total + line["episodes"] * line[name]
+        if episodes >= HUNDRED:
+            seconds = round(line["time/unix"] - began, 1)
+            curve.append({"env_steps": line["env_steps"], "seconds": seconds, "score": total / episodes})
+            episodes, total = 0.0, 0.0
+    return curve
 
 
 def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -97,7 +120,7 @@ def plot(result: dict[str, Any]) -> Figure:
     """Curves against environment steps and against wall time; baselines, which contests do not have, as lines."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    policies = {} if result["contest"] else result["held_out"]
+    policies = {} if result["contest"] or result["training"] else result["held_out"]
     baselines = {p: s[0]["mean"] for p, s in policies.items() if p not in ("learned", "sampled")}
     for axis, unit, label, scale in (
         (axes[0], "env_steps", "environment steps (thousands)", 1e-3),
@@ -111,7 +134,10 @@ def plot(result: dict[str, Any]) -> Figure:
             place = max(mean, place + _LABEL * (max(baselines.values()) - min(baselines.values())))
             axis.annotate(policy, (1.0, place), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
         axis.set_xlabel(label)
-    axes[0].set_ylabel(f"{result['metric']} at the end of an episode")
+    label = f"{result['metric']} at the end of an episode"
+    if result["training"]:
+        label = f"{result['training']}, means of {HUNDRED} training episodes"
+    axes[0].set_ylabel(label)
     axes[0].legend()
     return figure
 
@@ -124,15 +150,18 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--name", required=True, help="what the figure is called")
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
     flags.add_argument("--reach", type=float, metavar="SCORE", help="also say how many environment steps led there")
+    flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
     asked = flags.parse_args(list(argv))
     if asked.reach is not None and not math.isfinite(asked.reach):
         raise UsageError(f"--reach must be a finite score, not {asked.reach}")
-    result = summary([read(run) for run in asked.runs], asked.name) | {"note": asked.note}
+    result = summary([read(run, asked.training) for run in asked.runs], asked.name)
+    result |= {"training": asked.training, "note": asked.note}
     if asked.reach is not None:
         steps = [steps_to(curve, asked.reach) for curve in result["curves"]]
         median = statistics.median(math.inf if step is None else step for step in steps)
         result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
-        print(f"{result['metric']} {asked.reach:g} first after {steps} environment steps, median {median:g}")
+        metric = asked.training or result["metric"]
+        print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}")
     stem: Path = measure.RESULTS / f"learning_{asked.name}"
     measure.RESULTS.mkdir(exist_ok=True)
     write_atomically(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")

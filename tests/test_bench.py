@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny import Corridor
 
-from bench import compare, convolution, env_throughput, flops, measure, plots, systems, train_throughput
+from bench import compare, convolution, env_throughput, flops, learning, measure, plots, systems, train_throughput
 from bench.coverage import system as coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
@@ -517,3 +517,34 @@ def test_variants_keep_the_type_of_the_setting():
     }
     with pytest.raises(UsageError, match="one number or word"):
         env_throughput.variants({"weights": (0.0, 1.0)}, "weights=1,2")
+
+
+def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results")
+    run = tmp_path / "runs" / "snakes" / "0001"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("algo: ddpg\n")
+    selections = {3: -5.0, 4: 2.0}  # by iteration; training scores 1, 1, 2, 2, ... in lines of fifty games each
+    lines = []
+    for k in range(1, 6):
+        line = {"iteration": k, "env_steps": 10 * k, "time/unix": 100.0 + k, "episodes": 50.0}
+        lines.append(line | {"episode/score": float((k + 1) // 2)})
+        if k in selections:
+            lines.append({"iteration": k, "eval/score_difference": selections[k]})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    match = {"first": "sampled", "second": "random", "score": {"mean": 2.5}}
+    evaluation = {"score": "score_difference", "episodes": 7, "settings": {"seed": 4}, "versions": {}}
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"matches": [match]}))
+    assert learning.main([str(run), "--name", "a", "--reach", "0"]) == 0
+    made = json.loads((tmp_path / "results" / "learning_a.json").read_text())
+    assert made["curves"] == [
+        [{"env_steps": 30, "seconds": 2.0, "score": -5.0}, {"env_steps": 40, "seconds": 3.0, "score": 2.0}]
+    ]
+    assert made["reached"] == {"score": 0.0, "env_steps": [40], "median": 40} and made["seeds"] == [4]
+    assert made["held_out"] == {"sampled against random": [{"score": {"mean": 2.5}}]}
+    assert learning.main([str(run), "--name", "b", "--training", "score"]) == 0
+    made = json.loads((tmp_path / "results" / "learning_b.json").read_text())
+    assert [(point["env_steps"], point["score"]) for point in made["curves"][0]] == [(20, 1.0), (40, 2.0)]
+    capsys.readouterr()
+    assert learning.main([str(run), "--name", "c", "--training", "scores"]) == 1
+    assert "no hundred training episodes with a 'scores'" in capsys.readouterr().err

@@ -515,6 +515,19 @@ def test_only_the_second_level_leaves_beans_to_each_other() -> None:
     assert choose(state, settings, range(3), 1, exclusive_beans=True) == [RIGHT, RIGHT, RIGHT]
 
 
+def test_stale_players_see_snakes_where_they_first_died() -> None:
+    wall = line((2, 2), (1, 2), (0, 2), (9, 2), (8, 2), towards=DOWN)
+    game = started(EASTWARDS, line((4, 6), (5, 6), (6, 6), (7, 6), towards=UP), wall)
+    game.step([RIGHT, UP, DOWN])
+    assert game.state.bodies[0][0] == (0, 1) and game.ghosts == {0: [(5, 6), (5, 5), (5, 4)]}
+    assert choose(game.state, game.settings, [0], 2) == [UP]  # across the edge
+    assert choose(game.state, game.settings, [0], 2, ghosts=game.ghosts) == [RIGHT]  # the only way out of there
+    bean = replace(game.state, beans=[(5, 5)])
+    assert choose(bean, game.settings, [0], 2, ghosts=game.ghosts) == [LEFT]  # beans hide ghosts
+    game.step([RIGHT, UP, DOWN])
+    assert game.hit[0] and game.ghosts == {0: [(5, 6), (5, 5), (5, 4)]}  # of the first death
+
+
 def test_players_without_a_bean() -> None:
     free = State([[(5, 5), (4, 5), (4, 6)]], [DOWN], [])
     settings = replace(BOARD, num_snakes=1, teams=1)

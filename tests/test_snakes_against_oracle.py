@@ -125,7 +125,7 @@ def program(case: tuple[int, ...]) -> Any:
         turn = functools.partial(snakes_env._half_turn, half=agents)
         seats = [game] if teams == 1 else [game, turn(game)]
         direction = rules.resolved(game.direction, action, turns)
-        moved, engine, hit = rules.move(board, game, direction)
+        moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
         kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
         after = draws.refill(board, kept, words)
@@ -266,6 +266,7 @@ ENVIRONMENTS: list[dict[str, Any]] = [
     {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original"},
     {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "lives"},
     {"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
+    {"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "seat": "both", "stale_opponents": True},
 ]  # fmt: skip
 
 
@@ -344,7 +345,8 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                     continue
                 if env.scripted:
                     others = rule.team(1 - seats[i])
-                    answers = choose(game.state, rule, others, LEVELS[levels[i]], exclusive_beans=env.exclusive_beans)
+                    ghosts = game.ghosts if env.stale_opponents else None
+                    answers = choose(game.state, rule, others, LEVELS[levels[i]], None, env.exclusive_beans, ghosts)
                     for k, answer in zip(others, answers, strict=True):
                         wanted[i][k] = answer
                 reached = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], after))

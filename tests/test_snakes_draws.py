@@ -208,7 +208,7 @@ WORKED = [  # bodies, directions taken, bean, hit, rewards
 def test_worked_cases(bodies, taken, beans, hit, paid):
     board = Board(10, 20)
     game = jax.tree.map(jnp.asarray, segments.from_segments(board, bodies, taken, beans, 5))
-    after, reward, died = rules.move(board, game, jnp.asarray(taken, jnp.int32))
+    after, reward, died, _ = rules.move(board, game, jnp.asarray(taken, jnp.int32))
     assert np.asarray(died).tolist() == [bool(h) for h in hit]
     assert np.asarray(reward).tolist() == paid
     assert (np.asarray(after.beans) == -1).all()

@@ -266,3 +266,11 @@ def test_fixed_reward_counts_deaths():
         for engine, hit in ((0, False), (1, False), (0, True), (-2, True))
     ]
     np.testing.assert_allclose(paid, [0.1, 30.1, -50, -50], rtol=1e-6)
+
+
+def test_opponents_are_stale_in_training_alone() -> None:
+    env = envs_jax.make("snakes", stale_opponents=True, opponent="1", eval_opponent="2")
+    judged = env.for_evaluation()
+    assert env.stale_opponents and not judged.stale_opponents and judged.opponent == "2"
+    assert env.contest.settings["stale_opponents"] is False
+    assert "stale_opponents" not in envs_jax.make("snakes").contest.settings

@@ -74,7 +74,7 @@ def test_recorded_steps_are_reproduced(configuration):
 
     @jit
     def core(game, direction, words):
-        moved, reward, hit = rules.move(board, game, direction)
+        moved, reward, hit, _ = rules.move(board, game, direction)
         kept = respawn.respawn(board, moved)
         filled = draws.refill(board, kept, words)
         return kept, filled, reward, hit, rules.ended(board, filled, limit)

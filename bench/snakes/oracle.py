@@ -117,12 +117,14 @@ class Outcome:
         rewards: engine reward of each snake.
         hit: whether each snake died.
         done: whether the game is over.
+        fallen: the bodies of those that died, as the move left them.
     """
 
     state: State
     rewards: list[int]
     hit: list[bool]
     done: bool
+    fallen: dict[int, list[Cell]]
 
 
 # ---------------------------------------------------------------- rules
@@ -194,7 +196,8 @@ def advance(state: State, resolved: Integers, settings: Settings) -> Outcome:
     )
     failed = not _respawn_all(after, hit, settings)
     full = settings.num_beans + sum(map(len, after.bodies)) > settings.height * settings.width
-    return Outcome(after, rewards, hit, done=after.step_count > settings.max_step or full or failed)
+    done = after.step_count > settings.max_step or full or failed
+    return Outcome(after, rewards, hit, done, {i: bodies[i] for i in itertools.compress(range(len(hit)), hit)})
 
 
 def _respawn_all(state: State, hit: Sequence[bool], settings: Settings) -> bool:
@@ -286,6 +289,7 @@ class Game:
         rewards, hit: [n] int and bool, engine rewards and deaths of the last step.
         totals: [n] int, engine rewards since the reset.
         done: whether the game is over.
+        ghosts: bodies of the snakes that have died since the reset, as the first fatal move left them.
     """
 
     def __init__(
@@ -302,6 +306,7 @@ class Game:
         self.hit = np.zeros(self.settings.num_snakes, dtype=bool)
         self.totals = np.zeros(self.settings.num_snakes, dtype=np.int64)
         self.done = False
+        self.ghosts: dict[int, list[Cell]] = {}
 
     @property
     def rng(self) -> np.random.Generator:
@@ -339,6 +344,7 @@ class Game:
             self.state = replace(outcome.state, beans=[*outcome.state.beans, *new_beans])
         self.rewards, self.hit, self.done = np.array(outcome.rewards), np.array(outcome.hit), outcome.done
         self.totals = self.totals + self.rewards
+        self.ghosts = outcome.fallen | self.ghosts
         return self.rewards, self.done
 
     def observe(self, layout: str = "26", seat: int = 0) -> np.ndarray:

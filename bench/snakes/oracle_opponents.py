@@ -6,7 +6,7 @@ earlier bean. The levels are not ordered by strength: 2 is the strongest, then e
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ def choose(
     level: int | str,
     rng: np.random.Generator | None = None,
     exclusive_beans: bool = False,
+    ghosts: Mapping[int, Sequence[Cell]] | None = None,
 ) -> list[int]:
     """Actions of the given snakes, which choose in turn; each goes for a bean near its head.
 
@@ -43,6 +44,8 @@ def choose(
         level: one of LEVELS.
         rng: for level 0.
         exclusive_beans: the levels 3, 4 and evasion leave beans to each other as 2 does; not the published players.
+        ghosts: bodies that the players see instead of the true ones, under the beans: the published trainer's defect
+            until December 2021, where they are `Game.ghosts`.
     """
     if level not in LEVELS:
         raise ValueError(f"unknown level {level!r}; use one of {LEVELS}.")
@@ -51,14 +54,15 @@ def choose(
             raise ValueError("level 0 plays at random: give it a generator.")
         return [int(action) for action in rng.integers(4, size=len(snakes))]
     exclusive = level == 2 or (exclusive_beans and level != 1)
-    bodies = {cell for body in state.bodies for cell in body}
+    shown = [(ghosts or {}).get(i, body) for i, body in enumerate(state.bodies)]
+    bodies = {cell for body in shown for cell in body} - set(state.beans)
     beans = list(state.beans)
     actions = []
     for i in snakes:
         if not state.bodies[i]:
             actions.append(UP)
             continue
-        head = state.bodies[i][0]
+        head = shown[i][0]
         bean = min(beans, key=lambda b: _square(head, b), default=None)
         if exclusive and bean is not None:
             beans.remove(bean)
@@ -102,12 +106,12 @@ def safe_directions(head: Cell, bodies: Collection[Cell], settings: Settings) ->
     return safe
 
 
-def scripted(level: int | str, exclusive_beans: bool = False) -> Policy:
-    """A level as a policy; it takes the random numbers of the game."""
+def scripted(level: int | str, exclusive_beans: bool = False, stale: bool = False) -> Policy:
+    """A level as a policy; it takes the random numbers of the game, and sees its ghosts if `stale`."""
 
     def policy(game: Game, seat: int) -> list[int]:
-        rng = game.rng if level == 0 else None
-        return choose(game.state, game.settings, game.settings.team(seat), level, rng, exclusive_beans)
+        rng, ghosts = game.rng if level == 0 else None, game.ghosts if stale else None
+        return choose(game.state, game.settings, game.settings.team(seat), level, rng, exclusive_beans, ghosts)
 
     return policy
 

@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", default="2000", metavar="N", help="games of 200 steps (default: 2000)")
     parser.add_argument("--games", default="500", metavar="N", help="evaluation games in each seat (default: 500)")
     parser.add_argument("--seed", default="1", metavar="N", help="of everything (default: 1)")
+    parser.add_argument("--fresh_opponents", action="store_true", help="opponents see the game as it is, as in the "
+                        "published trainer since December 2021")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
     episodes = whole(parsed.episodes, "--episodes", 1, 1_000_000)
@@ -57,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     except ImportError as error:
         raise UserError(str(error)) from None
     config = configuration.parse(["--config", PRESET]).config
-    play = TorchGames(config.env_settings, config.algo_settings, seed)
+    stale = {"stale_opponents": not parsed.fresh_opponents}
+    play = TorchGames(config.env_settings | stale, config.algo_settings, seed)
     training = train(play, episodes)
     play.learner.epsilon = 0.0
 
@@ -77,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
             "notes": [],
             "episodes": episodes,
             "seed": seed,
+            **stale,
             "training_score_per_100_games": hundreds.tolist(),
             "against_random": {
                 "games": own.size,

@@ -50,6 +50,7 @@ class Match:
         self.layout = _known("observation", env["observation"], tuple(f"obs{x}" for x in LAYOUTS)).removeprefix("obs")
         self._reward = _known("reward", env["reward"], REWARDS)
         self._rng, self._seats, self._exclusive = rng, env["seat"], env["exclusive_beans"]
+        self._stale = env["stale_opponents"]
         outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
         drawn = None if outside else schedule.parse(env["opponent"])
         if drawn is not None and len(drawn.mixtures) > 1:
@@ -85,12 +86,12 @@ class Match:
         for seat in range(self.settings.teams):
             if seat not in of_seat:
                 assert self._level is not None
-                of_seat[seat] = self._choose(self._level, seat)
+                of_seat[seat] = self._choose(self._level, seat, self._stale)
         _, done = self.game.step(np.concatenate([of_seat[seat] for seat in sorted(of_seat)]))
         return np.concatenate([self.game.shaped(self._reward, seat) for seat in self.seats]), done
 
-    def _choose(self, level: int | str, seat: int) -> np.ndarray:
-        return np.array(oracle_opponents.scripted(level, self._exclusive)(self.game, seat))
+    def _choose(self, level: int | str, seat: int, stale: bool = False) -> np.ndarray:
+        return np.array(oracle_opponents.scripted(level, self._exclusive, stale)(self.game, seat))
 
 
 class NumpyGames:

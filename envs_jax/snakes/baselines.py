@@ -47,7 +47,7 @@ def contest(env: "Snakes") -> Contest:
     everyone = ",".join(opponents.LEVELS)
     return Contest(
         game={name: getattr(env, name) for name in GAME},
-        settings={"opponent": everyone, "seat": "both"},
+        settings={"opponent": everyone, "seat": "both"} | ({"stale_opponents": False} if env.stale_opponents else {}),
         league={"opponent": f"{everyone},self", "seat": "both", "exclusive_beans": env.exclusive_beans},
         rivals={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
         outside=jnp.asarray(only[schedule.SELF]) if schedule.SELF in used else None,

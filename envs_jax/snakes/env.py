@@ -22,7 +22,7 @@ from envs_jax.base import (
 )
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage.stages import stage
-from envs_jax.snakes import baselines, draws, full, observation, opponents, respawn, reward, rules, schedule
+from envs_jax.snakes import baselines, draws, full, ghosts, observation, opponents, respawn, reward, rules, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board, total
 from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
@@ -44,12 +44,14 @@ class State:
         game: what the rules know.
         level: int32[], who plays the other team, index in `schedule.PLAYERS`.
         second: bool[], the learner's team plays the second half of the snakes.
+        ghosts: what stale opponents see, () unless there are some.
     """
 
     key: Array
     game: Game
     level: Array
     second: Array
+    ghosts: Any = ()
 
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
@@ -76,6 +78,9 @@ class Snakes(Environment):
     )
     eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
     exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
+    stale_opponents: bool = setting(
+        False, "whether scripted opponents go on seeing each snake where it first died, as the published weights' did"
+    )
     seat: str = setting("first", f"which team the learner plays: {', '.join(SEATS)} (drawn for each game)")
     observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
     reward: str = setting("original", f"what snakes are paid: {', '.join(reward.NAMES)}")
@@ -188,8 +193,8 @@ class Snakes(Environment):
         return self.schedule.at(progress.fraction)
 
     def for_evaluation(self) -> "Snakes":
-        """Against `eval_opponent`."""
-        return self if self.outside else dataclasses.replace(self, opponent=self.eval_opponent)
+        """Against `eval_opponent`, who sees the game as it is."""
+        return self if self.outside else dataclasses.replace(self, opponent=self.eval_opponent, stale_opponents=False)
 
     @property
     def contest(self) -> Contest | None:
@@ -236,7 +241,8 @@ class Snakes(Environment):
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
         second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
-        return State(key, game, level, second[self.seat] != 0)
+        stale = ghosts.begin(game) if self.stale_opponents else ()
+        return State(key, game, level, second[self.seat] != 0, stale)
 
     def _swapped(self, values: Array, second: Array, axis: int = 0) -> Array:
         """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
@@ -252,6 +258,12 @@ class Snakes(Environment):
         changed = {name: self._swapped(getattr(game, name), second) for name in names}
         return dataclasses.replace(game, body=self._swapped(game.body, second, 1), **changed)
 
+    def _shown_to_opponents(self, state: State) -> Game:
+        """The game as scripted opponents see it, whose snakes come last."""
+        if not self.stale_opponents:
+            return self.seen(state)
+        return self.seen(dataclasses.replace(state, game=ghosts.shown(self.board, state.ghosts, state.game)))
+
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """One step for random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
@@ -265,7 +277,10 @@ class Snakes(Environment):
             action = self._with_opponents(state, words[-1], action)
         action = self._swapped(action, state.second)
         direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
-        game, engine, hit = rules.move(board, state.game, direction)
+        game, engine, hit, ate = rules.move(board, state.game, direction)
+        if self.stale_opponents:
+            stale = ghosts.update(board, state.ghosts, state.game, game, ate, hit)
+            state = dataclasses.replace(state, ghosts=stale)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
@@ -279,7 +294,7 @@ class Snakes(Environment):
             return action
         others = opponents.act(
             self.board,
-            self.seen(state),
+            self._shown_to_opponents(state),
             slice(half, self.snakes),
             state.level,
             word,

@@ -83,7 +83,7 @@ def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
     return jnp.where(split, board.beside(beside, way), beside)
 
 
-def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array]:
+def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
     """All snakes move and eat, then all collisions are looked at.
 
     Args:
@@ -95,6 +95,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         game: snakes that were hit have no cells (length 0), beans that were eaten are gone.
         reward: int32[n, ...], 1 for a meal; 3 - length before the step for a snake that was hit.
         hit: bool[n, ...].
+        ate: bool[n, ...], of snakes that were hit, too.
     """
     snakes, lanes = game.head.shape[0], game.steps.shape
     head = board.beside(game.head, direction)
@@ -131,7 +132,7 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         steps=game.steps + 1,
     )
     reward = jnp.where(hit, START_LENGTH - game.length, ate.astype(jnp.int32))
-    return moved, reward, hit
+    return moved, reward, hit, ate
 
 
 def _without(beans: Array, eaten: Array) -> Array:

@@ -132,7 +132,7 @@ def fates(env: "Snakes", states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
             action = env._with_opponents(state, words[-1], action)
         turns = draws.turns(words[env.beans :], env.snakes)
         direction = rules.resolved(state.game.direction, env._swapped(action, state.second), turns)
-        moved, _, hit = rules.move(env.board, state.game, direction)
+        moved, _, hit, _ = rules.move(env.board, state.game, direction)
         return hit.T, jnp.stack([row(moved.head), column(moved.head)], axis=-1).swapaxes(0, 1)
 
     hit, cells = play(states.key[:steps], states.game, states.level, states.second, jnp.asarray(actions, jnp.int32).T)

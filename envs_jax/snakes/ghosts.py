@@ -1,0 +1,61 @@
+"""What scripted opponents see in the trainer that made the published weights: the game at its start, partly alive.
+
+The trainer of jidiai/Competition_3v3snakes of August 2021 (mended in December) shows its opponents the lists of cells
+that it was handed at the reset. The engine goes on with the list of the beans and with that of every snake until the
+snake dies: then it starts a new one, and the old list stays as the fatal move left it. So opponents see beans and
+snakes that have not died as they are, all others, themselves included, where they died first in this game.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array, pytree
+from envs_jax.snakes.board import Board, union
+from envs_jax.snakes.rules import Game, bean_plane
+
+
+@pytree
+class Ghosts:
+    """Snakes that died; lanes as in `board`.
+
+    Attributes:
+        died: bool[n, ...], at least once in this game.
+        body: uint32[H, n, ...], cells at the first death.
+        head: int32[n, ...], place of the head then.
+    """
+
+    died: Array
+    body: Array
+    head: Array
+
+
+def begin(game: Game) -> Ghosts:
+    """No snake has died."""
+    return Ghosts(jnp.zeros_like(game.head, bool), jnp.zeros_like(game.body), jnp.zeros_like(game.head))
+
+
+def update(board: Board, ghosts: Ghosts, before: Game, moved: Game, ate: Array, hit: Array) -> Ghosts:
+    """After a move.
+
+    Args:
+        board: its size.
+        ghosts: of the steps before.
+        before, moved, ate, hit: what `rules.move` was given and returned.
+    """
+    new = hit & ~ghosts.died
+    body = before.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(before.tail)) | board.mark(moved.head)
+    return Ghosts(
+        died=ghosts.died | hit,
+        body=jnp.where(new[None], body, ghosts.body),
+        head=jnp.where(new, moved.head, ghosts.head),
+    )
+
+
+def shown(board: Board, ghosts: Ghosts, game: Game) -> Game:
+    """The game as `opponents.act` is to see it: only which cells are snakes, heads and beans mean something.
+
+    Beans may lie on ghosts; such cells count as beans.
+    """
+    body = union(jnp.where(ghosts.died[None], ghosts.body, game.body), 1) & ~bean_plane(board, game)
+    return dataclasses.replace(game, body=body[:, None], head=jnp.where(ghosts.died, ghosts.head, game.head))
