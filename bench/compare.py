@@ -68,7 +68,7 @@ def run(parsed: argparse.Namespace, cases: dict[str, dict[str, Any]], argv: Sequ
     result = measure.header(KIND, argv, parsed.quick)
     torch = importlib.util.find_spec("torch") is not None
     if not torch:
-        result["notes"].append("PyTorch is not installed (pip install 'jaxrl[torch]'): no PyTorch learner")
+        result["notes"].append("PyTorch is not installed (pip install -e '.[torch]'): no PyTorch learner")
     asked = {name: requests(parsed, name, case, torch) for name, case in cases.items()}
     for note in result["notes"]:
         measure.say(note)

@@ -161,17 +161,17 @@ def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str,
         oldest = min(OLDEST_DRIVER.values())
         return f"the driver {nvidia.driver} is too old for JAX: install version {oldest} or newer"
     if not plugins:
-        return f"JAX is installed without CUDA: pip install 'jaxrl[{extra}]'"
+        return f"JAX is installed without CUDA: pip install -e '.[{extra}]'"
     if len(plugins) > 1:
-        return f"{' and '.join(plugins)} exclude each other: uninstall both, then pip install 'jaxrl[{extra}]'"
+        return f"{' and '.join(plugins)} exclude each other: uninstall both, then pip install -e '.[{extra}]'"
     name, version = next(iter(plugins.items()))
     ours = importlib.metadata.version("jaxlib")
     if version.split(".")[:2] != ours.split(".")[:2]:
-        return f"{name} {version} does not fit jaxlib {ours}: pip install --upgrade 'jaxrl[{extra}]'"
+        return f"{name} {version} does not fit jaxlib {ours}: pip install --upgrade -e '.[{extra}]'"
     if "cuda13" in name and extra == "cuda12":
         return (
             f"the driver {nvidia.driver} is too old for CUDA 13 (it needs {OLDEST_DRIVER['cuda13']}): pip uninstall "
-            f"{name} and pip install 'jaxrl[cuda12]', or update the driver"
+            f"{name} and pip install -e '.[cuda12]', or update the driver"
         )
     said = f", JAX says: {' '.join(error.split())}" if error else ""
     return (

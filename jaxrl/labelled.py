@@ -23,6 +23,7 @@ successor. K tasks, D numbers of an observation, n of an action.
 
 import dataclasses
 import io
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -39,6 +40,12 @@ _FLOATS = {
     "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
 }  # fmt: skip
 _INTEGERS = ("task", "step")
+_MOST_LOG_STD = 50  # its square and its exponential still are float32
+# What damaged archives and headers of arrays raise; TypeError: one array instead of an archive.
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+    *(tokenize.TokenError, SyntaxError),
+)
 _ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
@@ -100,9 +107,11 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays: dict[str, Any] = {name: file[name] for name in file.files}
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:  # TypeError: one array
+    except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
-        raise LabelledSetError(f"the labelled set {path} cannot be read ({reason})") from None
+        raise LabelledSetError(
+            f"the labelled set {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it anew"
+        ) from None
     _check(arrays, str(path), least_episodes)
     names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
     made = {name: arrays[name] for name in names}
@@ -151,6 +160,9 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         raise refuse("holds no steps: collect some")
     if np.ndim(arrays["task_names"]) != 1 or np.asarray(arrays["task_names"]).dtype.kind != "U":
         raise refuse("holds task_names as something else than str[K]: give a name for each task")
+    names = [str(name) for name in arrays["task_names"]]
+    if len({*names, ""}) <= len(names):
+        raise refuse(f"has the tasks {names}: give each a name of its own")
     for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
         array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
         if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
@@ -161,6 +173,9 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         if not np.all(finite):
             row = int(np.argmin(finite))
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
+    for name in ("observation", "action"):
+        if not arrays[name].shape[1]:
+            raise refuse(f"has no numbers in {name}: give what was seen and done")
     for one, other in _ALIKE:
         sizes = arrays[one].shape[1], arrays[other].shape[1]
         if sizes[0] != sizes[1]:
@@ -168,6 +183,8 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     for name in ("action", "mu"):
         if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
+    if np.abs(arrays["log_std"]).max() > _MOST_LOG_STD:
+        raise refuse(f"has values of log_std beyond {_MOST_LOG_STD}: give the logarithm of the standard deviation")
     _check_episodes(arrays, refuse, least_episodes)
 
 

@@ -35,9 +35,9 @@ def jaxlib():
 @pytest.mark.parametrize(
     ("nvidia", "plugins", "environ", "words"),
     [
-        (H200, {}, {}, "pip install 'jaxrl[cuda12]'"),
-        (Nvidia(("H200",), "580.65"), {}, {}, "pip install 'jaxrl[cuda13]'"),
-        (Nvidia(("/dev/nvidia0",)), {}, {}, "pip install 'jaxrl[cuda12]'"),
+        (H200, {}, {}, "pip install -e '.[cuda12]'"),
+        (Nvidia(("H200",), "580.65"), {}, {}, "pip install -e '.[cuda13]'"),
+        (Nvidia(("/dev/nvidia0",)), {}, {}, "pip install -e '.[cuda12]'"),
         (Nvidia(("K80",), "470.82"), {}, {}, "too old for JAX: install version 525"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {"JAX_PLATFORMS": "cpu"}, "unset it"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {"CUDA_VISIBLE_DEVICES": ""}, "hides all GPUs"),

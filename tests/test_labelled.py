@@ -74,6 +74,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"task": np.zeros(40)}, "holds task as float64[40] beside 40 rows of step, not as int[N]"),
     "box": (changed("action", (3, 0), 1.5), "has values of action outside [-1, 1]"),
     "task": (changed("task", slice(36, 40), 2), "names 2 tasks, but has rows of task 2"),
+    "no numbers": ({name: np.zeros((40, 0), np.float32) for name in ("action", "mu", "log_std")},
+                   "has no numbers in action"),
+    "one name twice": ({"task_names": ("push", "push")}, "has the tasks ['push', 'push']: give each a name of its own"),
+    "no name": ({"task_names": ("push", "")}, "give each a name of its own"),
+    "a wild deviation": (changed("log_std", (3, 0), 1e30), "has values of log_std beyond 50"),
     "a gap": (changed("step", 6, 3), "breaks an episode at row 6"),
     "no beginning": (changed("step", 0, 1), "breaks an episode at row 0"),
     "a step behind the end": (changed("terminated", 5, True), "breaks an episode at row 6"),
@@ -99,7 +104,17 @@ def test_a_set_that_will_not_do_is_refused(what: str, tmp_path: Path) -> None:
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no archive")
     np.save(tmp_path / "array.npy", np.zeros(3))
+    for bit in (1, 1 << 6):  # "encrypted", "strongly encrypted": flags in the headers of a zip archive
+        content = bytearray(saved(tmp_path / "set.npz").read_bytes())
+        for header, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            at = content.find(header)
+            while at >= 0:
+                content[at + offset] |= bit
+                at = content.find(header, at + 1)
+        (tmp_path / f"flag{bit}.npz").write_bytes(content)
     for name, sentence in (
+        ("flag1.npz", "no .npz archive of plain arrays): name a file that jaxrl.collect wrote, or make it anew"),
+        ("flag64.npz", "no .npz archive of plain arrays"),
         ("absent.npz", "cannot be read (No such file or directory)"),
         ("text.npz", "no .npz archive of plain arrays"),
         ("array.npy", "no .npz archive of plain arrays"),

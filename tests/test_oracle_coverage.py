@@ -446,7 +446,7 @@ def test_greedy_beats_random() -> None:
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    module = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'jaxrl[torch]'")
+    module = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     threads = module.get_num_threads()
     module.set_num_threads(1)  # the networks are small; threads that wait for a busy core cost more than they save
     yield module

@@ -228,7 +228,7 @@ def one_sentence(text: str, wanted: str) -> None:
     [
         (f"{SCRIPTED} mujoco", "unknown simulator 'mujoco': choose from: jax, metaworld"),
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
-        (f"{SCRIPTED} metaworld", "install the extra 'real', pip install 'jaxrl[real]'"),
+        (f"{SCRIPTED} metaworld", "install the extra 'real', pip install -e '.[real]'"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3", "install the extra 'real'"),
         (f"{SCRIPTED} metaworld --horizon 501", "horizon is 501; choose 1 to 500 steps"),
         (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),

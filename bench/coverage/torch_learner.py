@@ -34,7 +34,7 @@ def require_torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ImportError("The PyTorch baseline needs PyTorch: pip install 'jaxrl[torch]'.") from error
+        raise ImportError("The PyTorch baseline needs PyTorch: pip install -e '.[torch]'.") from error
     return torch
 
 

@@ -38,7 +38,7 @@ def packages() -> Any:
         import mujoco
     except ImportError as error:
         raise ValueError(
-            f"Meta-World is not installed ({error}): install the extra 'real', pip install 'jaxrl[real]'"
+            f"Meta-World is not installed ({error}): install the extra 'real', pip install -e '.[real]'"
         ) from None
     return metaworld, mujoco
 
