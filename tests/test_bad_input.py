@@ -93,7 +93,7 @@ USAGE = {
     ),
     "weights of another observation": (
         f"{DDPG} --config ddpg_competition --observation obs26 --init_from {{teams}}",
-        "observation obs_full, reward lives, masks True; here opponent 2, observation obs26",
+        "observation obs_full, reward lives, masks True; here opponent 2, stale_opponents True, observation obs26",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
 }  # fmt: skip
