@@ -378,7 +378,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     keep = np.ones(len(whole), bool)
     keep[2:4] = keep[23:24] = False
     own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
-    lengths = collective._lengths(own["step"])
+    lengths = labelled_ring.lengths(own["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
