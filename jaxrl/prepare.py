@@ -140,8 +140,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         total_env_steps=resolved.run.schedule_env_steps,
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
-    warnings = [line for line in (warning, _cut_short(algo, total)) if line]
-    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
+    notes = [*algo.summary(), *([f"warning: {warning}"] if warning else [])]
     with usage_errors():  # settings of algorithm and environment that do not go together
         made = plan.make_plan(trainer, limit, evaluation)
     return Setup(resolved, env, algo, trainer, mesh, made, notes)
@@ -206,21 +205,6 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
-
-
-def _cut_short(algo: Algorithm, total: int) -> str | None:
-    """A warning where the total of environment steps does not lead through all phases."""
-    needed, left_out = 0, []
-    for phase in algo.phases:
-        needed += (1 if phase.iterations is None else phase.iterations) * phase.steps * algo.layout.num_envs
-        if phase.steps and needed > total:
-            left_out.append(phase.name)
-    if not left_out:
-        return None
-    return (
-        f"{total:,} environment steps cut the run short in the phase '{left_out[0]}': all phases take at least "
-        f"{needed:,}; raise --total_env_steps, or make the phases shorter"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
