@@ -234,6 +234,7 @@ def one_sentence(text: str, wanted: str) -> None:
         (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),
         (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
         (f"{SCRIPTED} metaworld --against nowhere", "leave --simulator out"),
+        (f"{SCRIPTED} jax --devices 1", "leave --devices out"),
         ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
     ],
 )
