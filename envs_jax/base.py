@@ -25,9 +25,9 @@ def pytree(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
-def setting(default: Any, text: str) -> Any:
-    """A dataclass field with a one-line explanation, shown as the help of its command-line flag."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def setting(default: Any, text: str, flag: bool = True) -> Any:
+    """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one)."""
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -211,6 +211,16 @@ class Checkpoints:
         folder = self.directory / f"{step:010d}"
         return _read_meta(folder if folder.is_dir() else self._best / folder.name)
 
+    def newest(self, like: Any) -> tuple[int, dict[str, Any]]:
+        """Number and JSON object of the checkpoint that `restore` would read, without reading its arrays.
+
+        Raises:
+            CheckpointError: as `restore` does.
+        """
+        folder = self._folder(self.directory, _sealed(self.directory))
+        _check_leaves(folder, _leaves(like), whole=True)
+        return int(folder.name), _read_meta(folder)
+
     def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
         """Read a whole state back, bit for bit.
 
@@ -262,13 +272,16 @@ class Checkpoints:
         self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None
     ) -> tuple[int, Any, dict[str, Any]]:
         self.wait()
-        names = _sealed(directory) if step is None else [f"{step:010d}"]
+        folder = self._folder(directory, _sealed(directory) if step is None else [f"{step:010d}"])
+        return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
+
+    def _folder(self, directory: Path, names: list[str]) -> Path:
+        """That of the newest intact checkpoint of several. Raises CheckpointError if there is none."""
         if not names:
             raise CheckpointError(
                 f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
             )
-        folder = directory / hosts.on_first(lambda: self._newest_intact(directory, names))
-        return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
+        return directory / hosts.on_first(lambda: self._newest_intact(directory, names))
 
     def _newest_intact(self, directory: Path, names: list[str]) -> str:
         """The last of `names` that is not damaged. Raises CheckpointError if there is none."""
@@ -354,15 +367,20 @@ def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | N
     return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
 
 
-def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
-    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
-    wanted = _leaves(like, prefix)
-    difference = _difference(wanted, _read_manifest(folder)[1], whole=prefix is None)
+def _check_leaves(folder: Path, wanted: list[_Leaf], whole: bool) -> None:
+    """Raises CheckpointError unless a checkpoint holds these leaves, and if `whole` no others."""
+    difference = _difference(wanted, _read_manifest(folder)[1], whole)
     if difference is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
             "run was started with"
         )
+
+
+def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
+    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
+    wanted = _leaves(like, prefix)
+    _check_leaves(folder, wanted, whole=prefix is None)
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shardings = [getattr(value, "sharding", None) or first_device for value in values]
@@ -469,7 +487,7 @@ def _damage(folder: Path) -> str | None:
     try:
         files, _ = _read_manifest(folder)
     except (OSError, ValueError) as error:
-        return f"{_MANIFEST} cannot be used: {error}"
+        return f"{_MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
     for name, digest in files.items():
         try:
             if _file_digest(folder / name) != digest:

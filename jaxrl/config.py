@@ -162,6 +162,7 @@ class _Field:
     default: Any
     help: str
     section: str
+    flag: bool  # whether the command line may set it
 
 
 def _fields(cls: type, section: str) -> dict[str, _Field]:
@@ -169,7 +170,9 @@ def _fields(cls: type, section: str) -> dict[str, _Field]:
     kinds = typing.get_type_hints(cls)
     given = ("spec", "layout") if issubclass(cls, Algorithm) else ()
     fields = {
-        f.name: _Field(f.name, kinds[f.name], f.default, f.metadata.get("help", ""), section)
+        f.name: _Field(
+            f.name, kinds[f.name], f.default, f.metadata.get("help", ""), section, f.metadata.get("flag", True)
+        )
         for f in dataclasses.fields(cls)
         if f.init and f.name not in given
     }
@@ -386,10 +389,11 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence, with the closest flag."""
+    """argparse whose errors are one sentence, with the closest flag, or whose setting it is if this one `trains`."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, trains: bool = False, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
+        self.trains = trains
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> list[str]:
@@ -402,12 +406,20 @@ class Parser(argparse.ArgumentParser):
             word = message.removeprefix(prefix).split()[0].split("=")[0]
             if not word.startswith("-"):
                 raise UsageError(f"unexpected word '{word}': flags begin with --")
+            if self.trains and (owners := _owners(word.removeprefix("--"))):
+                raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
             near = difflib.get_close_matches(word, self.flags(), n=1, cutoff=0.5)
             raise UsageError(
                 f"unknown flag '{word}': {f'did you mean {near[0]!r}?' if near else 'see --help for all flags'}"
             )
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)
+
+
+def _owners(name: str) -> list[str]:
+    """The algorithms that have a setting with a flag of this name."""
+    fields = {algo: _fields(algos.find(algo), "algorithm").get(name) for algo in algos.ALGORITHMS}
+    return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,7 +447,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
 def parse(argv: Sequence[str], prog: str = "python -m jaxrl.train", description: str | None = None) -> Request:
     """The command line of `train` (and of `doctor`, which plans the same). Raises UsageError."""
     base, resume = _base(list(argv), prog)
-    parser = Parser(prog=prog, description=description)
+    parser = Parser(trains=True, prog=prog, description=description)
     _sources(parser)
     schema, groups = _schema(base.algo, base.env), {}
     for section, title in (
@@ -443,7 +455,8 @@ def parse(argv: Sequence[str], prog: str = "python -m jaxrl.train", description:
     ):  # fmt: skip
         groups[section] = parser.add_argument_group(title)
     for name, field in schema.items():
-        _add_flag(groups[field.section], field, base.flat()[name])
+        if field.flag:
+            _add_flag(groups[field.section], field, base.flat()[name])
     parsed = vars(parser.parse_args(list(argv)))
     changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
     if resume is not None:

@@ -1,9 +1,9 @@
 """python -m jaxrl.evaluate RUN: held-out episodes, the learned policy beside every baseline.
 
-All policies start from the same states, which training never sees, and are compared after equal numbers of time
-steps. Prints a table and writes every metric as a curve over the episode to a JSON file. Without RUN, scripted
-policies alone: python -m jaxrl.evaluate --policy ig --env coverage --q 7. The environment's settings are flags;
-they may differ from those of the run as far as its networks fit.
+All policies start from the same states, drawn with random numbers that training never uses, and are compared after
+equal numbers of time steps. Prints a table and writes every metric as a curve over the episode to a JSON file.
+Without RUN, scripted policies alone: python -m jaxrl.evaluate --policy ig --env coverage --q 7. The environment's
+settings are flags; they may differ from those of the run as far as its networks fit.
 
 Where two teams play, policies meet every scripted player of the other team, in both seats, and the ends of the games
 count. python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets runs and scripted players all meet each other
@@ -394,7 +394,8 @@ def whole(text: str, flag: str, low: int, high: int) -> int:
     except ValueError:
         raise UsageError(f"{flag} must be a whole number, not '{text}'") from None
     if not low <= number <= high:
-        raise UsageError(f"{flag} must lie between {low} and {high:,}, not {number:,}")
+        bounds = f"lie between {low} and {high:,}" if low < high else f"be {low} here"
+        raise UsageError(f"{flag} must {bounds}, not {number:,}")
     return number
 
 

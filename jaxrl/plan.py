@@ -100,7 +100,7 @@ def rounded(num_envs: int) -> int:
 def largest_fitting(num_envs: int) -> str:
     """What to advise where only `num_envs` environments fit."""
     if num_envs < 1:
-        return "choose a smaller network or map, or a machine with more memory"
+        return "choose smaller networks, batches or environments, or a machine with more memory"
     return f"the largest --num_envs that fits is {num_envs}"
 
 

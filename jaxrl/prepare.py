@@ -140,7 +140,8 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         total_env_steps=resolved.run.schedule_env_steps,
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
-    notes = [*algo.summary(), *([f"warning: {warning}"] if warning else [])]
+    warnings = [line for line in (warning, _cut_short(algo, total)) if line]
+    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
     with usage_errors():  # settings of algorithm and environment that do not go together
         made = plan.make_plan(trainer, limit, evaluation)
     return Setup(resolved, env, algo, trainer, mesh, made, notes)
@@ -205,6 +206,22 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
+
+
+def _cut_short(algo: Algorithm, total: int) -> str | None:
+    """A warning where the total of environment steps ends before all phases have made theirs."""
+    needed, cut = 0, ""
+    for phase in algo.phases:
+        each = phase.steps * algo.layout.num_envs
+        begin, needed = needed, needed + each * (1 if phase.iterations is None else phase.iterations)
+        if each and (begin >= total or (phase.iterations and needed - total >= each)):
+            cut = cut or phase.name
+    if not cut:
+        return None
+    return (
+        f"{total:,} environment steps end the phase '{cut}' early or before it begins, as all phases take {needed:,} "
+        "or more: raise --total_env_steps, or make phases shorter"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,14 +166,13 @@ class Session:
         assert self.programs.start is not None
         return self.programs.start(jax.random.key(self.run.seed), inputs)
 
-    def restore(self) -> TrainState:
-        """The state in the newest intact checkpoint; everything behind it is removed.
+    def restore(self, step: int) -> TrainState:
+        """The state in a checkpoint; everything behind it is removed.
 
         Raises:
-            CheckpointError: there is no intact checkpoint, or it is from another configuration.
+            CheckpointError: it is not intact, or from another configuration.
         """
-        step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes())
-        self._check_settings(step, meta["settings"])
+        step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes(), step)
         self.position = Position.of(state)
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self._former_seconds = meta["seconds"]
@@ -184,21 +183,6 @@ class Session:
             self._save(state, best=True)
         self._saved = (step, time.monotonic())
         return state
-
-    def _check_settings(self, step: int, settings: dict[str, Any]) -> None:
-        """Raises CheckpointError if config.yaml was changed, or the checkpoint comes from elsewhere."""
-        for name, value in self._settings().items():
-            if settings.get(name, value) != value:
-                raise CheckpointError(
-                    f"checkpoint {step} of {self.directory} is from another configuration: {name} was {settings[name]} "
-                    f"and is {value} in {run_directory.CONFIG}; put the former value back, or start a new run"
-                )
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that must not change within a run, as JSON gives them back."""
-        free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices
-        fixed = {name: value for name, value in self.setup.config.plain().items() if name not in free}
-        return dict(json.loads(json.dumps(fixed)))
 
     # The loop
 
@@ -308,7 +292,7 @@ class Session:
             "best_step": self.best_step,
             "evaluated": self.evaluated,
             "group": self.lines.group,
-            "settings": self._settings(),
+            "settings": _fixed_settings(self.setup),
         }
         self.checkpoints.save(self.position.iterations, state, meta, best=best)
         self._saved = (self.position.iterations, time.monotonic())
@@ -351,8 +335,11 @@ class Session:
     def _refresh(self, position: Position, phase: Phase) -> None:
         environment = {name: value for name, value in self.lines.episodes.items() if name not in ("return", "length")}
         left = position.remaining(self.phases, self.setup.trainer.layout.num_envs, self.run.total_env_steps)
-        done = position.iterations / max(position.iterations + sum(left), 1)
+        # of the phase: iterations of different phases take different times
+        done = position.iteration / max(position.iteration + left[position.phase], 1)
+        several = len(self.phases) > 1
         self._shown = {
+            "phase": f"{phase.name} ({position.phase + 1} of {len(self.phases)})" if several else None,
             "fraction": max(done, min(self._elapsed() / self.run.max_seconds, 1.0) if self.run.max_seconds else 0.0),
             "iteration": position.iterations,
             "env_steps": position.env_steps,
@@ -361,7 +348,6 @@ class Session:
             "return": self.lines.episodes.get("return"),
             "environment": environment,
             "losses": self.lines.losses,
-            "note": phase.name if len(self.phases) > 1 else None,
             **self.monitor.read()._asdict(),
         }  # fmt: skip
         self.console.block(self._shown)
@@ -450,22 +436,48 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
+        step = None if fresh else _resumable(directory, setup, config, console)
         programs = _compile(setup, inputs, fresh, console)
 
         def first_state(session: Session) -> TrainState:
-            if fresh:
+            if step is None:
                 session.writer.trim(0)
                 state = session.begin(inputs)
             else:
-                state = session.restore()
-                asked, made = setup.config.run.total_env_steps, session.position.env_steps
-                if asked < made and asked != config.run.total_env_steps:
-                    raise UsageError(f"the run has made {made:,} environment steps: ask for more than {asked:,}")
+                state = session.restore(step)
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
             return state
 
         return _train(setup, programs, directory, console, first_state)
+
+
+def _resumable(directory: Path, setup: Setup, before: Config, console: Console) -> int:
+    """The number of the checkpoint that a run goes on from; `before` is its configuration without what changes now.
+
+    Raises:
+        UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
+    """
+    with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
+        step, meta = checkpoints.newest(setup.trainer.shapes())
+    for name, value in _fixed_settings(setup).items():
+        former = meta["settings"].get(name, value)
+        if former != value:
+            raise CheckpointError(
+                f"checkpoint {step} of {directory} is from another configuration: {name} was {former} and is {value} "
+                f"in {run_directory.CONFIG}; put the former value back, or start a new run"
+            )
+    asked, made = setup.config.run.total_env_steps, meta["env_steps"]
+    if asked < made and asked != before.run.total_env_steps:
+        raise UsageError(f"the run has made {made:,} environment steps: ask for more than {asked:,}")
+    return step
+
+
+def _fixed_settings(setup: Setup) -> dict[str, Any]:
+    """The settings that must not change within a run, as JSON gives them back."""
+    free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices
+    fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
+    return dict(json.loads(json.dumps(fixed)))
 
 
 @contextmanager
@@ -516,7 +528,8 @@ def _train(
     # The devices of a CPU share its memory, and only their sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
     held, planned = peak.read(), programs.peak * sharing
-    memory = f"peak memory {gibibytes(held)}, planned {gibibytes(planned)}"
+    what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
+    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)}"
     if planned > COMPARABLE:
         memory += f" ({held / planned - 1:+.0%})"
     return Ended(directory, sentence, memory)

@@ -23,6 +23,7 @@ from jaxrl.subject import LEARNED, Subject
 from jaxrl.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
+OWN = ("-v2", "-v3")  # how names of Meta-World's tasks end
 EPISODES = 100
 ARMS = 8  # of Meta-World side by side; more of them hardly save time
 
@@ -85,16 +86,22 @@ def own_task(flags: argparse.Namespace) -> str | None:
     """The simulator's own task that the command line names; None: --task, if it is there, is the environment's.
 
     Raises:
-        UsageError: there is no such simulator.
+        UsageError: there is no such simulator, or several of its tasks are named, or one of them without it.
     """
-    if flags.simulator is None:
-        return None
-    if flags.simulator not in SIMULATORS:
+    if flags.simulator is not None and flags.simulator not in SIMULATORS:
         raise UsageError(f"unknown simulator '{flags.simulator}': {closest(flags.simulator, SIMULATORS)}")
     task = getattr(flags, "task", None)
     names = [name.strip() for name in task.split(",")] if task else []
-    own = flags.simulator == "metaworld" and not all(name in (*tasks.TASKS, tasks.ALL) for name in names)
-    return task if own else None
+    if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
+        return None
+    if flags.simulator != "metaworld":
+        own = [name for name in names if name.endswith(OWN)]
+        if own:
+            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: add --simulator metaworld")
+        return None  # a task of an environment other than reach, or an unknown one
+    if len(names) > 1:
+        raise UsageError(f"Meta-World plays one of its own tasks at a time, not {task}: name one")
+    return task
 
 
 def reach_of(subject: Subject) -> ReachBatch:

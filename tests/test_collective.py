@@ -356,7 +356,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
         held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
         wanted = np.repeat([(env + episode) % collective.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
-    found = algo.recording(state.split)
+    found = labelled_ring.recording(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
     went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
     np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
@@ -366,7 +366,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = LabelledSet(environment="corners", **algo.recording(state.split))
+    made = LabelledSet(environment="corners", **labelled_ring.recording(state.split, algo.tasks))
     labelled.write(tmp_path / "set.npz", made)
     found = labelled.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
@@ -384,7 +384,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
     algo = Collective(Corners().spec, Layout(4, 2), **settings)
     ring = algo.init(jax.random.key(0), {"labelled": algo.arrange(own)}).split
-    found = algo.recording(ring)
+    found = labelled_ring.recording(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
@@ -624,7 +624,8 @@ def test_a_run_of_labelled_sets_alone(here: Path, capsys: pytest.CaptureFixture[
     assert train.main(argv) == 0
     algo, state, _ = session.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor", "critic"]
-    assert algo.tasks == ("push", "pull") and len(algo.recording(state.split)["step"]) == len(made())
+    assert algo.tasks == ("push", "pull")
+    assert len(labelled_ring.recording(state.split, algo.tasks)["step"]) == len(made())
     capsys.readouterr()
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err

@@ -185,6 +185,22 @@ def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.Monk
     assert stream.getvalue().splitlines() == ["done 50.0%", "done 60.0%  left 4 min 00 s", "done 60.0%  left 5 s"]
 
 
+def test_time_left_is_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = io.StringIO()
+    with Console("title", stream, every=0.0) as shown:
+        for phase, fraction in (("walk", 0.1), ("walk", 0.6), ("read", 0.2), ("read", 0.6)):
+            shown.block({"phase": phase, "fraction": fraction})
+            now[0] += 60.0
+    assert stream.getvalue().splitlines() == [
+        "phase walk  done 10.0%",
+        "phase walk  done 60.0%  left 48 s",  # 0.4 at 0.5 per minute
+        "phase read  done 20.0%",
+        "phase read  done 60.0%  left 1 min 00 s",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273_600, "3 d 4 h")],

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from jaxrl import session, train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
 from jaxrl.checkpoint import Checkpoints
 from jaxrl.config import parse
-from jaxrl.prepare import compile_programs, prepare
+from jaxrl.parallel import Layout
+from jaxrl.prepare import _cut_short, compile_programs, prepare
 from jaxrl.report.lines import Lines, Pace
 from jaxrl.report.writer import Writer, read_metrics
 from jaxrl.session import Position
@@ -136,6 +138,36 @@ def test_remaining_iterations(
     phases: tuple[Phase, ...], position: Position, total_env_steps: int, left: list[int]
 ) -> None:
     assert position.remaining(phases, 8, total_env_steps) == left
+
+
+@pytest.mark.parametrize(
+    ("phases", "total_env_steps", "cut"),
+    [
+        ((OPEN,), 320, None),
+        ((OPEN,), 7, None),  # one iteration, as ever
+        ((STEP, OPEN), 640, None),
+        ((STEP, OPEN), 321, None),
+        ((STEP, OPEN), 320, "open"),
+        ((STEP, OPEN), 96, "step"),
+        ((STEP, LEARN), 300, None),  # its tenth iteration begins before that
+        ((STEP, LEARN), 288, "step"),
+        ((OPEN, LEARN), 64, None),
+        ((STEP, LEARN, STEP), 480, "step"),
+        ((STEP, LEARN, STEP), 10_000, None),
+    ],
+)
+def test_a_total_that_cuts_phases_short_is_told(
+    phases: tuple[Phase, ...], total_env_steps: int, cut: str | None
+) -> None:
+    left = Position().remaining(phases, 8, total_env_steps)
+    short = [phase.name for phase, number in zip(phases, left, strict=True) if number < (phase.iterations or 1)]
+    assert short[:1] == ([cut] if cut else [])
+    algo: Any = SimpleNamespace(phases=phases, layout=Layout(8))
+    found = _cut_short(algo, total_env_steps)
+    assert (cut is None) == (found is None)
+    if cut:
+        needed = sum((phase.iterations or 1) * phase.steps * 8 for phase in phases)
+        assert f"{total_env_steps:,} environment steps end the phase '{cut}'" in found and f" {needed:,} or" in found
 
 
 def test_a_run_of_three_phases(alone: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs_jax.base import Array
 from envs_jax.coverage.sensor import EVIDENCE
-from envs_jax.coverage.stages import on_cpu
+from envs_jax.stages import on_cpu
 
 P_MIN = 1e-4  # probabilities are clipped to [P_MIN, 1 - P_MIN]
 KNOWN = 0.501  # above it a cell counts as class 1; below 1 - KNOWN as class 0; otherwise as unknown

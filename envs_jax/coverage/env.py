@@ -33,8 +33,8 @@ from envs_jax.coverage import (
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps import Mapper, Maps, Report, Survey
 from envs_jax.coverage.sensor import Noise
-from envs_jax.coverage.stages import on_cpu
 from envs_jax.coverage.terrain import Terrain
+from envs_jax.stages import on_cpu
 
 TERRAINS = (*terrain.FAMILIES, "mixed")
 PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins

@@ -24,7 +24,7 @@ from envs_jax.coverage.maps import (
     pack_flags,
     total,
 )
-from envs_jax.coverage.stages import on_cpu, stage
+from envs_jax.stages import on_cpu, stage
 
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 

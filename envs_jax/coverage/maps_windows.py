@@ -37,8 +37,8 @@ from envs_jax.coverage.maps import (
     pack_flags,
     total,
 )
-from envs_jax.coverage.stages import stage
 from envs_jax.coverage.world import LATTICE
+from envs_jax.stages import stage
 
 _EXACT = jax.lax.Precision.HIGHEST
 

@@ -16,8 +16,8 @@ from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import Weights, clip_probability, entropy
 from envs_jax.coverage.sensor import ERROR
-from envs_jax.coverage.stages import stage
 from envs_jax.coverage.world import LATTICE, LEVELS
+from envs_jax.stages import stage
 
 ACTOR_CHANNELS = 7
 TEAM_CHANNELS = 4

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.coverage.stages import stage
+from envs_jax.stages import stage
 
 LATTICE = 11  # lattice points per horizontal axis, and side of every resized map
 LEVELS = 3  # altitudes

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import jax
 
 from envs_jax.base import Array
-from envs_jax.coverage.stages import stage
+from envs_jax.stages import stage
 
 Number = float | Array
 Vector = Sequence[Number]  # 3 numbers
@@ -91,7 +91,7 @@ def transposed(matrix: Matrix) -> list[list[Number]]:
 
 
 def apart(function: _F) -> _F:
-    """`envs_jax.coverage.stages.stage` for functions of numbers: what is known stays known, in and out.
+    """`envs_jax.stages.stage` for functions of numbers: what is known stays known, in and out.
 
     On CPUs, the arrays that the function returns are stored before they are read. Without it the compiler writes out
     eleven times as many operations as there are, since it makes cheap ones anew for each reader.

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.coverage.stages import on_cpu
 from envs_jax.snakes.board import NOWHERE, Board, place, total, union
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
+from envs_jax.stages import on_cpu
 
 
 def one_of(word: Array, count: Array) -> Array:

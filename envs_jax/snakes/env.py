@@ -21,11 +21,11 @@ from envs_jax.base import (
     setting,
 )
 from envs_jax.batch import BatchedEnvironment, BatchState
-from envs_jax.coverage.stages import stage
 from envs_jax.snakes import baselines, draws, full, ghosts, observation, opponents, respawn, reward, rules, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board, total
 from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
+from envs_jax.stages import stage
 
 SEATS = ("first", "second", "both")
 TIME_LIMITS = ("terminate", "truncate")

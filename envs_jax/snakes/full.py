@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
-from envs_jax.coverage.stages import stage
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, constant, counting, total, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
+from envs_jax.stages import stage
 
 RADIUS = 3
 SIDE = 2 * RADIUS + 1

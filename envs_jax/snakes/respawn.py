@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.coverage.stages import on_cpu, stage
 from envs_jax.snakes.board import (
     COLUMN_STEP,
     DOWN,
@@ -38,6 +37,7 @@ from envs_jax.snakes.board import (
     union,
 )
 from envs_jax.snakes.rules import START_LENGTH, Game, free_plane
+from envs_jax.stages import on_cpu, stage
 
 _NO_START = 1 << 20
 

@@ -108,7 +108,7 @@ class Collective(Algorithm):
     labelled: str = setting(
         "", "files of labelled sets (see jaxrl/labelled.py), with commas between, beside or without"
     )
-    adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them")
+    adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False)
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
     random_steps: int = setting(8000, "environment steps per task with random actions (at least an episode each)")
     learner_steps: int = setting(32_000, "then, so many in which the learner acts and learns; 0 = none")
@@ -162,6 +162,8 @@ class Collective(Algorithm):
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
+        if len(set(self.state_entries)) < len(self.state_entries):
+            raise ValueError(f"state_entries {self.state_entries} name an entry twice: name each one once")
         for name in ("random_steps", "update_interval", "transformer_batch", "batch_size", "code_size", "width",
                      "hidden", "heads", "layers", "units", "depth", "critics", "updates_per_call",
                      "transformer_updates", "actor_updates"):  # fmt: skip
@@ -185,7 +187,10 @@ class Collective(Algorithm):
         if not 2 <= self.window <= spec.horizon:
             raise ValueError(f"window must lie between 2 and the {spec.horizon} steps of an episode, not {self.window}")
         if self.batch_size % self.layout.shards or self.transformer_batch % self.layout.shards:
-            raise ValueError(f"{self.layout.shards} logical shards do not divide batch_size and transformer_batch")
+            raise ValueError(
+                f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size} and transformer_batch "
+                f"{self.transformer_batch}: choose multiples of them, or fewer --logical_shards"
+            )
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
@@ -561,10 +566,6 @@ class Collective(Algorithm):
     def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
         """See `labelled_ring.arrange`."""
         return labelled_ring.arrange(recording, self.tasks, self.labelled_rows, self.layout)
-
-    def recording(self, ring: Replay) -> dict[str, np.ndarray]:
-        """The set as arrays of NumPy, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
-        return labelled_ring.recording(ring, self.tasks)
 
     def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
         """Of all full windows of a set with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""

@@ -80,8 +80,13 @@ class OffPolicy(Algorithm):
                 f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
                 "update: raise one of them"
             )
+        if self.n_step > spec.horizon:
+            raise ValueError(f"n_step {self.n_step} exceeds the {spec.horizon} steps of an episode: lower it")
         if self.batch_size % self.layout.shards:
-            raise ValueError(f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}")
+            raise ValueError(
+                f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
+                "them, or fewer --logical_shards"
+            )
         if self.rows < self.update_interval + self.n_step:
             raise ValueError(
                 f"the replay holds {self.rows - self.n_step} steps of each environment, fewer than update_interval "

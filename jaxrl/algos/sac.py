@@ -99,7 +99,10 @@ class Sac(OffPolicy):
     def __post_init__(self) -> None:
         spec = self.spec
         if not isinstance(spec.action, Box):
-            raise ValueError(f"sac needs continuous actions, '{spec.name}' has discrete ones: use --algo ddpg")
+            raise ValueError(
+                f"sac needs continuous actions, '{spec.name}' has discrete ones: use an algorithm for these, such as "
+                "ddpg or coma"
+            )
         if not (jnp.issubdtype(spec.action.dtype, jnp.floating) and self._half_width < math.inf):
             raise ValueError(
                 f"sac needs float actions with bounds, those of '{spec.name}' are {jnp.dtype(spec.action.dtype)} from "

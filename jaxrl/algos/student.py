@@ -55,7 +55,7 @@ class Student(Sac):
     """Soft actor-critic with a teacher's help."""
 
     collective: str = setting("", "a run of collective, the teacher; empty = none, which is plain SAC")
-    adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run")
+    adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run", flag=False)
     alpha_lr: float = setting(3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are")
     target_freq: int = setting(2, "updates per step of the target networks")
     help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start")
@@ -90,7 +90,10 @@ class Student(Sac):
                 f"below {2**24:,}, not be {self.help_until:,}"
             )
         if self.imitation_episodes and self.imitation_batch % self.layout.shards:
-            raise ValueError(f"{self.layout.shards} logical shards do not divide imitation_batch")
+            raise ValueError(
+                f"{self.layout.shards} logical shards do not divide imitation_batch {self.imitation_batch}: choose a "
+                "multiple of them, or fewer --logical_shards"
+            )
 
     @classmethod
     def adopt(

@@ -37,7 +37,8 @@ class Console:
         self._wants_live = live
         self._every = every
         self._live: Live | None = None
-        self._start: tuple[float, float] | None = None  # time and share done at the first block
+        self._start: tuple[float, float] | None = None  # time and share done at the first block (of a phase)
+        self._phase: str | None = None
         self._shown = -float("inf")
         self._unshown: dict[str, Any] | None = None
         self._evaluation: dict[str, float] = {}
@@ -66,12 +67,15 @@ class Console:
         """Show the state after a block. All entries may be left out.
 
         Args:
-            info: fraction (share done, 0 to 1), seconds_left (reckoned from `fraction` if absent), iteration,
-                iterations, env_steps, env_steps_per_second, updates, updates_per_second, return (mean episode
-                return), environment / losses / evaluation (name to number; an evaluation stays on the panel),
-                memory and memory_limit (bytes), utilisation (0 to 1), note (a few words, such as the phase).
+            info: phase (a few words; `fraction` and the time left are then of this phase), fraction (share done, 0
+                to 1), seconds_left (reckoned from `fraction` if absent), iteration, iterations, env_steps,
+                env_steps_per_second, updates, updates_per_second, return (mean episode return), environment / losses /
+                evaluation (name to number; an evaluation stays on the panel), memory and memory_limit (bytes),
+                utilisation (0 to 1).
         """
         shown = dict(info)
+        if shown.get("phase") != self._phase:
+            self._phase, self._start = shown.get("phase"), None
         if shown.get("seconds_left") is None:
             shown["seconds_left"] = self._seconds_left(shown.get("fraction"))
         if self._live is not None:
@@ -83,7 +87,7 @@ class Console:
             self._unshown = shown
 
     def _seconds_left(self, fraction: float | None) -> float | None:
-        """From the pace since the first block of this process, so that a resumed run is not too hopeful."""
+        """From the pace since the first block of this process and phase, so that a resumed run is not too hopeful."""
         if fraction is None:
             return None
         now = time.monotonic()
@@ -134,16 +138,16 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
             of = f" of {text(info[total])}" if info.get(total) is not None else ""
             facts[heading].append((label, text(info[name]) + of))
 
+    fact("run", "phase", "phase", str)
     fact("run", "done", "fraction", "{:.1%}".format)
     fact("run", "left", "seconds_left", duration)
-    fact("run", "phase", "note", str)
     fact("run", "iteration", "iteration", "{:,}".format, total="iterations")
     fact("run", "env steps", "env_steps", short)
     fact("run", "updates", "updates", short)
     fact("run", "return", "return", significant)
     fact("speed", "env steps/s", "env_steps_per_second", short)
     fact("speed", "updates/s", "updates_per_second", short)
-    fact("device", "memory", "memory", gibibytes, total="memory_limit")
+    fact("device", "memory in use", "memory", gibibytes, total="memory_limit")
     fact("device", "GPU busy", "utilisation", "{:.0%}".format)
     return facts
 

@@ -58,7 +58,7 @@ class Lines:
     def __init__(self, writer: Writer, every: int, group: Mapping[str, Any] | None = None) -> None:
         self._writer, self._every = writer, every
         self.group: dict[str, Any] = dict(group or {})  # sums of a line that is not complete, for the checkpoint
-        self.losses: dict[str, float] = {}  # of the last line
+        self.losses: dict[str, float] = {}  # of the last line, and accuracies
         self.episodes: dict[str, float] = {}
 
     def add(
@@ -84,7 +84,7 @@ class Lines:
         ended = sums.pop("episodes", 0.0)
         episodes = {name: value / ended for name, value in sums.items()} if ended else {}
         self.episodes = episodes or self.episodes  # the console shows the latest that ended
-        self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith("loss")}
+        self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith(("loss", "accuracy"))}
         self.group = {}
         self._writer.write(
             counters["iteration"],
