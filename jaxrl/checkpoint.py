@@ -211,23 +211,24 @@ class Checkpoints:
         folder = self.directory / f"{step:010d}"
         return _read_meta(folder if folder.is_dir() else self._best / folder.name)
 
-    def newest(self, like: Any) -> tuple[int, dict[str, Any]]:
-        """Number and JSON object of the checkpoint that `restore` would read, without reading its arrays.
+    def newest(self) -> tuple[int, dict[str, Any]]:
+        """Number and JSON object of the newest checkpoint that is intact; each damaged one is named by `warn`.
 
         Raises:
-            CheckpointError: as `restore` does.
+            CheckpointError: there is none.
         """
-        folder = self._folder(self.directory, _sealed(self.directory))
-        _check_leaves(folder, _leaves(like), whole=True)
+        self.wait()
+        folder = self._newest_intact(self.directory, _sealed(self.directory))
         return int(folder.name), _read_meta(folder)
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
+    def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
         """Read a whole state back, bit for bit.
 
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
                 without a sharding goes to the first local device.
             step: which one; by default the newest that is intact. Each damaged one is named by `warn`.
+            intact: `newest` has just said that this one is: its files are not read once more to see that.
 
         Returns:
             Its number, the state, and its JSON object.
@@ -235,7 +236,7 @@ class Checkpoints:
         Raises:
             CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
         """
-        return self._restore(self.directory, like, step=step)
+        return self._restore(self.directory, like, step=step, intact=intact)
 
     def digest(self, step: int | None = None) -> str:
         """SHA-256 of the state in a checkpoint, by default the newest: `digest(state)` without its configuration.
@@ -269,22 +270,23 @@ class Checkpoints:
         return self._restore(self._best if best else self.directory, like, prefix=prefix)
 
     def _restore(
-        self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None
+        self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None, intact: bool = False
     ) -> tuple[int, Any, dict[str, Any]]:
         self.wait()
-        folder = self._folder(directory, _sealed(directory) if step is None else [f"{step:010d}"])
+        names = _sealed(directory) if step is None else [f"{step:010d}"]
+        folder = directory / names[0] if intact else self._newest_intact(directory, names)
         return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
 
-    def _folder(self, directory: Path, names: list[str]) -> Path:
-        """That of the newest intact checkpoint of several. Raises CheckpointError if there is none."""
+    def _newest_intact(self, directory: Path, names: list[str]) -> Path:
+        """The folder of the last of `names` that is not damaged. Raises CheckpointError if there is none."""
         if not names:
             raise CheckpointError(
                 f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
             )
-        return directory / hosts.on_first(lambda: self._newest_intact(directory, names))
+        return directory / hosts.on_first(lambda: self._not_damaged(directory, names))
 
-    def _newest_intact(self, directory: Path, names: list[str]) -> str:
-        """The last of `names` that is not damaged. Raises CheckpointError if there is none."""
+    def _not_damaged(self, directory: Path, names: list[str]) -> str:
+        """The last of `names` that is not damaged, by its files' digests. Raises CheckpointError if there is none."""
         for name in reversed(names):
             folder = directory / name
             damage = _damage(folder)
@@ -367,20 +369,15 @@ def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | N
     return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
 
 
-def _check_leaves(folder: Path, wanted: list[_Leaf], whole: bool) -> None:
-    """Raises CheckpointError unless a checkpoint holds these leaves, and if `whole` no others."""
-    difference = _difference(wanted, _read_manifest(folder)[1], whole)
+def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
+    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
+    wanted = _leaves(like, prefix)
+    difference = _difference(wanted, _read_manifest(folder)[1], whole=prefix is None)
     if difference is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
             "run was started with"
         )
-
-
-def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
-    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
-    wanted = _leaves(like, prefix)
-    _check_leaves(folder, wanted, whole=prefix is None)
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shardings = [getattr(value, "sharding", None) or first_device for value in values]

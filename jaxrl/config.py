@@ -389,7 +389,10 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence, with the closest flag, or whose setting it is if this one `trains`."""
+    """argparse whose errors are one sentence.
+
+    It names the closest flag, or, if this one `trains`, the algorithms that have such a flag.
+    """
 
     def __init__(self, trains: bool = False, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
@@ -549,6 +552,8 @@ class EnvironmentFlags:
         self._fields: dict[str, _Field] = {}
         group = parser.add_argument_group(f"environment {env}")
         for name, field in fields.items():
+            if not field.flag:
+                continue
             with contextlib.suppress(argparse.ArgumentError):
                 _add_flag(group, field, self._current[name])
                 self._fields[name] = field

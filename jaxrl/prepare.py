@@ -18,6 +18,7 @@ from jaxrl.config import Config, RunSettings, changed, usage_errors
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, learned
 from jaxrl.parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
+from jaxrl.position import Position
 from jaxrl.report.console import gibibytes
 from jaxrl.selfplay import SelfPlay
 from jaxrl.trainer import Trainer, TrainState
@@ -140,7 +141,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         total_env_steps=resolved.run.schedule_env_steps,
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
-    warnings = [line for line in (warning, _cut_short(algo, total)) if line]
+    warnings = [line for line in (warning, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
     with usage_errors():  # settings of algorithm and environment that do not go together
         made = plan.make_plan(trainer, limit, evaluation)
@@ -208,19 +209,19 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
     return run.total_env_steps
 
 
-def _cut_short(algo: Algorithm, total: int) -> str | None:
+def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
     """A warning where the total of environment steps ends before all phases have made theirs."""
-    needed, cut = 0, ""
-    for phase in algo.phases:
-        each = phase.steps * algo.layout.num_envs
-        begin, needed = needed, needed + each * (1 if phase.iterations is None else phase.iterations)
-        if each and (begin >= total or (phase.iterations and needed - total >= each)):
-            cut = cut or phase.name
+    made = Position().remaining(phases, num_envs, total)
+    wanted = [1 if phase.iterations is None else phase.iterations for phase in phases]
+    cut = [phase.name for phase, own, number in zip(phases, wanted, made, strict=True) if number < own]
     if not cut:
         return None
+    needed = f"{sum(own * phase.steps * num_envs for phase, own in zip(phases, wanted, strict=True)):,}"
+    if any(phase.iterations is None for phase in phases):
+        needed += " or more"
     return (
-        f"{total:,} environment steps end the phase '{cut}' early or before it begins, as all phases take {needed:,} "
-        "or more: raise --total_env_steps, or make phases shorter"
+        f"{total:,} environment steps leave the phase '{cut[0]}' short, or out: raise --total_env_steps "
+        f"(all phases take {needed}), or make phases shorter"
     )
 
 

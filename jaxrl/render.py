@@ -191,9 +191,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_opponents(subject: Subject) -> Subject:
-    """Where snapshots of the learner played the other team, those of the evaluations that chose the best checkpoint."""
+    """With the other team of the evaluations that chose a run's best checkpoint, where the user names none.
+
+    It is as strong throughout, and sees the game as it is; snapshots of the learner are not at hand.
+    """
     contest = subject.env.env.contest
-    if contest is None or contest.outside is None or subject.given & frozenset(contest.settings):
+    if contest is None or subject.run is None or subject.given & frozenset(contest.settings):
         return subject
     evaluated = subject.env.env.for_evaluation()
     return subject.moved({name: getattr(evaluated, name) for name in subject.settings})

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from jaxrl.config import FREE_ON_RESUME, Config, read_run, usage_errors
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import by_task, held_out_key
 from jaxrl.parallel import on_all
+from jaxrl.position import Position
 from jaxrl.prepare import Programs, Setup, assemble, compile_programs, prepare
 from jaxrl.report.console import Console, duration, gibibytes
 from jaxrl.report.gpu import Monitor
@@ -45,48 +46,6 @@ COMPARABLE = 2**28  # a plan of fewer bytes drowns in what the process needs bes
 
 class NotFiniteError(UserError):
     """A loss or a parameter is no longer finite."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """Where the host knows the run to be, without waiting for the device."""
-
-    phase: int = 0
-    iteration: int = 0  # in the phase
-    iterations: int = 0  # in all phases
-    env_steps: int = 0
-    updates: int = 0
-
-    @classmethod
-    def of(cls, state: TrainState) -> Self:
-        """That of a state, which is waited for."""
-        pair = lambda counter: (int(counter[0]) << 32) + int(counter[1])  # noqa: E731
-        phase, iteration, iterations = (int(x) for x in (state.phase, state.iteration, state.iterations))
-        env_steps, updates = (pair(np.asarray(x)) for x in (state.progress.env_steps, state.progress.updates))
-        return cls(phase, iteration, iterations, env_steps, updates)
-
-    def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
-        """That after so many more iterations of the phase."""
-        return Position(
-            self.phase,
-            self.iteration + number,
-            self.iterations + number,
-            self.env_steps + number * phase.steps * num_envs,
-            self.updates + number * phase.updates,
-        )
-
-    def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
-        """Iterations left of each phase: up to its own number, and no further steps once the total is reached."""
-        left, missing = [0] * self.phase, total_env_steps - self.env_steps
-        for index, phase in enumerate(phases[self.phase :]):
-            limits = []
-            if phase.iterations is not None:
-                limits.append(phase.iterations - (0 if index else self.iteration))
-            if phase.steps:
-                limits.append(-(-missing // (phase.steps * num_envs)))
-            left.append(max(min(limits), 0))
-            missing -= left[-1] * phase.steps * num_envs
-        return left
 
 
 class _Pending(NamedTuple):
@@ -167,12 +126,12 @@ class Session:
         return self.programs.start(jax.random.key(self.run.seed), inputs)
 
     def restore(self, step: int) -> TrainState:
-        """The state in a checkpoint; everything behind it is removed.
+        """The state in a checkpoint that is intact; everything behind it is removed.
 
         Raises:
-            CheckpointError: it is not intact, or from another configuration.
+            CheckpointError: it is from another configuration.
         """
-        step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes(), step)
+        step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes(), step, intact=True)
         self.position = Position.of(state)
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self._former_seconds = meta["seconds"]
@@ -335,7 +294,7 @@ class Session:
     def _refresh(self, position: Position, phase: Phase) -> None:
         environment = {name: value for name, value in self.lines.episodes.items() if name not in ("return", "length")}
         left = position.remaining(self.phases, self.setup.trainer.layout.num_envs, self.run.total_env_steps)
-        # of the phase: iterations of different phases take different times
+        # of the phase, as iterations of different phases take different times, or of the seconds that there are
         done = position.iteration / max(position.iteration + left[position.phase], 1)
         several = len(self.phases) > 1
         self._shown = {
@@ -459,7 +418,7 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
         UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
-        step, meta = checkpoints.newest(setup.trainer.shapes())
+        step, meta = checkpoints.newest()
     for name, value in _fixed_settings(setup).items():
         former = meta["settings"].get(name, value)
         if former != value:
@@ -469,7 +428,7 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
             )
     asked, made = setup.config.run.total_env_steps, meta["env_steps"]
     if asked < made and asked != before.run.total_env_steps:
-        raise UsageError(f"the run has made {made:,} environment steps: ask for more than {asked:,}")
+        raise UsageError(f"the run has made {made:,} environment steps: ask for more than these, not for {asked:,}")
     return step
 
 

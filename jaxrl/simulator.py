@@ -23,7 +23,7 @@ from jaxrl.subject import LEARNED, Subject
 from jaxrl.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
-OWN = ("-v2", "-v3")  # how names of Meta-World's tasks end
+OWN = "-v3"  # how names of Meta-World's tasks end
 EPISODES = 100
 ARMS = 8  # of Meta-World side by side; more of them hardly save time
 
@@ -91,17 +91,17 @@ def own_task(flags: argparse.Namespace) -> str | None:
     if flags.simulator is not None and flags.simulator not in SIMULATORS:
         raise UsageError(f"unknown simulator '{flags.simulator}': {closest(flags.simulator, SIMULATORS)}")
     task = getattr(flags, "task", None)
-    names = [name.strip() for name in task.split(",")] if task else []
+    names = [name.strip() for name in task.split(",") if name.strip()] if task else []
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
         return None
+    own = [name for name in names if name.endswith(OWN)]
     if flags.simulator != "metaworld":
-        own = [name for name in names if name.endswith(OWN)]
         if own:
-            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: add --simulator metaworld")
+            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: take --simulator metaworld")
         return None  # a task of an environment other than reach, or an unknown one
-    if len(names) > 1:
+    if own and len(names) > 1:
         raise UsageError(f"Meta-World plays one of its own tasks at a time, not {task}: name one")
-    return task
+    return names[0] if len(names) == 1 else None
 
 
 def reach_of(subject: Subject) -> ReachBatch:

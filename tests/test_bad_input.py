@@ -27,7 +27,6 @@ USAGE = {
     "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
     "a flag of another algorithm": (f"{TINY} --help_weight 3", "'--help_weight' is a setting of student, not of what"),
     "a setting without a flag": ("--algo collective --adopted 3", "unknown flag '--adopted'"),
-    "a return longer than an episode": (f"{DDPG} --n_step 900", "n_step 900 exceeds the 200 steps of an episode"),
     "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
     "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
     "unknown environment": ("--algo coma --env coverge", "unknown environment 'coverge': did you mean 'coverage'?"),
@@ -88,7 +87,7 @@ USAGE = {
         "they were made with scale_observation True; here scale_observation False",
     ),
     "coma on snakes": ("--algo coma --env snakes_3v3", "'coma' cannot be run on 'snakes_3v3'"),
-    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than 1"),
+    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than these, not"),
     "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
     "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),
     "a schedule that runs backwards": (
@@ -229,7 +228,11 @@ def test_all_checkpoints_damaged(run: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_checkpoint_of_other_shapes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = run / "config.yaml"
     config.write_text(config.read_text().replace("capacity: 64", "capacity: 32"))
-    assert "compiled" not in resume_fails(run, "is from another configuration", capsys)
+    assert "compiled" not in resume_fails(run, "capacity was 64 and is 32 in config.yaml", capsys)
+
+
+def test_a_total_that_was_passed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "compiled" not in resume_fails(run, "environment steps: ask for more", capsys, 2, "--total_env_steps", "1")
 
 
 def test_a_checkpoint_of_another_setting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

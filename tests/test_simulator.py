@@ -230,6 +230,8 @@ def one_sentence(text: str, wanted: str) -> None:
         (f"{SCRIPTED} metaworld", "Meta-World is not installed"),
         (f"{SCRIPTED} metaworld", "install the extra 'real', pip install -e '.[real]'"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3", "install the extra 'real'"),
+        (f"{SCRIPTED} metaworld --task drawer-close-v3,reach", "one of its own tasks at a time, not drawer-close-v3,r"),
+        (f"{SCRIPTED} metaworld --task mirored,above", "unknown task 'mirored': did you mean 'mirrored'?"),
         (f"{SCRIPTED} metaworld --horizon 501", "horizon is 501; choose 1 to 500 steps"),
         (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),
         (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
@@ -283,7 +285,11 @@ def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, 
         ([str(run), "--out", str(out), "--expert", "script"], "unknown expert 'script': did you mean 'scripted'?", 2),
         ([str(run), "--out", str(out), "--policy", "randm"], "unknown policy 'randm': did you mean 'random'?", 2),
         ([str(run), "--out", str(out), "--simulator", "metaworld"], "install the extra 'real'", 2),
-        ([str(run), "--out", str(out), "--task", "drawer-close-v3"], "reach: unknown task 'drawer-close-v3'", 2),
+        (
+            [str(run), "--out", str(out), "--task", "drawer-close-v3"],
+            "'drawer-close-v3' is a task of Meta-World itself: take --simulator",
+            2,
+        ),
         ([str(run), "--out", str(tmp_path / "absent" / "set.npz")], "choose a file in a writable directory", 1),
     ]
     for argv, wanted, code in cases:

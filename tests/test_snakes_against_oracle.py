@@ -18,7 +18,7 @@ import envs_jax
 from bench.snakes import oracle
 from bench.snakes.oracle import Settings, State
 from bench.snakes.oracle_opponents import LEVELS, choose
-from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments
+from envs_jax.snakes import draws, ghosts, observation, opponents, respawn, reward, rules, segments
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes.board import Board
 
@@ -339,14 +339,14 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
             action = np.array([[w[k] for k in a] for w, a in zip(wanted, agents, strict=True)], np.int32)
             digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
             state, timestep = play(state, jnp.asarray(action), now)
-            after = jax.tree.map(np.asarray, state.env.game)
+            after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.ghosts))
             for i, game in enumerate(games):
                 if game.done:
                     continue
                 if env.scripted:
                     others = rule.team(1 - seats[i])
-                    ghosts = game.ghosts if env.stale_opponents else None
-                    answers = choose(game.state, rule, others, LEVELS[levels[i]], None, env.exclusive_beans, ghosts)
+                    stale = game.ghosts if env.stale_opponents else None
+                    answers = choose(game.state, rule, others, LEVELS[levels[i]], None, env.exclusive_beans, stale)
                     for k, answer in zip(others, answers, strict=True):
                         wanted[i][k] = answer
                 reached = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], after))
@@ -358,8 +358,41 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                 game.step(wanted[i], resolved, reached.beans[len(outcome.state.beans) :])
                 assert of_the_living(game.state) == of_the_living(reached)
                 assert game.state.beans == reached.beans
+                if env.stale_opponents:
+                    assert seen_ghosts(env.board, jax.tree.map(lambda x, i=i: x[i], ghosts_after)) == {
+                        k: (cells[0], frozenset(cells)) for k, cells in game.ghosts.items()
+                    }
 
     compare()
+
+
+def seen_ghosts(board: Any, found: Any) -> dict[int, tuple[tuple[int, int], frozenset[tuple[int, int]]]]:
+    """Head and cells of each snake that died, by snake."""
+    cells = lambda body: frozenset(  # noqa: E731
+        (r, c) for r in range(board.height) for c in range(board.width) if int(body[r]) >> c & 1
+    )
+    return {
+        int(k): ((int(found.head[k]) >> 5, int(found.head[k]) & 31), cells(found.body[:, k]))
+        for k in np.flatnonzero(found.died)
+    }
+
+
+def test_a_snake_that_eats_as_it_dies_leaves_its_tail_too() -> None:
+    bodies = [[(2, 2), (2, 1), (2, 0)], [(2, 4), (2, 5), (2, 6)], [(6, 6), (6, 7), (6, 8)]]
+    rule = Settings(10, 20, 3, 1, 50, 1)
+    board, resolved = Board(10, 20), [oracle.RIGHT, oracle.LEFT, oracle.LEFT]  # two heads meet on the bean
+    before = jax.tree.map(jnp.asarray, segments.from_segments(board, bodies, resolved, [(2, 3)], 1))
+    moved, _, hit, ate = rules.move(board, before, jnp.asarray(resolved))
+    found = ghosts.update(board, ghosts.begin(before), before, moved, ate, hit)
+    outcome = oracle.advance(State(bodies, resolved, [(2, 3)]), resolved, rule)
+    assert outcome.hit == [True, True, False] and [bool(x) for x in ate] == [True, False, False]
+    assert seen_ghosts(board, jax.tree.map(np.asarray, found)) == {
+        0: ((2, 3), frozenset({(2, 3), (2, 2), (2, 1), (2, 0)})),
+        1: ((2, 3), frozenset({(2, 3), (2, 4), (2, 5)})),
+    }
+    assert {k: set(cells) for k, cells in outcome.fallen.items()} == {
+        0: {(2, 3), (2, 2), (2, 1), (2, 0)}, 1: {(2, 3), (2, 4), (2, 5)}
+    }  # fmt: skip
 
 
 def check_start(rule: Settings, start: State) -> None:

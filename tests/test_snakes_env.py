@@ -273,4 +273,5 @@ def test_opponents_are_stale_in_training_alone() -> None:
     judged = env.for_evaluation()
     assert env.stale_opponents and not judged.stale_opponents and judged.opponent == "2"
     assert env.contest.settings["stale_opponents"] is False
+    assert all(envs_jax.make("snakes", stale_opponents=s).contest.league["stale_opponents"] is False for s in (0, 1))
     assert "stale_opponents" not in envs_jax.make("snakes").contest.settings

@@ -23,6 +23,7 @@ GAMES = {  # name: (settings, policy, episode)
     "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1"},
                     "level1", 1),
     "outside": ({"height": 5, "width": 6, "opponent": "outside", "seat": "both"}, "random", 0),
+    "stale opponents": ({"height": 5, "width": 6, "snakes": 4, "opponent": "2", "stale_opponents": True}, "random", 0),
     "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
 }  # fmt: skip
 

@@ -48,7 +48,12 @@ def contest(env: "Snakes") -> Contest:
     return Contest(
         game={name: getattr(env, name) for name in GAME},
         settings={"opponent": everyone, "seat": "both"} | ({"stale_opponents": False} if env.stale_opponents else {}),
-        league={"opponent": f"{everyone},self", "seat": "both", "exclusive_beans": env.exclusive_beans},
+        league={
+            "opponent": f"{everyone},self",
+            "seat": "both",
+            "exclusive_beans": env.exclusive_beans,
+            "stale_opponents": False,
+        },
         rivals={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
         outside=jnp.asarray(only[schedule.SELF]) if schedule.SELF in used else None,
         beside=("random", "level2"),

@@ -241,7 +241,7 @@ class Snakes(Environment):
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
         second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
-        stale = ghosts.begin(game) if self.stale_opponents else ()
+        stale = ghosts.begin(game) if self.stale_opponents and self.scripted else ()
         return State(key, game, level, second[self.seat] != 0, stale)
 
     def _swapped(self, values: Array, second: Array, axis: int = 0) -> Array:
@@ -278,7 +278,7 @@ class Snakes(Environment):
         action = self._swapped(action, state.second)
         direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
         game, engine, hit, ate = rules.move(board, state.game, direction)
-        if self.stale_opponents:
+        if self.stale_opponents and self.scripted:
             stale = ghosts.update(board, state.ghosts, state.game, game, ate, hit)
             state = dataclasses.replace(state, ghosts=stale)
         game = respawn.respawn(board, game, self.fixed_respawn)

@@ -125,8 +125,8 @@ def fates(env: "Snakes", states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
     lanes = lambda leaf: jnp.moveaxis(jnp.asarray(leaf[:steps]), 0, -1)  # noqa: E731
 
     @jax.jit
-    def play(key: Any, game: Any, level: Any, second: Any, action: Any) -> Any:
-        state = type(states)(key, jax.tree.map(lanes, game), lanes(level), lanes(second))
+    def play(key: Any, rest: Any, action: Any) -> Any:
+        state = dataclasses.replace(states, key=key, **jax.tree.map(lanes, rest))
         words = jax.vmap(env._draw_step)(key, state.game.steps).T
         if env.scripted:
             action = env._with_opponents(state, words[-1], action)
@@ -135,7 +135,8 @@ def fates(env: "Snakes", states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
         moved, _, hit, _ = rules.move(env.board, state.game, direction)
         return hit.T, jnp.stack([row(moved.head), column(moved.head)], axis=-1).swapaxes(0, 1)
 
-    hit, cells = play(states.key[:steps], states.game, states.level, states.second, jnp.asarray(actions, jnp.int32).T)
+    rest = {name: getattr(states, name) for name in ("game", "level", "second", "ghosts")}
+    hit, cells = play(states.key[:steps], rest, jnp.asarray(actions, jnp.int32).T)
     return np.asarray(hit), np.asarray(cells)
 
 

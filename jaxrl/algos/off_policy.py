@@ -80,8 +80,6 @@ class OffPolicy(Algorithm):
                 f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
                 "update: raise one of them"
             )
-        if self.n_step > spec.horizon:
-            raise ValueError(f"n_step {self.n_step} exceeds the {spec.horizon} steps of an episode: lower it")
         if self.batch_size % self.layout.shards:
             raise ValueError(
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
@@ -228,12 +226,13 @@ class OffPolicy(Algorithm):
         return self.batch_size // self.layout.devices * row
 
     def summary(self) -> list[str]:
-        envs, rows = self.layout.num_envs, self.rows
+        envs, rows, horizon = self.layout.num_envs, self.rows, self.spec.horizon
         ratio = self.updates * self.batch_size / (self.update_interval * envs)
         return [
             f"The replay holds {(rows - self.n_step) * envs:,} environment steps in "
             f"{rows * envs * self._row_bytes / 1e6:,.3g} MB; every {self.update_interval} steps of {envs} environments "
-            f"bring {self.updates} updates of {self.batch_size} stored steps: each step is replayed {ratio:.3g} times."
+            f"bring {self.updates} updates of {self.batch_size} stored steps: each step is replayed {ratio:.3g} times.",
+            *([f"warning: n_step {self.n_step} exceeds the {horizon} steps of an episode"] * (self.n_step > horizon)),
         ]
 
     # Pieces of networks

@@ -67,11 +67,11 @@ class Console:
         """Show the state after a block. All entries may be left out.
 
         Args:
-            info: phase (a few words; `fraction` and the time left are then of this phase), fraction (share done, 0
-                to 1), seconds_left (reckoned from `fraction` if absent), iteration, iterations, env_steps,
-                env_steps_per_second, updates, updates_per_second, return (mean episode return), environment / losses /
-                evaluation (name to number; an evaluation stays on the panel), memory and memory_limit (bytes),
-                utilisation (0 to 1).
+            info: phase (a few words; `fraction` and the time left are then of this phase), fraction (share done, or
+                of the seconds that there are, 0 to 1), seconds_left (reckoned from `fraction` if absent), iteration,
+                iterations, env_steps, env_steps_per_second, updates, updates_per_second, return (mean episode
+                return), environment / losses / evaluation (name to number; an evaluation stays on the panel), memory
+                and memory_limit (bytes), utilisation (0 to 1).
         """
         shown = dict(info)
         if shown.get("phase") != self._phase:

@@ -58,7 +58,7 @@ class Lines:
     def __init__(self, writer: Writer, every: int, group: Mapping[str, Any] | None = None) -> None:
         self._writer, self._every = writer, every
         self.group: dict[str, Any] = dict(group or {})  # sums of a line that is not complete, for the checkpoint
-        self.losses: dict[str, float] = {}  # of the last line, and accuracies
+        self.losses: dict[str, float] = {}  # and accuracies, of the last line
         self.episodes: dict[str, float] = {}
 
     def add(
