@@ -196,7 +196,8 @@ def _with_opponents(subject: Subject) -> Subject:
     It is as strong throughout, and sees the game as it is; snapshots of the learner are not at hand.
     """
     contest = subject.env.env.contest
-    if contest is None or subject.run is None or subject.given & frozenset(contest.settings):
+    own = subject.run is not None or (contest is not None and contest.outside is not None)
+    if contest is None or not own or subject.given & frozenset(contest.settings):
         return subject
     evaluated = subject.env.env.for_evaluation()
     return subject.moved({name: getattr(evaluated, name) for name in subject.settings})

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -111,8 +112,9 @@ def test_sides_and_colours(record, scene):
         second = bool(record.states.second[0])
         assert scene.sides[0].snakes == tuple(range(n // 2, n) if second else range(n // 2))
     if record.env.scripted:
-        assert [side.player for side in scene.sides] == ["level1", ("random", "level1")[int(record.states.level[0])]]
-        assert [side.numbers for side in scene.sides] == ["snakes 3-4", "snakes 1-2"]
+        level = ("random", "level1", "level2")[int(record.states.level[0])]
+        assert [side.player for side in scene.sides] == [record.policy, level]
+        assert [side.numbers for side in scene.sides] == ["snakes 3-4", "snakes 1-2"][:: -1 if not second else 1]
     labels = [line.label for line in scene.lines]
     assert len(set(labels)) == len(labels)
 
@@ -183,6 +185,14 @@ def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     assert render._with_opponents(subject).settings["opponent"] == "4"
     asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
     assert render._with_opponents(asked) is asked  # which is refused in words
+
+
+def test_games_of_a_run_are_drawn_against_opponents_that_see_the_game():
+    made = make("snakes_1v1", opponent="2", stale_opponents=True)
+    subject = load(None, "snakes_1v1", dict(made.__dict__))
+    assert render._with_opponents(subject) is subject
+    of_run = dataclasses.replace(subject, run=Path("0001"))
+    assert render._with_opponents(of_run).settings["stale_opponents"] is False
 
 
 def test_events_in_words(scene):
