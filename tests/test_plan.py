@@ -114,7 +114,7 @@ def test_nothing_fits() -> None:
     made = affine(200_000, 10, 64, 100_000)
     assert plan.search_largest(made, lambda n: affine(200_000, 10, n, 100_000)) == 0
     assert plan.search_largest(affine(0, 5000, 64, 100_000), lambda n: None) == 0
-    with pytest.raises(TooLargeError, match="choose a smaller network or map"):
+    with pytest.raises(TooLargeError, match="choose smaller networks, batches or environments"):
         made.check(made.total)
 
 
