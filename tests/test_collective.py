@@ -690,6 +690,7 @@ def test_names_and_the_environment_of_these_tests() -> None:
     [
         ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
+        ({}, {"state_entries": (1, 1)}, "name an entry twice: name each one once"),
         ({}, {"random_steps": 0}, "random_steps must be at least 1, not 0"),
         ({}, {"worker_steps": -1}, "worker_steps must be 0 or above, not -1"),
         ({}, {"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
