@@ -349,3 +349,8 @@ def test_fewer_updates_than_steps() -> None:
     algo = Sac(ARM, Layout(8), **SETTINGS | {"batch_size": 8}, update_interval=8, updates_per_step=0.25)
     assert algo.phases[-1] == Phase("train", 8, 2)
     assert "every 8 steps of 8 environments bring 2 updates of 8 stored steps" in algo.summary()[0]
+
+
+def test_returns_longer_than_an_episode_are_told() -> None:
+    told = [Sac(ARM, Layout(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)]
+    assert told == [[], [f"warning: n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]
