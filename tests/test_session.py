@@ -224,7 +224,7 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
     """Three kills at random moments and a flipped byte, each in processes of their own."""
     flags = f"{STUDY} --total_env_steps 28800 --checkpoint_every 40 --eval_every 100 --block_seconds 0.02".split()
     environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_killed",
         "JAX_PLATFORMS": "cpu",
     }
     done = subprocess.run(
@@ -242,7 +242,7 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     argv = f"{STUDY} --updates_per_step 3000000 --runs {tmp_path}".split()
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_interrupted",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PLATFORMS": "cpu",
     }
