@@ -125,26 +125,6 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
     return jax.vmap(of_shard)(ring, index)
 
 
-def recording(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
-    """The set as arrays of NumPy, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
-    host = jax.tree.map(np.asarray, ring)
-    shard, env, row = np.nonzero(np.asarray(usable(ring)).swapaxes(1, 2))  # one environment after another
-    after = (shard, row + 1, env)
-    return {
-        "task_names": tasks,
-        "task": host.seen["task"][shard, row, env],
-        "step": host.answer["step"][shard, row, env],
-        "observation": host.seen["observation"][shard, row, env],
-        "action": host.answer["action"][shard, row, env],
-        "reward": host.reward[after][:, 0],
-        "next_observation": host.seen["observation"][after],
-        "terminated": host.end[after] == replay.TERMINATED,
-        "mu": host.answer["mu"][shard, row, env],
-        "log_std": host.answer["log_std"][shard, row, env],
-        "value": host.answer["value"][shard, row, env],
-    }
-
-
 def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
     """Of all windows of so many steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
     host = jax.tree.map(np.asarray, ring)

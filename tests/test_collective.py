@@ -30,7 +30,7 @@ from jaxrl.checkpoint import Checkpoints
 from jaxrl.config import parse, read_run
 from jaxrl.labelled import LabelledSet
 from jaxrl.parallel import Layout
-from jaxrl.replay import GOES_ON
+from jaxrl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
@@ -76,6 +76,26 @@ def windows(number: int, seed: int = 0) -> Window:
     keys = jax.random.split(jax.random.key(seed), 3)
     shapes = ((4, 3), (3, 2), (3, 1))
     return Window(*(jax.random.normal(key, (number, *shape)) for key, shape in zip(keys, shapes, strict=True)))
+
+
+def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
+    """A set on the accelerator, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
+    host = jax.tree.map(np.asarray, ring)
+    shard, env, row = np.nonzero(np.asarray(labelled_ring.usable(ring)).swapaxes(1, 2))  # one environment after another
+    after = (shard, row + 1, env)
+    return {
+        "task_names": tasks,
+        "task": host.seen["task"][shard, row, env],
+        "step": host.answer["step"][shard, row, env],
+        "observation": host.seen["observation"][shard, row, env],
+        "action": host.answer["action"][shard, row, env],
+        "reward": host.reward[after][:, 0],
+        "next_observation": host.seen["observation"][after],
+        "terminated": host.end[after] == TERMINATED,
+        "mu": host.answer["mu"][shard, row, env],
+        "log_std": host.answer["log_std"][shard, row, env],
+        "value": host.answer["value"][shard, row, env],
+    }
 
 
 # ---------------------------------------------------------------- the transformer
@@ -356,7 +376,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
         held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
         wanted = np.repeat([(env + episode) % collective.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
-    found = labelled_ring.recording(state.split, algo.tasks)
+    found = recorded(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
     went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
     np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
@@ -366,7 +386,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = LabelledSet(environment="corners", **labelled_ring.recording(state.split, algo.tasks))
+    made = LabelledSet(environment="corners", **recorded(state.split, algo.tasks))
     labelled.write(tmp_path / "set.npz", made)
     found = labelled.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
@@ -384,7 +404,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
     algo = Collective(Corners().spec, Layout(4, 2), **settings)
     ring = algo.init(jax.random.key(0), {"labelled": algo.arrange(own)}).split
-    found = labelled_ring.recording(ring, algo.tasks)
+    found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
@@ -392,6 +412,22 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
     held_out = np.asarray(ring.answer["held_out"]) & np.asarray(labelled_ring.usable(ring))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
+
+
+def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
+    adopted = {"tasks": ["near", "far", "push", "pull"], "labelled": [len(made()) + 10, 5]}
+    algo = Collective(Corners().spec, Layout(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"})
+    state = algo.init(jax.random.key(0), {"labelled": algo.arrange(vars(made()))})
+    fitted = [
+        algo._fit(
+            dataclasses.replace(state.replicated, coded=jnp.int32(rows)), state.split, jax.random.key(1), 2, "actor"
+        )
+        for rows in (0, algo.labelled_rows)
+    ]
+    actors = [digest(params.actor) for params, _ in fitted]
+    assert actors[0] == digest(state.replicated.actor) != actors[1]
+    losses = [np.asarray(metrics["actor_loss"]) for _, metrics in fitted]
+    assert not losses[0].any() and losses[1].all()
 
 
 def test_a_world_model_by_hand() -> None:
@@ -625,7 +661,7 @@ def test_a_run_of_labelled_sets_alone(here: Path, capsys: pytest.CaptureFixture[
     algo, state, _ = session.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor", "critic"]
     assert algo.tasks == ("push", "pull")
-    assert len(labelled_ring.recording(state.split, algo.tasks)["step"]) == len(made())
+    assert len(recorded(state.split, algo.tasks)["step"]) == len(made())
     capsys.readouterr()
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err

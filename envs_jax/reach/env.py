@@ -62,8 +62,8 @@ class Reach(Environment):
     horizon: int = setting(400, "steps of an episode, at most 500")
     goals: str = setting(
         "pool",
-        "where puck and goal come from: pool (50 pairs, drawn), order (the pool in turn from a drawn pair on, each for "
-        "all tasks) or uniform (fresh ones each time)",
+        "where puck and goal come from: pool (50 pairs, drawn), order (in a batch every arm takes them in turn from "
+        "a drawn pair on, each for all tasks; a single environment draws) or uniform (fresh ones each time)",
     )
     pool_seed: int = setting(0, "which pool of 50 pairs")
     reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")

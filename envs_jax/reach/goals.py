@@ -12,7 +12,7 @@ PUCK = np.array([(-0.1, 0.1), (0.6, 0.7), (0.02, 0.02)])  # lower and upper boun
 GOAL = np.array([(-0.1, 0.1), (0.8, 0.9), (0.05, 0.3)])
 APART = 0.15  # horizontal distance of puck and goal at least, m
 POOL = 50
-_TRIES = 16  # one in nine draws is too near
+_TRIES = 16  # one in sixteen draws is too near
 
 
 @functools.cache

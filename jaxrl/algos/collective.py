@@ -603,7 +603,7 @@ class Collective(Algorithm):
 
     def _fit(self, params: Any, ring: Replay, key: Array, updates: int, name: str) -> tuple[Any, dict[str, Array]]:
         """Updates of world model, actor or critics, and their error on held-out steps."""
-        usable, held_out = labelled_ring.usable(ring), ring.answer["held_out"]
+        usable, held_out = labelled_ring.usable(ring) & self._has_code(params), ring.answer["held_out"]
 
         def batch(key: Array, counts: Array) -> dict[str, Array]:
             index, weight = labelled_ring.draw(key, counts, self.batch_size, self.layout)
@@ -622,6 +622,11 @@ class Collective(Algorithm):
         _, (value, _) = self.layout.gradient(loss, getattr(params, name), checked)
         share = jnp.maximum(self.layout.average(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
         return params, metrics | {f"{name}_held_out_loss": value / share}
+
+    def _has_code(self, params: Any) -> Array:
+        """bool[1, R, 1]: rows that were collected, and those of files that the phase "codes" has been through."""
+        row = jnp.arange(self.rows)[None, :, None]
+        return (row >= self.labelled_rows) | (row < params.coded)
 
     def _world_error(self, params: Any, sample: dict[str, Array]) -> Array:
         code, apply = sample["code"], self.world_net.apply
