@@ -124,7 +124,7 @@ def plot(result: dict[str, Any]) -> Figure:
     baselines = {p: s[0]["mean"] for p, s in policies.items() if p not in ("learned", "sampled")}
     for axis, unit, label, scale in (
         (axes[0], "env_steps", "environment steps (thousands)", 1e-3),
-        (axes[1], "seconds", "minutes of training", 1 / 60),
+        (axes[1], "seconds", "minutes since the run began", 1 / 60),
     ):
         for seed, curve in zip(result["seeds"], result["curves"], strict=True):
             axis.plot([scale * point[unit] for point in curve], [p["score"] for p in curve], label=f"seed {seed}")
