@@ -107,12 +107,16 @@ def label(policy: str) -> str:
     return f"{policy} (mean)"
 
 
+_LABEL = 12.0  # height of a label's line, points
+
+
 def plot_metric(
     axes: Any, record: Record, metric: str, step: int | None = None, lines: Sequence[Line] | None = None
 ) -> None:
     """A metric over the episode on matplotlib axes: this episode up to `step`, means of `references` with their bands.
 
-    Labels stand at the right ends of the curves, moved apart where they would overlap. `lines`: see `page`.
+    A `step` of -1 leaves the episode pale, without the point where it stands. Labels stand at the right ends of the
+    curves, moved apart where they would overlap. `lines`: see `page`.
     """
     if lines is None:
         lines = [Line(f"this episode ({record.policy})", INK, np.asarray(record.curves[metric]))]
@@ -129,14 +133,16 @@ def plot_metric(
         own, ink = line.values, line.colour
         axes.plot(steps, own, color=ink, linewidth=1.2, alpha=0.22, zorder=3)
         axes.plot(steps[: step + 1], own[: step + 1], color=ink, linewidth=2.6, zorder=4, solid_capstyle="round")
-        axes.plot(step, own[step], "o", color=ink, markersize=7, zorder=5, clip_on=False)
+        if step >= 0:
+            axes.plot(step, own[step], "o", color=ink, markersize=7, zorder=5, clip_on=False)
         ends.append((own[-1], line.label, ink, "bold"))
     axes.margins(x=0.01, y=0.06)
     axes.set_xlim(0, record.steps)
     low, high = axes.get_ylim()
     ends.sort(key=lambda end: end[0])
-    places = spread([float((end[0] - low) / (high - low)) for end in ends], gap=0.075)
-    places = [max(place, 0.03 + 0.075 * i) for i, place in enumerate(places)]  # above the axis
+    gap = max(0.075, _LABEL * axes.figure.dpi / 72 / axes.bbox.height)
+    places = spread([float((end[0] - low) / (high - low)) for end in ends], gap)
+    places = [max(place, 0.03 + gap * i) for i, place in enumerate(places)]  # above the axis
     for place, (_, text, ink, weight) in zip(places, ends, strict=True):
         axes.annotate(text, (1, place), (7, 0), xycoords="axes fraction", textcoords="offset points", color=ink,
                       weight=weight, va="center", fontsize=9.5)  # fmt: skip

@@ -206,5 +206,5 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(
-                f"has {episodes} episodes of the task '{name}', too few to hold some out: collect {least_episodes}"
+                f"has too few episodes of the task '{name}' to hold some out: {episodes}; collect {least_episodes}"
             )

@@ -1,4 +1,4 @@
-"""Where a run is, as the host knows it without waiting for the device, and what is left of it."""
+"""Where a run is, and what is left of it."""
 
 import dataclasses
 from typing import Self

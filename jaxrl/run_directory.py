@@ -153,7 +153,7 @@ def open_run(path: Path | str) -> Path:
         return run
     problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
     candidates = _near(run)
-    advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it"
+    advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise RunError(f"{path} {problem}; {advice}")
 
 

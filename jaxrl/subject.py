@@ -19,7 +19,6 @@ from jaxrl.config import Config, EnvironmentFlags, Parser
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
 from jaxrl.parallel import make_mesh
-from jaxrl.run_directory import CONFIG, open_run
 
 DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
@@ -263,9 +262,7 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
         raise UsageError(f"unexpected word '{found[1]}': flags begin with --, and one run is looked at at a time")
     if not found:
         return None, env or DEFAULT_ENV, None
-    run = open_run(found[0])
-    path = run / CONFIG
-    config = configuration.build(configuration.read_yaml(path), str(path))
+    run, config = configuration.read_run(found[0])
     if env not in (None, config.env):
         raise UsageError(f"{run} was trained on '{config.env}', not on '{env}': leave --env out")
     return run, config.env, config.env_settings

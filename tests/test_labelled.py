@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "names": ({"task_names": "push"}, "holds task_names as something else than str[K]"),
     "too large": (changed("value", 3, 1.0) | {"value": np.full(40, 1e300)}, "has a value that is not finite in row 0"),
     "few episodes": ({name: x[:36] for name, x in dataclasses.asdict(made()).items() if isinstance(x, np.ndarray)},
-                     "has 4 episodes of the task 'pull', too few to hold some out: collect 5"),
+                     "has too few episodes of the task 'pull' to hold some out: 4; collect 5"),
 }  # fmt: skip
 
 

@@ -175,6 +175,7 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
         ({"adopted": ""}, "a student needs a teacher: name a run of collective with --collective RUN"),
         ({"adopted": "", "help_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
         ({"imitation_batch": 0}, "imitation_batch must be at least 1, not 0"),
+        ({"adopted": "null"}, "adopted is written by the run itself: leave it out"),
         ({"adopted": '{"window": 401}'}, "window must lie between 2 and the 400 steps of an episode, not 401"),
     ],
 )
@@ -190,6 +191,7 @@ def test_teachers_that_do_not_fit() -> None:
     adopted = Student.adopt(ARM, {"tau": 0.1}, {"collective": (teacher,)}, {})
     assert adopted["tau"] == 0.1 and json.loads(adopted["adopted"])["window"] == TEACHER["window"]
     assert Student(ARM, layout, **adopted).teacher.units == TEACHER["units"]
+    assert not Student.adopt(ARM, adopted, {"collective": ()}, {})["adopted"]  # the former run's teacher is not ours
     sac = Source("b", Sac(ARM, layout), {})
     for found, spec, sentence in (
         ((teacher, teacher), ARM, "a student has one teacher, --collective names 2"),

@@ -24,6 +24,12 @@ HAND, TOOL = 7, 8  # places in the skeleton
 PUCK_SIZE = 0.02  # radius and half height, m
 
 
+_CAPTION = (
+    "blue: arm (pale: earlier) · red: path of the tool centre · green: sphere that counts, ring: goal shown "
+    "· yellow: puck · ×: pulls the hand"
+)
+
+
 class View(NamedTuple):
     """One side: its name, the coordinate that runs to the right, and the parts of both coordinates that are shown."""
 
@@ -159,11 +165,13 @@ class _Canvas:
             _still(axes, view, shown)
             self._axes.append(axes)
             left += wide + 0.3
+        text(0.25, 0.95 + views + 0.17, _CAPTION, fontsize=8, color=SOFT)
         below = 0.95 + views + 0.6
         chart_axes = drawn.add_axes((0.75 / width, 1 - (below + chart) / height, (width - 3.2) / width, chart / height))
         line = Line(f"distance ({record.policy})", INK, np.asarray(record.curves["distance"]))
-        viewing.plot_metric(chart_axes, record, "distance", 0, [line])
+        viewing.plot_metric(chart_axes, record, "distance", -1, [line])
         chart_axes.axhline(reward.RADIUS, color=POINT, linewidth=1, linestyle=(0, (2, 2)))
+        chart_axes.set_xlabel("step", fontsize=9, color=SOFT, labelpad=1)
         chart_axes.set_title("distance of the tool centre, m", loc="left", fontsize=10, color=INK, weight="bold")
         self._chart = chart_axes
         self._image = viewing.image(drawn)

@@ -5,6 +5,8 @@ compiled block, once per device, on that device's environments; sums over device
 """
 
 import dataclasses
+import json
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -105,6 +107,17 @@ class Trajectory:
     timestep: TimeStep
     action: Array
     extras: Any
+
+
+def read_adopted(text: str, names: Iterable[str]) -> dict[str, Any]:
+    """What an `adopt` wrote as JSON: a mapping of some of these names. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() <= set(names):
+        raise ValueError("adopted is written by the run itself: leave it out, it follows from the runs that are named")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,18 @@ import numpy as np
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, labelled_ring, nets, optimise, replay, world_model
 from jaxrl import trajectory_transformer as transformer
-from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
+from jaxrl.algos.base import (
+    Algorithm,
+    AlgoState,
+    Mode,
+    Phase,
+    Progress,
+    Source,
+    Trajectory,
+    read_adopted,
+    setting,
+    total,
+)  # fmt: skip
 from jaxrl.algos.sac import Sac
 from jaxrl.parallel import Layout
 from jaxrl.replay import Replay
@@ -40,6 +51,7 @@ from jaxrl.world_model import WorldModel
 
 CODED = 2048  # windows of one call of `learn` that computes codes
 _SETTING = {"encoder": "transformer"}  # networks whose learning rate is called after something else
+ADOPTED = ("tasks", "worker", "labelled")  # names, settings of workers, rows of files and of their longest episode
 # What workers must have in common, so that their networks can be stacked and their labels mean the same.
 ALIKE = ("units", "depth", "critics", "layer_norm", "scale_observation", "log_std_min", "log_std_max", "gamma")
 
@@ -110,9 +122,9 @@ class Collective(Algorithm):
     )
     adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False)
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
-    random_steps: int = setting(8000, "environment steps per task with random actions (at least an episode each)")
-    learner_steps: int = setting(32_000, "then, so many in which the learner acts and learns; 0 = none")
-    worker_steps: int = setting(20_000, "then, so many in which the workers act; 0 = none")
+    random_steps: int = setting(8000, "environment steps per task with random actions (at least an episode everywhere)")
+    learner_steps: int = setting(32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)")
+    worker_steps: int = setting(20_000, "then, so many in which the workers act (likewise; 0 = none)")
     update_interval: int = setting(8, "steps of every environment between calls of learn")
     burst_updates: int = setting(8000, "updates of the actor behind the random steps")
     updates_per_step: float = setting(1.0, "its updates per step of the batch of environments while it acts")
@@ -159,6 +171,7 @@ class Collective(Algorithm):
             )
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {action}")
+        read_adopted(self.adopted or "{}", ADOPTED)
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
@@ -226,13 +239,13 @@ class Collective(Algorithm):
                 f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and "
                 "let the environment set them, or add labelled sets"
             )
-        adopted = {"tasks": tasks, "worker": worker, "labelled": rows}
-        return settings | {"workers": ",".join(source.run for source in ordered), "adopted": json.dumps(adopted)}
+        adopted = json.dumps(dict(zip(ADOPTED, (tasks, worker, rows), strict=True)))
+        return settings | {"workers": ",".join(source.run for source in ordered), "adopted": adopted}
 
     @property
     def _adopted(self) -> dict[str, Any]:
-        named = {"tasks": list(self.spec.task_names), "worker": {}, "labelled": [0, 0]}
-        return named | json.loads(self.adopted or "{}")
+        named = dict(zip(ADOPTED, (list(self.spec.task_names), {}, [0, 0]), strict=True))
+        return named | read_adopted(self.adopted or "{}", ADOPTED)
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from jaxrl import replay
-from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, setting, total
+from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, read_adopted, setting, total
 from jaxrl.algos.collective import Collective, distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.replay import Replay
@@ -108,6 +108,7 @@ class Student(Sac):
         found = sources["collective"]
         if len(found) > 1:
             raise ValueError(f"a student has one teacher, --collective names {len(found)}: name one run of collective")
+        settings = settings | {"adopted": ""}  # of another teacher, in the configuration of a former run
         for source in found:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
@@ -121,7 +122,7 @@ class Student(Sac):
         """The algorithm that answers for the teacher; its minibatches are as small as they may be."""
         if not self.adopted:
             return None
-        settings = json.loads(self.adopted)
+        settings = read_adopted(self.adopted, TEACHES)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
