@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_coverage_golden import environment, lattice, rectangle, whole_map
+from helpers.coverage import environment, lattice, rectangle, whole_map
 
 import envs_jax
 from bench.coverage import oracle

@@ -1,21 +1,17 @@
 """Coverage as an environment: its contract, its settings, and what must hold in every mission."""
 
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.coverage import fly, make
 
 import envs_jax
 from envs_jax.batch import batched
 from envs_jax.coverage import communication, maps, reward, terrain, world
 from envs_jax.testing import check_env
-
-
-def make(**settings):
-    return envs_jax.make("coverage", **{"q": 3, "budget": 4, **settings})
 
 
 @pytest.mark.parametrize(
@@ -63,18 +59,6 @@ def test_contract(settings):
 def test_impossible_settings(settings, words):
     with pytest.raises(ValueError, match=words):
         make(**settings)
-
-
-def fly(env, key, policy=None, steps=None):
-    """Time steps and states of a mission with random open actions."""
-    reset, step = jax.jit(env.reset), jax.jit(env.step)
-    policy = policy or jax.jit(functools.partial(env.baselines["random"], env))
-    state, timestep = reset(key, ())
-    seen = [(state, timestep)]
-    for t in range(env.steps if steps is None else steps):
-        state, timestep = step(state, policy(state, timestep, jax.random.fold_in(key, 99 + t)), ())
-        seen.append((state, timestep))
-    return seen
 
 
 def test_a_mission_from_start_to_end():

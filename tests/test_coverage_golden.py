@@ -9,49 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.coverage import environment, lattice, rectangle, whole_map
 
-import envs_jax
 from envs_jax.coverage import actions, starts, terrain, world
 
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # float32
 INT16 = {"belief": 2e-4, "observation": 3e-5, "reward": 1e-4, "entropy": 3e-5, "f1": 4e-4}
-SPACING = 5
-
-
-def environment(record: golden.CoverageRecord, **settings: Any) -> Any:
-    config = record.config
-    return envs_jax.make(
-        "coverage",
-        num_agents=record.num_agents,
-        budget=config["budget"],
-        q=config["pixel"],
-        num_actions=config["num_actions"],
-        prior=config.get("prior", 0.5),
-        **settings,
-    )
-
-
-def lattice(metres: np.ndarray) -> np.ndarray:
-    return metres.astype(np.int32) // SPACING - np.array([0, 0, 1], np.int32)
-
-
-def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
-    top, bottom, left, right = (int(v) for v in record["truth_bounds"])
-    return terrain.Terrain(
-        rows=jnp.array([[top, bottom], [0, 0]], jnp.int32),
-        columns=jnp.array([[left, right], [0, 0]], jnp.int32),
-        invert=jnp.bool_(False),
-        bits=(),
-        count=jnp.int32((bottom - top) * (right - left)),
-    )
-
-
-def whole_map(record: golden.CoverageRecord, k: int) -> np.ndarray:
-    """bool[A, n, n]: the readings of measurement k in their places."""
-    maps = np.zeros((record.num_agents, record.n, record.n), bool)
-    for agent, (top, bottom, left, right) in enumerate(record["footprint"][k]):
-        maps[agent, top:bottom, left:right] = record.reading(k, agent)
-    return maps
 
 
 @functools.lru_cache(maxsize=4)

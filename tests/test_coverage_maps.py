@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_coverage_env import communication, fly, make
+from helpers.coverage import fly, make
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, maps, maps_windows, observation, sensor, terrain, world
+from envs_jax.coverage import belief, communication, maps, maps_windows, observation, sensor, terrain, world
 
 
 def number(pair):

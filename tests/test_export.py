@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_snakes_rules import stack
+from helpers.snakes import stack
 
 from bench.snakes import agent_games, oracle
 from bench.snakes.oracle_opponents import choose, scripted

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.snakes import context, jit, lane, stack
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_snakes_env import context
-from test_snakes_rules import jit, lane, stack
 
 import envs_jax
 from bench.snakes import oracle

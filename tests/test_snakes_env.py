@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.snakes import context
 
 import envs_jax
 from bench.snakes import oracle_opponents
@@ -13,10 +14,6 @@ from envs_jax.batch import batched
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes import full, reward, schedule, segments
 from envs_jax.snakes.board import Board
-
-
-def context(env, fraction=0.0):
-    return env.context(type("Progress", (), {"fraction": jnp.float32(fraction)}))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_snakes_rules import CONFIGURATIONS, flat, jit, lane, recorded, stack
+from helpers.snakes import CONFIGURATIONS, flat, jit, lane, recorded, stack
 
 import envs_jax
 from envs_jax.snakes import env as snakes_env

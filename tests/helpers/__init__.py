@@ -1,0 +1,1 @@
+"""What test files share: recorded positions of the environments as their own types, and compiled programs."""

@@ -1,0 +1,66 @@
+"""Missions of coverage for tests: small ones, and recorded ones of the public repository as this package's types."""
+
+import functools
+from typing import Any
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import envs_jax
+from envs_jax.coverage import terrain
+
+SPACING = 5  # metres
+
+
+def make(**settings):
+    return envs_jax.make("coverage", **{"q": 3, "budget": 4, **settings})
+
+
+def fly(env, key, policy=None, steps=None):
+    """Time steps and states of a mission with random open actions."""
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    policy = policy or jax.jit(functools.partial(env.baselines["random"], env))
+    state, timestep = reset(key, ())
+    seen = [(state, timestep)]
+    for t in range(env.steps if steps is None else steps):
+        state, timestep = step(state, policy(state, timestep, jax.random.fold_in(key, 99 + t)), ())
+        seen.append((state, timestep))
+    return seen
+
+
+def environment(record: golden.CoverageRecord, **settings: Any) -> Any:
+    config = record.config
+    return envs_jax.make(
+        "coverage",
+        num_agents=record.num_agents,
+        budget=config["budget"],
+        q=config["pixel"],
+        num_actions=config["num_actions"],
+        prior=config.get("prior", 0.5),
+        **settings,
+    )
+
+
+def lattice(metres: np.ndarray) -> np.ndarray:
+    return metres.astype(np.int32) // SPACING - np.array([0, 0, 1], np.int32)
+
+
+def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
+    top, bottom, left, right = (int(v) for v in record["truth_bounds"])
+    return terrain.Terrain(
+        rows=jnp.array([[top, bottom], [0, 0]], jnp.int32),
+        columns=jnp.array([[left, right], [0, 0]], jnp.int32),
+        invert=jnp.bool_(False),
+        bits=(),
+        count=jnp.int32((bottom - top) * (right - left)),
+    )
+
+
+def whole_map(record: golden.CoverageRecord, k: int) -> np.ndarray:
+    """bool[A, n, n]: the readings of measurement k in their places."""
+    maps = np.zeros((record.num_agents, record.n, record.n), bool)
+    for agent, (top, bottom, left, right) in enumerate(record["footprint"][k]):
+        maps[agent, top:bottom, left:right] = record.reading(k, agent)
+    return maps
