@@ -8,7 +8,8 @@
 
 A checkpoint is written under `<step>.writing` and sealed, once orbax has finished and every file is hashed, by
 renaming that folder; it is deleted by renaming it to `<step>.trash` first. So a folder whose name is a number
-is complete, however the process ended, and one that does not agree with its manifest has been damaged since.
+is complete, however the process ended, and one that does not agree with its manifest (which holds the step too) has
+been damaged, renamed or copied since.
 
 Orbax is given one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that what is
 on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
@@ -17,6 +18,7 @@ on disk does not depend on the Python classes of the state. Typed PRNG keys are 
 import hashlib
 import json
 import logging
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -150,7 +152,7 @@ class Checkpoints:
             for folder in (self.directory, self._best):
                 for name in _names(folder):
                     if name.endswith((_WRITING, _TRASH)):
-                        shutil.rmtree(folder / name)
+                        _remove(folder / name)
         self._swept = True
 
     def wait(self) -> None:
@@ -249,8 +251,8 @@ class Checkpoints:
         folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
         damage = _damage(folder)
         if damage is not None:
-            raise CheckpointError(f"checkpoint {folder} is damaged ({damage}); use another")
-        leaves = _read_manifest(folder)[1]
+            raise CheckpointError(f"checkpoint {folder} is damaged: {damage}; use another")
+        leaves = _read_manifest(folder).leaves
         wanted = [leaf.name for leaf in leaves if _stored(leaf)]
         as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
         args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
@@ -292,7 +294,7 @@ class Checkpoints:
             damage = _damage(folder)
             if damage is None:
                 return name
-            self._warn(f"checkpoint {folder} is damaged ({damage}) and was passed over")
+            self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
         raise CheckpointError(
             f"no intact checkpoint in {directory} (of {len(names)}; the last one: {damage}); "
             "copy an intact one back, or start the run anew"
@@ -372,7 +374,7 @@ def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | N
 def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
     """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
     wanted = _leaves(like, prefix)
-    difference = _difference(wanted, _read_manifest(folder)[1], whole=prefix is None)
+    difference = _difference(wanted, _read_manifest(folder).leaves, whole=prefix is None)
     if difference is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
@@ -426,17 +428,24 @@ def _sealed(directory: Path) -> list[str]:
 def _seal(folder: Path) -> None:
     """Rename `<step>.writing` to `<step>`; a checkpoint that has this name is replaced."""
     sealed = folder.with_suffix("")
-    _delete([sealed] if sealed.exists() else [])
+    _delete([sealed] if os.path.lexists(sealed) else [])
     folder.rename(sealed)
 
 
 def _delete(folders: Iterable[Path]) -> None:
     for folder in list(folders):
         trash = folder.with_suffix(_TRASH)
-        if trash.exists():
-            shutil.rmtree(trash)
+        _remove(trash)
         folder.rename(trash)
-        shutil.rmtree(trash)
+        _remove(trash)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file or link that somebody has put there; nothing if it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # Manifest
@@ -462,30 +471,45 @@ def _write_manifest(folder: Path, step: int, leaves: list[_Leaf]) -> None:
     write_atomically(folder / _MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
 
 
-def _read_manifest(folder: Path) -> tuple[dict[str, str], list[_Leaf]]:
-    """Digests by file, and the leaves.
+class _Manifest(NamedTuple):
+    """What a checkpoint says of itself: its number, digests by file, and the leaves."""
+
+    step: int
+    files: dict[str, str]
+    leaves: list[_Leaf]
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    """The manifest of a checkpoint.
 
     Raises:
-        OSError, ValueError: the manifest is absent, or not as it was written.
+        OSError, ValueError: it is absent, or not as it was written.
     """
-    manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("not a manifest") from None
     if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
         raise ValueError("not a manifest")
     contents = manifest["contents"]
     if _text_digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
-    return contents["files"], [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+    leaves = [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+    return _Manifest(contents["step"], contents["files"], leaves)
 
 
 def _damage(folder: Path) -> str | None:
     """What is wrong with a sealed checkpoint, or None."""
     if not folder.is_dir():
-        return "it does not exist"
+        return "it is no folder" if os.path.lexists(folder) else "it does not exist"
     try:
-        files, _ = _read_manifest(folder)
+        manifest = _read_manifest(folder)
     except (OSError, ValueError) as error:
         return f"{_MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
-    for name, digest in files.items():
+    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied, perhaps without the leading zeros
+        wrong_name = int(folder.name) == manifest.step
+        return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
+    for name, digest in manifest.files.items():
         try:
             if _file_digest(folder / name) != digest:
                 return f"{name} has changed since it was written"

@@ -37,6 +37,11 @@ class Position:
             self.updates + number * phase.updates,
         )
 
+    def axis(self, phases: tuple[Phase, ...]) -> int:
+        """The place in a chart over environment steps; an iteration of a phase that makes none counts as one step."""
+        own = 0 if phases[self.phase].steps else self.iteration
+        return self.env_steps + own + sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
         """Iterations left of each phase: up to its own number, and no further steps once the total is reached."""
         left, missing = [0] * self.phase, total_env_steps - self.env_steps

@@ -136,8 +136,13 @@ class Session:
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self._former_seconds = meta["seconds"]
         self.lines = Lines(self.writer, self.run.log_every, meta["group"])
+        self.writer.trim(step, self.position.axis(self.phases))
+        if hosts.writes() and self.writer.rows < meta.get("rows", 0):
+            self.console.say(
+                f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
+                f"to iteration {step:,}: the others are lost, the run goes on without them"
+            )
         self.checkpoints.discard_after(step)
-        self.writer.trim(step)
         if self.best_step == step != self.checkpoints.best_step():  # killed between the checkpoint and its copy
             self._save(state, best=True)
         self._saved = (step, time.monotonic())
@@ -251,6 +256,7 @@ class Session:
             "best_step": self.best_step,
             "evaluated": self.evaluated,
             "group": self.lines.group,
+            "rows": self.writer.rows,
             "settings": _fixed_settings(self.setup),
         }
         self.checkpoints.save(self.position.iterations, state, meta, best=best)
@@ -272,7 +278,7 @@ class Session:
 
     def _counters(self, position: Position) -> dict[str, int]:
         names = {"iteration": position.iterations, "env_steps": position.env_steps, "updates": position.updates}
-        return {**names, "phase": position.phase}
+        return {**names, "phase": position.phase, "step": position.axis(self.phases)}
 
     def _report(self) -> None:
         """Fetch the metrics of the block under way, if any: check them, write lines, refresh the console."""
@@ -320,7 +326,8 @@ class Session:
         key, context = on_all((key, context), self.setup.mesh)
         curves = by_task(spec, self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context)))
         values = {name: float(np.mean(curve[-1])) for name, curve in curves.items()}
-        self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()})
+        step = self.position.axis(self.phases)
+        self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()}, step)
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations
         score = values[spec.score]

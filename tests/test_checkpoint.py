@@ -226,6 +226,32 @@ def test_any_damaged_file_is_found(tmp_path: Path, name: str, harm: str) -> None
     assert len(sentences) == 1 and Path(name).name in sentences[0]
 
 
+def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> None:
+    """Copied, exchanged, or without its zeros: the manifest knows its step. Nothing of it is an error of Python."""
+    save_steps(tmp_path, 1, 2, 3, best=2)
+    shutil.copytree(tmp_path / "0000000001", tmp_path / "0000000009")
+    (tmp_path / "0000000002").rename(tmp_path / "aside")
+    (tmp_path / "0000000003").rename(tmp_path / "0000000002")
+    (tmp_path / "aside").rename(tmp_path / "0000000003")
+    shutil.copytree(tmp_path / "0000000001", tmp_path / "best" / "0000000005")
+    (tmp_path / "0000000007").write_text("a file")
+    (tmp_path / "0000000008").symlink_to("nowhere")
+    sentences: list[str] = []
+    with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
+        assert checkpoints.newest() == (1, {"step": 1})
+        step, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
+        assert_same_bits(restored, make_state(step))
+        found = [sentence.partition("is damaged: ")[2].partition(";")[0] for sentence in sentences[:5]]
+        assert found == ["holds step 1", "it is no folder", "it is no folder", "holds step 2", "holds step 3"]
+        assert checkpoints.restore_best(jax.eval_shape(make_state))[0] == 2
+        assert "best/0000000005 is damaged: holds step 1;" in sentences[-1]
+        checkpoints.discard_after(1)
+        assert checkpoints.steps() == [1]
+        (tmp_path / "0000000001").rename(tmp_path / "1")
+        with pytest.raises(CheckpointError, match="holds step 1, whose folder is called 0000000001"):
+            checkpoints.restore(jax.eval_shape(make_state))
+
+
 def test_warnings_go_to_stderr_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save_steps(tmp_path, 1, 2)
     flip_a_byte(tmp_path / "0000000002")

@@ -74,6 +74,17 @@ def test_trim_leaves_no_stale_point(tmp_path: Path) -> None:
     assert len(list((tmp_path / "events").iterdir())) == 3  # of the third file nothing was left
 
 
+def test_the_axis_of_tensorboard_is_another_than_the_iteration(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        for iteration in (1, 2, 3):
+            writer.write(iteration, {"a": iteration}, step=1000 * iteration)
+        assert points(tmp_path)["a"] == [(1000, 1.0), (2000, 2.0), (3000, 3.0)]
+        writer.trim(2, 2000)
+        assert writer.rows == 2
+    assert points(tmp_path)["a"] == [(1000, 1.0), (2000, 2.0)]
+    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2]
+
+
 @pytest.mark.parametrize("cut", [1, 3, 20])
 def test_a_torn_end_is_removed(tmp_path: Path, cut: int) -> None:
     write(tmp_path, 1, 2, 3)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from test_report import points
 from tiny import TinyQ
 
 from envs_jax.base import Array, setting
@@ -407,6 +408,31 @@ def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Pa
 
 
 # Lines and rates
+
+
+def test_rows_that_were_lost_are_told_in_one_line(
+    alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(alone, tmp_path / "run")
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:8]) + rows[8][:9])
+    for _ in range(2):  # nothing was saved in between, so it is told again
+        resume(tmp_path / "run")
+        out = capsys.readouterr().out
+        assert f"metrics.jsonl holds 8 of the {len(rows)} rows that were written up to iteration 45: the others" in out
+    resume(alone)
+    assert "metrics.jsonl" not in capsys.readouterr().out
+
+
+def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
+    """The five iterations of the last phase make none: each counts as one."""
+    phases = prepare(parse(STUDY.split()).config).algo.phases
+    assert Position(1, 3, 5, 160, 12).axis(phases) == 160
+    assert Position(2, 0, 40, 1280, 152).axis(phases) == 1280
+    assert Position(2, 5, 45, 1280, 157).axis(phases) == 1285
+    steps = [step for step, _ in points(alone)["env_steps"]]
+    rows = [row for row in read_metrics(alone) if "env_steps" in row]
+    assert steps == [row["env_steps"] + max(0, row["iteration"] - 40) for row in rows]
 
 
 def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:

@@ -64,7 +64,10 @@ class Lines:
     def add(
         self, counters: Mapping[str, int], learning: Mapping[str, Any], episodes: Mapping[str, Any], pace: Pace
     ) -> None:
-        """One iteration: its counters ("iteration" among them), metrics of `learn`, and sums over ended episodes."""
+        """One iteration: its counters, metrics of `learn`, and sums over ended episodes.
+
+        Among the counters are "iteration" and perhaps "step", the place on TensorBoard's axis.
+        """
         group = self.group or {"learning": {}, "episodes": {}}
         for name, value in learning.items():
             total, number = group["learning"].get(name, (0.0, 0))
@@ -89,11 +92,12 @@ class Lines:
         self._writer.write(
             counters["iteration"],
             {
-                **{name: number for name, number in counters.items() if name != "iteration"},
+                **{name: number for name, number in counters.items() if name not in ("iteration", "step")},
                 "episodes": ended,
                 **{f"episode/{name}": value for name, value in episodes.items()},
                 **learning,
                 "time/unix": time.time(),
                 **{f"time/{name}": rate for name, rate in pace.rates().items()},
             },
+            counters.get("step"),
         )

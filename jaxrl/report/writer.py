@@ -1,5 +1,7 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line) and TensorBoard events, the same numbers in both.
 
+On TensorBoard's axis are environment steps, by which runs with other batches compare (see `Position.axis`).
+
 Every line is handed to the operating system at once, so a killed process loses none. `trim` removes what lies
 behind the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own
 purge marks leave the stale points in the file for every other reader.
@@ -36,10 +38,14 @@ class Writer:
     """Appends to `directory/metrics.jsonl` and to a new event file under `directory/events`.
 
     Files are made by the first write. Use it as a context manager, or call `close`.
+
+    Attributes:
+        rows: lines that this writer has kept (see `trim`) and written.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
+        self.rows = 0
         self._lines: RawIOBase | None = None
         self._events: RawIOBase | None = None
 
@@ -49,10 +55,11 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def write(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+    def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Append the scalars of one iteration (Python, NumPy or JAX numbers; "/" in a name makes a group).
 
-        A value that is not finite becomes null in the JSON line, which has no word for it.
+        A value that is not finite becomes null in the JSON line, which has no word for it. `step` is the place on
+        TensorBoard's axis, the iteration where it is None.
 
         Raises:
             MetricsError: the directory is not writable, or its disk is full.
@@ -64,7 +71,9 @@ class Writer:
             if self._lines is None or self._events is None:
                 self._lines, self._events = self._open()
             _append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
-            _append(self._events, _record(Event(wall_time=time.time(), step=iteration, summary=summary)))
+            self.rows += 1
+            step = iteration if step is None else step
+            _append(self._events, _record(Event(wall_time=time.time(), step=step, summary=summary)))
         except OSError as error:
             raise _error(self._directory, error) from error
 
@@ -78,20 +87,22 @@ class Writer:
         _append(events, _record(Event(wall_time=now, file_version="brain.Event:2")))
         return (self._directory / METRICS).open("ab", buffering=0), events
 
-    def trim(self, after_iteration: int) -> None:
-        """Remove every line and event of an iteration above `after_iteration`, and a last line torn by a kill.
+    def trim(self, after_iteration: int, after_step: int | None = None) -> None:
+        """Remove every line of an iteration above `after_iteration`, every event of a step above `after_step` (the
+        iteration where it is None), and a last line torn by a kill.
 
         Raises:
             MetricsError: a file cannot be rewritten.
         """
         self.close()
         try:
-            path = self._directory / METRICS
+            path, self.rows = self._directory / METRICS, 0
             if path.exists():
                 kept = [line for line, row in _lines(path) if row["iteration"] <= after_iteration]
                 write_atomically(path, "".join(kept))
+                self.rows = len(kept)
             for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
-                _trim_events(file, after_iteration)
+                _trim_events(file, after_iteration if after_step is None else after_step)
         except OSError as error:
             raise _error(self._directory, error) from error
 
@@ -106,10 +117,10 @@ class Writer:
 class Nowhere(Writer):
     """A writer without files, for processes that are not the one that writes."""
 
-    def write(self, iteration: int, scalars: Mapping[str, Any]) -> None:
+    def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Nothing."""
 
-    def trim(self, after_iteration: int) -> None:
+    def trim(self, after_iteration: int, after_step: int | None = None) -> None:
         """Nothing."""
 
 
@@ -149,7 +160,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             row = json.loads(line)
             whole = line.endswith(b"\n") and isinstance(row["iteration"], int)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             whole = False
         if whole:
             yield line.decode(), row
@@ -179,9 +190,9 @@ def _records(path: Path) -> Iterator[tuple[bytes, Event]]:
             yield head + rest, Event.FromString(rest[:length])
 
 
-def _trim_events(path: Path, after_iteration: int) -> None:
+def _trim_events(path: Path, after_step: int) -> None:
     """Rewrite an event file without later events, or delete it if nothing but its version is left."""
-    kept = [(record, event) for record, event in _records(path) if event.step <= after_iteration]
+    kept = [(record, event) for record, event in _records(path) if event.step <= after_step]
     if not any(event.HasField("summary") for _, event in kept):
         path.unlink()
         return
