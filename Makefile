@@ -56,5 +56,6 @@ $(INSTALLED): pyproject.toml setup.py
 	    echo "making $(VENV) with $$($$chosen --version) ($$chosen)"; \
 	    rm -rf $(VENV) && $$chosen -m venv $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "installing jaxrl and its dependencies into $(VENV): this takes a minute or more"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $@

@@ -478,7 +478,8 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             raise UsageError(
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
             )
-        return read_run(known.resume)[1], known.resume
+        directory, config = read_run(known.resume)
+        return config, str(directory)
     values, where = _preset(known.algo, known.config)
     if known.algo is None and known.config is None:
         if not helping:

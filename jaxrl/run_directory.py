@@ -1,7 +1,7 @@
 """Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
 
 A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
-whatever pictures were made. `runs/latest` is a text file with the path of the newest run.
+whatever pictures were made. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
 """
 
 import difflib
@@ -142,13 +142,25 @@ def _former(run: Path) -> dict[str, Any]:
         return {}
 
 
+def follow_latest(path: Path | str) -> Path:
+    """The run that a file like `runs/latest` names, which may have moved with its root; any other path as it is."""
+    file = Path(path)
+    if file.name != _LATEST or not file.is_file():
+        return file
+    try:
+        run = Path(file.read_text(encoding="utf-8").strip())
+        return run if run.exists() else file.parent / run.parent.name / run.name
+    except (OSError, ValueError):  # unreadable, or no path: `open_run` says that it is no run
+        return file
+
+
 def open_run(path: Path | str) -> Path:
-    """The run directory at `path`.
+    """The run directory at `path`, or the newest one where `path` is `runs/latest`.
 
     Raises:
         RunError: there is none; the sentence names runs that may have been meant.
     """
-    run = Path(path)
+    run = follow_latest(path)
     if (run / CONFIG).is_file():
         return run
     problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"

@@ -374,7 +374,7 @@ def start(config: Config) -> Ended:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    setup = prepare(with_sources(config))
+    setup = prepare(with_sources(_without_latest(config)))
     inputs = load_inputs(setup)
     with Console(_title(setup)) as console:
         programs = _compile(setup, inputs, True, console)
@@ -476,7 +476,8 @@ def _compile(setup: Setup, inputs: Any, fresh: bool, console: Console) -> Progra
     )
     for line in (*setup.notes, *setup.plan.lines()):
         console.say(line)
-    return compile_programs(setup, inputs, fresh, console.say)
+    with console.working("compiling"):
+        return compile_programs(setup, inputs, fresh, console.say)
 
 
 def _train(
@@ -589,6 +590,14 @@ def with_sources(config: Config) -> Config:
     with usage_errors():
         settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
     return dataclasses.replace(config, algo_settings=settings)
+
+
+def _without_latest(config: Config) -> Config:
+    """With the run itself wherever a setting names `runs/latest`, which soon means this run."""
+    follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
+    sources = {name: ",".join(map(follow, _named(config, name))) for name in algos.find(config.algo).sources}
+    config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
+    return config.with_run(init_from=follow(config.run.init_from)) if config.run.init_from else config
 
 
 def _named(config: Config, setting: str) -> list[str]:

@@ -11,8 +11,10 @@ import pytest
 
 import jaxrl.evaluate
 import jaxrl.train
+from jaxrl.config import parse
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 PAGE = DOCS / "own_environment_and_algorithm.md"
 
 
@@ -82,12 +84,46 @@ def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixt
     assert "size must be at least 2, not 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
 def test_links_and_names_of_modules_exist(page: Path) -> None:
     text = page.read_text()
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (page.parent / link).exists(), link
     for path in re.findall(r"`((?:envs_jax|jaxrl)/[\w/]+\.py)`", text):
-        assert (DOCS.parent / path).is_file(), path
-    for verb in re.findall(r"python -m jaxrl\.(\w+)", text):
-        assert (DOCS.parent / "jaxrl" / f"{verb}.py").is_file(), verb
+        assert (ROOT / path).is_file(), path
+    for package, verb in re.findall(r"python -m (jaxrl|bench)\.([\w.]+)", text):
+        assert (ROOT / package / f"{verb.replace('.', '/')}.py").is_file(), verb
+
+
+def test_the_readme_is_short_and_says_how_to_begin() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 200
+    commands = [line.split("#")[0].strip() for line in lines]
+    before = commands.index("source .venv/bin/activate")
+    assert "make train" in commands[:before]
+    assert not any(line.startswith("python ") for line in commands[:before])
+
+
+def test_presets_of_the_readme_are_all_there_are() -> None:
+    rows = README.read_text().split("| preset |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+
+
+def test_commands_of_the_readme_are_understood() -> None:
+    blocks = re.findall(r"^```\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    commands = [line for block in blocks for line in block.splitlines() if line.startswith("python -m jaxrl.train")]
+    needed = ("--resume", "--workers", "--collective", "--init_from")  # runs that are not here
+    assert len(commands) > 5
+    for line in commands:
+        words = shlex.split(line, comments=True)[3:]
+        if not any(word in needed for word in words):
+            parse(words)
+
+
+def test_examples_of_the_readme_name_the_first_run_of_its_kind() -> None:
+    found = set(re.findall(r"runs/(\w+)/(\d+)", README.read_text()))
+    assert ("coma_coverage", "0001") in found
+    for kind in {kind for kind, _ in found}:
+        numbers = sorted(int(number) for other, number in found if other == kind)
+        assert numbers == list(range(1, len(numbers) + 1)), kind

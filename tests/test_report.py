@@ -5,6 +5,8 @@ import json
 import runpy
 import struct
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,6 +184,31 @@ def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in [*SHOWN, "0.777"]:
         assert text in last
     assert "a sentence above [the panel]" in stream.getvalue()
+
+
+def test_long_work_tells_how_long_it_has_gone_on() -> None:
+    stream, threads = io.StringIO(), threading.active_count()
+    with Console("title", stream, patience=0.01) as shown, shown.working("compiling"):
+        while stream.getvalue().count("\n") < 3:
+            time.sleep(0.01)
+        shown.say("compiled a part")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["compiling ...", "compiling ... 0 s"] and "compiled a part" in lines
+    assert threading.active_count() == threads
+
+
+def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+        with shown.working("compiling"):
+            now[0] += 75.0
+            shown.say("compiled a part")  # which draws anew what is below
+        shown.block({"iteration": 1})
+    assert "compiling ... 1 min 15 s" in stream.getvalue()
+    assert "compiling" not in stream.getvalue().rsplit("title", 1)[1]
 
 
 def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.MonkeyPatch) -> None:

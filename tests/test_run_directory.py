@@ -75,6 +75,22 @@ def test_open(tmp_path: Path) -> None:
     assert run_directory.open_run(str(run)) == run
 
 
+def test_latest_is_the_newest_run_also_when_its_folder_has_moved(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    make_run(root / "coma_coverage" / "0001")
+    run = make_run(root / "sac_reach" / "0001")
+    run_directory.write_latest(root, run)
+    assert run_directory.open_run(root / "latest") == run
+    moved = root.rename(tmp_path / "elsewhere")
+    assert run_directory.open_run(moved / "latest") == moved / "sac_reach" / "0001"
+    (moved / "latest").write_bytes(b"\xff\x00")
+    with pytest.raises(RunError, match="latest is not a run directory"):
+        run_directory.open_run(moved / "latest")
+    (moved / "latest").unlink()
+    with pytest.raises(RunError, match="latest does not exist"):
+        run_directory.open_run(moved / "latest")
+
+
 def test_open_names_near_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = make_run(Path("runs/coma_coverage/0003"))

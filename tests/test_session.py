@@ -362,7 +362,8 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = f"{STUDY} --seed 5 --init_from {alone}".split()
+    (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
+    argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
     setup = prepare(parse(argv).config)
     weights = session.load_weights(str(alone), setup)
     best = session.load_policy(alone)

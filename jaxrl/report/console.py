@@ -1,8 +1,10 @@
 """What a person sees while a run goes on: a live panel in a terminal, plain lines everywhere else."""
 
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.columns import Columns
@@ -26,16 +28,24 @@ class Console:
         live: a live panel or plain lines; by default a panel if `stream` is a terminal.
         every: seconds between plain lines at least; the first and the last block, and blocks with an
             evaluation, are always written.
+        patience: seconds between plain lines while something long goes on.
     """
 
-    def __init__(self, title: str, stream: TextIO | None = None, live: bool | None = None, every: float = 5.0) -> None:
+    def __init__(
+        self,
+        title: str,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        every: float = 5.0,
+        patience: float = 15.0,
+    ) -> None:
         self._title = title
         self._stream = stream or sys.stdout
         if live is None:
             live = self._stream.isatty() and not RichConsole(file=self._stream).is_dumb_terminal
         self._rich = RichConsole(file=self._stream, force_terminal=live, highlight=False)
         self._wants_live = live
-        self._every = every
+        self._every, self._patience = every, patience
         self._live: Live | None = None
         self._start: tuple[float, float] | None = None  # time and share done at the first block (of a phase)
         self._phase: str | None = None
@@ -62,6 +72,33 @@ class Console:
             self._rich.print(Text(sentence))
         else:
             print(sentence, file=self._stream, flush=True)
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Show that something long goes on, such as "compiling", and for how long it has."""
+        began = time.monotonic()
+        sentence = lambda: f"{what} ... {duration(time.monotonic() - began)}"  # noqa: E731
+        if self._live is not None:
+            self._live.update(_Changing(sentence), refresh=True)
+            try:
+                yield
+            finally:
+                self._live.update(Text(""))
+            return
+        self.say(f"{what} ...")
+        done = threading.Event()
+
+        def repeat() -> None:
+            while not done.wait(self._patience):
+                self.say(sentence())
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def block(self, info: Mapping[str, Any]) -> None:
         """Show the state after a block. All entries may be left out.
@@ -117,6 +154,16 @@ class Console:
         filled = [_column(heading, facts) for heading, facts in columns.items() if facts]
         rows.append(Columns(filled, padding=(1, 4)))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
+
+
+class _Changing:
+    """A line that is made anew whenever the terminal is drawn."""
+
+    def __init__(self, sentence: Callable[[], str]) -> None:
+        self._sentence = sentence
+
+    def __rich__(self) -> Text:
+        return Text(self._sentence())
 
 
 def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
