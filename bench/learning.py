@@ -86,6 +86,7 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
         "kind": "learning",
         "name": name,
         "metric": metric,
+        "score_mode": first.get("score_mode", "max"),
         "contest": "matches" in first,
         "episodes": first["episodes"],
         "settings": {key: value for key, value in first["settings"].items() if key not in ("runs", "seed")},
@@ -96,9 +97,10 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
-def steps_to(curve: Sequence[dict[str, Any]], score: float) -> int | None:
-    """Environment steps at the first selection that scored so much, None if none did."""
-    return next((point["env_steps"] for point in curve if point["score"] >= score), None)
+def first_at(curve: Sequence[dict[str, Any]], score: float, mode: str) -> dict[str, Any] | None:
+    """The first point of a curve that is as good as `score`, None if none is; small is good in mode "min"."""
+    sign = -1.0 if mode == "min" else 1.0
+    return next((point for point in curve if sign * point["score"] >= sign * score), None)
 
 
 def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -149,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("runs", nargs="+", metavar="RUN", help="run directories of one configuration, other seeds")
     flags.add_argument("--name", required=True, help="what the figure is called")
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
-    flags.add_argument("--reach", type=float, metavar="SCORE", help="also say how many environment steps led there")
+    flags.add_argument("--reach", type=float, metavar="SCORE", help="also say when a curve was first as good")
     flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
     asked = flags.parse_args(list(argv))
     if asked.reach is not None and not math.isfinite(asked.reach):
@@ -157,11 +159,15 @@ def main(argv: Sequence[str]) -> int:
     result = summary([read(run, asked.training) for run in asked.runs], asked.name)
     result |= {"training": asked.training, "note": asked.note}
     if asked.reach is not None:
-        steps = [steps_to(curve, asked.reach) for curve in result["curves"]]
+        # Training episodes may be read for any metric, of which only the score says whether small is good.
+        mode = "max" if asked.training not in (None, result["metric"]) else result["score_mode"]
+        points = [first_at(curve, asked.reach, mode) or {} for curve in result["curves"]]
+        steps, seconds = ([point.get(unit) for point in points] for unit in ("env_steps", "seconds"))
         median = statistics.median(math.inf if step is None else step for step in steps)
         result["reached"] = {"score": asked.reach, "env_steps": steps, "median": median if median < math.inf else None}
+        result["reached"] |= {"seconds": seconds}
         metric = asked.training or result["metric"]
-        print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}")
+        print(f"{metric} {asked.reach:g} first after {steps} environment steps, median {median:g}; {seconds} seconds")
     stem: Path = measure.RESULTS / f"learning_{asked.name}"
     measure.RESULTS.mkdir(exist_ok=True)
     write_atomically(stem.with_suffix(".json"), json.dumps(result, indent=1) + "\n")

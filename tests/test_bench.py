@@ -540,11 +540,16 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     assert made["curves"] == [
         [{"env_steps": 30, "seconds": 2.0, "score": -5.0}, {"env_steps": 40, "seconds": 3.0, "score": 2.0}]
     ]
-    assert made["reached"] == {"score": 0.0, "env_steps": [40], "median": 40} and made["seeds"] == [4]
+    assert made["reached"] == {"score": 0.0, "env_steps": [40], "median": 40, "seconds": [3.0]}
+    assert made["seeds"] == [4]
     assert made["held_out"] == {"sampled against random": [{"score": {"mean": 2.5}}]}
     assert learning.main([str(run), "--name", "b", "--training", "score"]) == 0
     made = json.loads((tmp_path / "results" / "learning_b.json").read_text())
     assert [(point["env_steps"], point["score"]) for point in made["curves"][0]] == [(20, 1.0), (40, 2.0)]
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"matches": [match], "score_mode": "min"}))
+    assert learning.main([str(run), "--name", "d", "--reach", "0"]) == 0  # where small is good, -5 was already there
+    made = json.loads((tmp_path / "results" / "learning_d.json").read_text())
+    assert made["reached"]["env_steps"] == [30] and made["reached"]["seconds"] == [2.0]
     capsys.readouterr()
     assert learning.main([str(run), "--name", "c", "--training", "scores"]) == 1
     assert "no hundred training episodes with a 'scores'" in capsys.readouterr().err
