@@ -108,6 +108,7 @@ class EnvSpec:
         horizon: largest number of steps of an episode.
         fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
         metrics: {name: how its per-step values become the episode's value}.
+        labels: {metric: what a reader calls it, "words" or "words, unit"}; see `label`.
         global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
         critic_input_spec: Box of ONE agent's row of `critic_input`, or None.
         next_mask: (mask_state, action_mask[A, n], chosen int32[A], agent) -> bool[n]: the mask of `agent`
@@ -128,6 +129,7 @@ class EnvSpec:
     horizon: int
     fixed_horizon: bool = False
     metrics: Mapping[str, Reduction] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     global_state: Any = None
     critic_input_spec: Box | None = None
     next_mask: Callable[[Any, Array, Array, Any], Array] = independent_mask
@@ -137,6 +139,13 @@ class EnvSpec:
     num_tasks: int = 1
     task_names: tuple[str, ...] = ()
     alike: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def label(self, metric: str) -> str:
+        """Return what a reader calls a metric, with its unit; of "metric/task", its value in a task's episodes."""
+        name, _, task = metric.partition("/")
+        words = self.labels.get(name, "length, steps" if name == "length" else name.replace("_", " "))
+        words, comma, unit = words.partition(", ")
+        return words + (f" ({task})" if task else "") + comma + unit
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ same episodes here.
 """
 
 import argparse
-import io
 import json
 import math
 import sys
@@ -25,16 +24,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from envs_jax.base import EnvSpec
 from jaxrl import league, run_directory, simulator
 from jaxrl.config import exit_on_error, read_run
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import by_task, held_out_key, interval
 from jaxrl.files import write_atomically
+from jaxrl.report import tables
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.subject import LEARNED, Subject, load, parse
 
@@ -43,6 +42,7 @@ REAL_FILE = "evaluation_{simulator}.json"
 FORMAT = 1
 _EPISODES = 200
 _MOST_EPISODES = 1_000_000
+_UNBOUNDED = 10_000  # columns of what is no terminal
 
 
 # Numbers
@@ -145,8 +145,14 @@ def _head(subject: Subject, episodes: int, seed: int) -> dict[str, Any]:
         "episodes": episodes,
         "score": subject.env.spec.score,
         "score_mode": subject.env.spec.score_mode,
+        "labels": labels(subject.env.spec),
         "steps": subject.env.spec.horizon,
     }
+
+
+def labels(spec: EnvSpec) -> dict[str, str]:
+    """What a reader calls the metrics, {metric: "words, unit"}."""
+    return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
 
 
 def compete(
@@ -196,6 +202,7 @@ def compete_in_league(
         "runs": {name: _head(run, games, seed) for name, run in wanted.runs.items()},
         "games": games,
         "score": spec.score,
+        "labels": labels(spec),
         "anchor": wanted.anchor,
         "ratings": wanted.ratings(matches, games),
         "matches": matches,
@@ -242,25 +249,28 @@ def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] |
 # Words
 
 
-def table(report: dict[str, Any], plain: bool) -> Table:
-    """One block of rows per metric, one row per policy, one column per moment."""
-    steps, at = report["steps"], report["at"]
-    shown = Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if plain else 2))
-    shown.add_column("metric", no_wrap=True, style="bold")
-    shown.add_column("policy", no_wrap=True)
+def table(report: dict[str, Any], width: int) -> list[Text]:
+    """Lines of one block per metric, one row per policy, one column per moment."""
+    steps, at, policies = report["steps"], report["at"], report["policies"]
+    titles, rows = [], []
     for step, moment in zip(at, report["moments"], strict=True):
         words = f"step {step} of {steps}"
-        shown.add_column(words if moment == f"step {step}" else f"{words}\n({moment})", justify="right", no_wrap=True)
-    policies = report["policies"]
+        titles.append(words if moment == f"step {step}" else f"{words}\n({moment})")
     for metric in next(iter(policies.values())):
         curves = {name: result[metric] for name, result in policies.items()}
         digits = _decimals([curve["mean"][step] for curve in curves.values() for step in at])
-        for row, (name, curve) in enumerate(curves.items()):
+        rows.append(tables.Row(label(report, metric)))
+        for name, curve in curves.items():
             cells = [_cell(curve["mean"][step], curve["ci95"][step], curve["std"][step], digits) for step in at]
-            style = "bold cyan" if name == next(iter(LEARNED)) else ""
-            shown.add_row(metric if row == 0 else "", Text(name, style), *(Text(cell, style) for cell in cells))
-        shown.add_section() if not plain else shown.add_row()
-    return shown
+            rows.append(tables.Row(name, cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
+    return tables.lines("policy", titles, rows, width)
+
+
+def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
+    """What a report calls a metric, with or without its unit."""
+    name, _, task = metric.partition("/")
+    words, comma, of = report.get("labels", {}).get(name, name).partition(", ")
+    return words + (f" ({task})" if task else "") + (comma + of if unit else "")
 
 
 def _decimals(means: list[float | None]) -> int:
@@ -281,6 +291,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     if found is None:
         return []
     score, own = report["score"], found["policy"]
+    called = label(report, score, unit=False)
     final = {name: result[score] for name, result in report["policies"].items()}
     digits = _decimals([curve["mean"][-1] for curve in final.values()])
     words = {name: f"{name} {curve['mean'][-1]:.{digits}f} ±{curve['ci95'][-1]:.{digits}f}"
@@ -290,7 +301,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
         verdict = f"do not overlap: {own} is {'better' if found['better'] else 'worse'}"
     else:
         verdict = "overlap: only more episodes, or more training, could tell them apart"
-    lines = [f"At the end, {score} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
+    lines = [f"At the end, {called} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
     ways: list[str] = []
     beyond: list[str] = []
     near: list[str] = []
@@ -316,7 +327,7 @@ def show(report: dict[str, Any], title: str) -> None:
     _print(
         f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}",
         "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps",
-        lambda plain: [table(report, plain)],
+        lambda width: [table(report, width)],
         conclusion(report),
     )
 
@@ -327,8 +338,10 @@ def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
     _print(
         f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}",
         f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}",
-        lambda plain: [league.match_table(matches, plain)],
-        league.verdicts(matches, headline, report["score"], report["score_mode"]),
+        lambda width: [league.match_table(matches, report["labels"], width)],
+        league.verdicts(
+            matches, headline, report["score"], report["score_mode"], label(report, report["score"], False)
+        ),
     )
 
 
@@ -337,27 +350,29 @@ def show_league(report: dict[str, Any]) -> None:
     _print(
         f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair",
         f"Elo with draws as half a point, {report['anchor']} fixed; below mean ± standard error, seen by the first",
-        lambda plain: league.league_tables(report["ratings"], report["matches"], report["score"], plain),
+        lambda width: league.league_tables(
+            report["ratings"], report["matches"], report["score"], report["labels"], width
+        ),
         [],
     )
 
 
-def _print(heading: str, legend: str, tables: Callable[[bool], list[Table]], lines: list[str]) -> None:
+def _print(heading: str, legend: str, shown: Callable[[int], list[list[Text]]], lines: list[str]) -> None:
     console = Console(highlight=False)
-    plain = not console.is_terminal
-    if plain:
-        print(heading, legend, sep="\n")
-        for shown in tables(plain):
-            buffer = io.StringIO()
-            Console(file=buffer, width=1000, highlight=False, color_system=None).print(shown)
-            print("\n" + "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
-    else:
-        console.print(Text(heading, "bold"))
-        console.print(Text(legend, "dim"))
-        for shown in tables(plain):
-            console.print(shown)
+    if not console.is_terminal:
+        print(heading, legend, *lines_of(shown(_UNBOUNDED)), *([""] if lines else []), *lines, sep="\n")
+        return
+    console.print(Text(heading, "bold"))
+    console.print(Text(legend, "dim"))
+    for row in lines_of(shown(console.width)):
+        console.print(row, soft_wrap=True)
     for line in lines:
-        print(line) if plain else console.print(Text(line))
+        console.print(Text(line))
+
+
+def lines_of(blocks: list[list[Text]]) -> list[Text]:
+    """Lines of tables, with an empty one before each."""
+    return [line for block in blocks for line in (Text(), *block)]
 
 
 # The verb

@@ -13,12 +13,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from rich import box
-from rich.table import Table
+from rich.text import Text
 
 from envs_jax.base import Contest, closest
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Rival, held_out_key, interval, learned
+from jaxrl.report import tables
 from jaxrl.subject import LEARNED, Subject
 
 OUTCOMES = ("win", "draw", "loss")
@@ -258,47 +258,48 @@ def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
 # Words
 
 
-def match_table(matches: Sequence[Mapping[str, Any]], plain: bool) -> Table:
-    """A block of rows per first policy, one row per metric, one column per player of the other team."""
-    shown = _empty_table(plain)
-    shown.add_column("policy", no_wrap=True, style="bold")
-    shown.add_column("metric", no_wrap=True)
+def match_table(matches: Sequence[Mapping[str, Any]], labels: Mapping[str, str], width: int) -> list[Text]:
+    """Lines of one block per first policy, one row per metric, one column per player of the other team."""
+    rows = []
     seconds = list(dict.fromkeys(match["second"] for match in matches))
-    for second in seconds:
-        shown.add_column(f"against\n{second}", justify="right", no_wrap=True)
     for first in dict.fromkeys(match["first"] for match in matches):
         own = {match["second"]: match for match in matches if match["first"] == first}
-        for row, metric in enumerate(name for name in next(iter(own.values())) if name not in ("first", "second")):
+        rows.append(tables.Row(first))
+        for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
             cells = [_cell(own[second][metric], metric) if second in own else "" for second in seconds]
-            shown.add_row(first if row == 0 else "", _title(metric), *cells)
-        shown.add_section() if not plain else shown.add_row()
-    return shown
+            rows.append(tables.Row(_title(metric, labels), cells))
+    return tables.lines("policy", [f"against\n{second}" for second in seconds], rows, width)
 
 
 def league_tables(
-    ratings: Mapping[str, Mapping[str, float]], matches: Sequence[Mapping[str, Any]], score: str, plain: bool
-) -> list[Table]:
-    """Who stands where, and one row per match."""
-    standings, results = _empty_table(plain), _empty_table(plain)
-    standings.add_column("player", no_wrap=True, style="bold")
-    for title in ("Elo", "95 % interval", "points %"):
-        standings.add_column(title, justify="right", no_wrap=True)
+    ratings: Mapping[str, Mapping[str, float]],
+    matches: Sequence[Mapping[str, Any]],
+    score: str,
+    labels: Mapping[str, str],
+    width: int,
+) -> list[list[Text]]:
+    """Lines of who stands where, and of one row per match."""
+    standings, results = [], []
     for name, row in ratings.items():
         between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
-        standings.add_row(name, f"{row['elo']:.0f}", between, f"{100 * row['points']:.1f}")
-    results.add_column("first", no_wrap=True)
-    results.add_column("second", no_wrap=True)
-    for metric in (score, *OUTCOMES):
-        results.add_column(_title(metric), justify="right", no_wrap=True)
-    for match in matches:
-        results.add_row(
-            match["first"], match["second"], *(_cell(match[metric], metric) for metric in (score, *OUTCOMES))
-        )
-    return [standings, results]
+        standings.append(tables.Row(name, (f"{row['elo']:.0f}", between, f"{100 * row['points']:.1f}")))
+    metrics, before = (score, *OUTCOMES), None
+    for match in sorted(matches, key=lambda match: list(ratings).index(match["first"])):
+        if match["first"] != before:
+            before = match["first"]
+            results.append(tables.Row(before))
+        results.append(tables.Row(f"against {match['second']}", [_cell(match[metric], metric) for metric in metrics]))
+    titles = [_title(metric, labels).replace(", ", ",\n") for metric in metrics]
+    return [
+        tables.lines("player", ("Elo", "95 % interval", "points, %"), standings, width),
+        tables.lines("match", titles, results, width),
+    ]
 
 
-def verdicts(matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str) -> list[str]:
-    """A sentence on whom a policy beats, by the 95 % intervals of its mean score; none without its matches."""
+def verdicts(
+    matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str, called: str | None = None
+) -> list[str]:
+    """Return a sentence on whom a policy beats, by the 95 % intervals of its mean score; none without its matches."""
     sign = -1 if mode == "min" else 1
     found: dict[str, list[str]] = {"beats": [], "loses to": [], "cannot be told from": []}
     for match in matches:
@@ -307,15 +308,11 @@ def verdicts(matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode
             verb = "cannot be told from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
             found[verb].append(match["second"])
     told = [f"{verb} {', '.join(players)}" for verb, players in found.items() if players]
-    return [f"By the 95 % interval of its {score}, {policy} {'; '.join(told)}."] if told else []
+    return [f"By the 95 % interval of its {called or score}, {policy} {'; '.join(told)}."] if told else []
 
 
-def _empty_table(plain: bool) -> Table:
-    return Table(box=None if plain else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if plain else 2))
-
-
-def _title(metric: str) -> str:
-    return f"{metric} %" if metric in OUTCOMES else metric
+def _title(metric: str, labels: Mapping[str, str]) -> str:
+    return labels.get(metric, metric) + (", %" if metric in OUTCOMES else "")
 
 
 def _cell(values: Mapping[str, float], metric: str) -> str:

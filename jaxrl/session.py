@@ -376,7 +376,7 @@ def start(config: Config) -> Ended:
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     setup = prepare(with_sources(_without_latest(config)))
     inputs = load_inputs(setup)
-    with Console(_title(setup)) as console:
+    with Console(_title(setup), label=setup.env.spec.label) as console:
         programs = _compile(setup, inputs, True, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
         with _held(lambda: run_directory.create(*place)) as directory:
@@ -397,7 +397,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
     """
     directory = run_directory.open_run(run)
     setup = prepare(configuration.resumed(config, changes), resuming=True)
-    with _held(lambda: directory), Console(_title(setup)) as console:
+    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
         fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):

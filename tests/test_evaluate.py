@@ -132,8 +132,10 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     again = evaluate.evaluate(corridor(length=3), ["random", "right"], 9, 3)
     assert json.loads(json.dumps(again)) == report
     mean = report["policies"]["random"]["return"]["mean"]
-    line = next(line for line in out.splitlines() if line.startswith("return"))
+    rows = out.splitlines()
+    line = rows[rows.index("return") + 1]  # of "random", the first policy
     shown = [float(word) for word in line.split() if word[0].isdigit()]
+    assert line.startswith("random") and len(shown) == 3
     np.testing.assert_allclose(shown, [mean[k] for k in (2, 4, 6)], atol=6e-3)
     assert "random: 9 episodes" in err and all(line == line.rstrip() for line in out.splitlines())
 

@@ -253,10 +253,12 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 6
     assert report["env_settings"]["seat"] == "both" and report["settings"]["seat"] == "first"
     match = report["matches"][0]
-    row = next(line for line in out.splitlines() if line.startswith("sampled"))
+    rows = out.splitlines()
+    row = rows[rows.index("sampled") + 1]
+    assert row.startswith("score difference, points")
     assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['error']:.2f}" in row
     assert sum(match[name]["mean"] for name in league.OUTCOMES) == pytest.approx(1)
-    assert "By the 95 % interval of its score_difference, sampled" in out and f"wrote {runs[0]}" in out
+    assert "By the 95 % interval of its score difference, sampled" in out and f"wrote {runs[0]}" in out
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import runpy
 import struct
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
+from envs_jax.base import make
 from jaxrl.report import console, gpu
 from jaxrl.report.console import Console
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
@@ -184,6 +186,20 @@ def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in [*SHOWN, "0.777"]:
         assert text in last
     assert "a sentence above [the panel]" in stream.getvalue()
+
+
+def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    label = make("coverage", q=2).spec.label
+    info = {"environment": {"roi_coverage": 0.25}, "evaluation": {"entropy": 0.5}, "losses": {"actor_loss": 0.125}}
+    for live in (False, True):
+        stream = io.StringIO()
+        with Console("title", stream, live=live, label=label) as shown:
+            shown.block(info)
+        words = " ".join(re.sub(r"\x1b\[[\d;?]*\w|[│╭╮╰╯─]", " ", stream.getvalue()).split())
+        for text in ("share of region seen 0.25", "entropy in region 0.5 bit", "actor loss 0.125"):
+            assert text in words, (live, words)
 
 
 def test_long_work_tells_how_long_it_has_gone_on() -> None:

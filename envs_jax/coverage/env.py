@@ -187,6 +187,13 @@ class Coverage(Environment):
             horizon=self.steps,
             fixed_horizon=True,
             metrics={"entropy": "last", "f1": "last", "coverage": "last", "roi_coverage": "last", "return_abs": "sum"},
+            labels={
+                "entropy": "entropy in region, bit",
+                "f1": "F1 score",
+                "coverage": "share of map seen",
+                "roi_coverage": "share of region seen",
+                "return_abs": "return (absolute gain)",
+            },
             global_state={
                 "maps": Box((side, side, observation.TEAM_CHANNELS), low=0.0, high=1.0),
                 "positions": Box((agents, 3), jnp.int32, low=0, high=side - 1),

@@ -100,6 +100,7 @@ class Reach(Environment):
             horizon=self.horizon,
             fixed_horizon=True,
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
+            labels={"success_at_end": "success at the end", "distance": "distance, m"},
             score="success",
             num_tasks=len(self.tasks),
             task_names=tuple(task.name for task in self.tasks),

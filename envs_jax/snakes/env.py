@@ -30,6 +30,17 @@ from envs_jax.stages import stage
 SEATS = ("first", "second", "both")
 TIME_LIMITS = ("terminate", "truncate")
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
+_LABELS = {
+    "score": "score, points",
+    "opponent_score": "opponents' score, points",
+    "score_difference": "score difference, points",
+    "meals": "beans eaten",
+    "opponent_meals": "opponents' beans eaten",
+    "opponent_deaths": "opponents' deaths",
+    "win": "games won",
+    "draw": "games drawn",
+    "loss": "games lost",
+}
 MOST_SNAKES = 14
 MOST_BEANS = 32
 MOST_ROWS = 64
@@ -185,6 +196,7 @@ class Snakes(Environment):
             action=Discrete(4),
             horizon=self.max_steps,
             metrics=metrics,
+            labels=_LABELS,
             score="score_difference" if self.teams == 2 else "score",
         )
 

@@ -29,6 +29,7 @@ class Console:
         every: seconds between plain lines at least; the first and the last block, and blocks with an
             evaluation, are always written.
         patience: seconds between plain lines while something long goes on.
+        label: {metric of the environment} -> "words" or "words, unit".
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Console:
         live: bool | None = None,
         every: float = 5.0,
         patience: float = 15.0,
+        label: Callable[[str], str] = str,
     ) -> None:
         self._title = title
         self._stream = stream or sys.stdout
@@ -45,7 +47,7 @@ class Console:
             live = self._stream.isatty() and not RichConsole(file=self._stream).is_dumb_terminal
         self._rich = RichConsole(file=self._stream, force_terminal=live, highlight=False)
         self._wants_live = live
-        self._every, self._patience = every, patience
+        self._every, self._patience, self._label = every, patience, label
         self._live: Live | None = None
         self._start: tuple[float, float] | None = None  # time and share done at the first block (of a phase)
         self._phase: str | None = None
@@ -136,10 +138,18 @@ class Console:
         self._shown, self._unshown = time.monotonic(), None
         parts = [f"{label} {value}" for facts in _facts(info).values() for label, value in facts]
         for group in _GROUPS:
-            numbers = "  ".join(f"{name} {significant(value)}" for name, value in (info.get(group) or {}).items())
+            numbers = "  ".join(f"{name} {value}" for name, value in self._numbers(info, group))
             if numbers:
                 parts.append(f"| {group}: {numbers}" if group == "evaluation" else f"| {numbers}")
         print("  ".join(parts), file=self._stream, flush=True)
+
+    def _numbers(self, info: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
+        """Names and values of a group, with units."""
+        found = []
+        for name, value in (info.get(group) or {}).items():
+            words, _, unit = (name.replace("_", " ") if group == "losses" else self._label(name)).partition(", ")
+            found.append((words, f"{significant(value)} {unit}".rstrip()))
+        return found
 
     def _panel(self, info: dict[str, Any]) -> RenderableType:
         rows: list[RenderableType] = []
@@ -150,7 +160,7 @@ class Console:
             rows.append(bar)
         columns = _facts(info | {"fraction": None})
         for group in _GROUPS:
-            columns[group] = [(name, significant(value)) for name, value in (info.get(group) or {}).items()]
+            columns[group] = self._numbers(info, group)
         filled = [_column(heading, facts) for heading, facts in columns.items() if facts]
         rows.append(Columns(filled, padding=(1, 4)))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
