@@ -25,9 +25,40 @@ def pytree(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
-def setting(default: Any, text: str, flag: bool = True) -> Any:
-    """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one)."""
-    return dataclasses.field(default=default, metadata={"help": text, "flag": flag})
+Bounds = tuple[float, float]
+LARGEST = 2**62  # of numbers without bounds of their own
+
+
+def setting(default: Any, text: str, flag: bool = True, between: Bounds | None = None) -> Any:
+    """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one).
+
+    `between` are the smallest and the largest number that it may be, see `check_settings`.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "between": between})
+
+
+def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:
+    """Raises ValueError unless a number, or each of several, lies between the bounds."""
+    low, high = between or (-LARGEST, LARGEST)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not all(low <= number <= high for number in numbers):
+        raise ValueError(f"{name} must lie between {low:,} and {high:,}, not {shown(value)}")
+
+
+def check_settings(instance: Any) -> None:
+    """Raises ValueError unless all fields of a dataclass lie between the bounds that their `setting` names."""
+    for field in dataclasses.fields(instance):
+        if field.metadata.get("between"):
+            check_bounds(field.name, getattr(instance, field.name), field.metadata["between"])
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """`repr` of what somebody has given, cut to `most` characters: what refusals show of it."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # of integers with thousands of digits, of deep lists
+        text = f"something endless of type {type(value).__name__}"
+    return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,31 +272,41 @@ def registered() -> tuple[str, ...]:
 
 
 def closest(name: str, names: Any) -> str:
-    """Half a sentence that offers the closest of `names`, or lists them all."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"choose from: {', '.join(sorted(names))}"
+    """Half a sentence that offers the closest of `names`, or lists them all where they are few."""
+    word, known = name[:_MOST_COMPARED], sorted(names)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    if len(listed := ", ".join(known)) <= _MOST_LISTED:
+        return f"choose from: {listed}"
+    return f"the closest of {len(known)} are {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.0))}"
+
+
+_MOST_COMPARED, _MOST_LISTED = 100, 250  # characters
 
 
 def load(path: str, what: str) -> type:
     """Import "module:Class". Raises ValueError with a sentence when there is no such thing."""
     module, _, attribute = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ValueError(f"{what} {shown(path)} is no class: name one as module:Class, such as my_games:Corridor")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module is there, something that it imports is not
-        raise ValueError(f"{what} '{path}': there is no module '{module}' on the Python path") from None
+        raise ValueError(f"{what} {shown(path)}: there is no module {shown(module)} on the Python path") from None
     except AttributeError:
-        raise ValueError(f"{what} '{path}': module '{module}' has no '{attribute}'") from None
+        raise ValueError(f"{what} {shown(path)}: module {shown(module)} has no {shown(attribute)}") from None
 
 
 def find(name: str) -> type[Environment]:
     """The environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
-        raise ValueError(f"unknown environment '{name}': {closest(name, _REGISTRY)}")
+        raise ValueError(f"unknown environment {shown(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")
-    if not (dataclasses.is_dataclass(cls) and issubclass(cls, Environment)):
-        raise ValueError(f"environment '{name}' must be a frozen dataclass that subclasses envs_jax.Environment")
+    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Environment)):
+        raise ValueError(f"environment {shown(name)} must be a frozen dataclass that subclasses envs_jax.Environment")
     return cls
 
 
@@ -279,5 +320,7 @@ def make(name: str, **settings: Any) -> Environment:
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key in settings:
         if key not in fields:
-            raise ValueError(f"environment '{name}' has no setting '{key}': {closest(key, fields)}")
-    return cls(**settings)
+            raise ValueError(f"environment '{name}' has no setting {shown(key)}: {closest(key, fields)}")
+    env = cls(**settings)
+    check_settings(env)
+    return env

@@ -22,10 +22,11 @@ from typing import Any, Literal, NoReturn
 import yaml
 
 from envs_jax import base as environments
-from envs_jax.base import Environment, closest, setting
+from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, shown
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm
-from jaxrl.errors import UsageError, UserError
+from jaxrl.errors import UsageError, UserError, one_line
+from jaxrl.files import is_file
 from jaxrl.precision import Compute, Store
 from jaxrl.run_directory import CONFIG, check_environment, open_run
 
@@ -36,69 +37,84 @@ DEFAULT_ENV = {
 }  # fmt: skip
 
 
+MOST_ENVS = 2**24  # environments of a run
+_COUNT = (0, 2**53)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
     """How long, how large, on what, and what is kept."""
 
-    num_envs: int = setting(0, "environments stepped together; 0 = as many as the algorithm's settings ask for")
-    seed: int = setting(0, "seed of everything random")
-    total_env_steps: int = setting(0, "stop after so many environment steps (of all copies), in whole iterations")
-    total_episodes: int = setting(0, "stop after so many episodes, for environments of fixed episode length")
-    max_seconds: float = setting(0.0, "stop after so many seconds of training (of each process); moves no schedule")
-    schedule_env_steps: int = setting(0, "what schedules count as the whole run; 0 = the total of the first start")
+    num_envs: int = setting(
+        0, "environments stepped together; 0 = as many as the algorithm's settings ask for", between=(0, MOST_ENVS)
+    )
+    seed: int = setting(0, "seed of everything random", between=(0, 2**32 - 1))
+    total_env_steps: int = setting(
+        0, "stop after so many environment steps (of all copies), in whole iterations", between=_COUNT
+    )
+    total_episodes: int = setting(
+        0, "stop after so many episodes, for environments of fixed episode length", between=_COUNT
+    )
+    max_seconds: float = setting(
+        0.0, "stop after so many seconds of training (of each process); moves no schedule", between=(0, 1e9)
+    )
+    schedule_env_steps: int = setting(
+        0, "what schedules count as the whole run; 0 = the total of the first start", between=_COUNT
+    )
     init_from: str = setting(
         "",
         "start with the weights of this run (of its best checkpoint), or of actor.pth[,critic.pth] of the published "
         "snakes trainer; empty = fresh ones",
     )
-    devices: int = setting(0, "local devices to use; 0 = all")
+    devices: int = setting(0, "local devices to use; 0 = all", between=(0, 2**20))
     exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
     logical_shards: int = setting(
         0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
     )
-    rollout_chunk: int = setting(0, "environments flown at a time where phases restart; 0 = by the memory plan")
-    learn_chunk: int = setting(0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan")
+    rollout_chunk: int = setting(
+        0, "environments flown at a time where phases restart; 0 = by the memory plan", between=(0, MOST_ENVS)
+    )
+    learn_chunk: int = setting(
+        0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan", between=(0, 2**30)
+    )
     compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")
-    memory_gb: float = setting(0.0, "memory per device that the plan may use, in GiB; 0 = what is free")
-    block_iterations: int = setting(16, "most iterations of one compiled call")
-    block_seconds: float = setting(1.0, "iterations per compiled call are chosen to take about so long")
-    log_every: int = setting(1, "iterations per line of metrics")
-    self_play: int = setting(
-        4, "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games"
+    memory_gb: float = setting(
+        0.0, "memory per device that the plan may use, in GiB; 0 = what is free", between=(0, 1e6)
     )
-    self_play_every: int = setting(2000, "iterations between snapshots, the oldest of which is replaced")
-    eval_every: int = setting(0, "iterations between evaluations that choose the best checkpoint; 0 = never")
-    eval_episodes: int = setting(64, "episodes of such an evaluation, rounded up to a multiple of 8")
-    checkpoint_every: int = setting(0, "iterations between checkpoints; 0 = by checkpoint_minutes alone")
-    checkpoint_minutes: float = setting(5.0, "minutes between checkpoints; one is always written at the end")
-    keep_checkpoints: int = setting(3, "newest checkpoints to keep, beside the best one")
+    block_iterations: int = setting(16, "most iterations of one compiled call", between=(1, 10_000))
+    block_seconds: float = setting(
+        1.0, "iterations per compiled call are chosen to take about so long", between=(1e-3, 1e6)
+    )
+    log_every: int = setting(1, "iterations per line of metrics", between=(1, 2**30))
+    self_play: int = setting(
+        4,
+        "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games",
+        between=(1, 1000),
+    )
+    self_play_every: int = setting(
+        2000, "iterations between snapshots, the oldest of which is replaced", between=(1, 2**30)
+    )
+    eval_every: int = setting(
+        0, "iterations between evaluations that choose the best checkpoint; 0 = never", between=(0, 2**30)
+    )
+    eval_episodes: int = setting(
+        64, "episodes of such an evaluation, rounded up to a multiple of 8", between=(1, 100_000)
+    )
+    checkpoint_every: int = setting(
+        0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 2**30)
+    )
+    checkpoint_minutes: float = setting(
+        5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints to keep, beside the best one", between=(1, 1_000_000))
     runs: str = setting("runs", "folder in which the run's own folder is made")
 
     def __post_init__(self) -> None:
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in _POSITIVE:
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.num_envs > MOST_ENVS:
-            raise ValueError(f"num_envs must be {MOST_ENVS:,} or below, not {self.num_envs:,}")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must lie between 0 and {2**32 - 1}, not {self.seed}")
+        check_settings(self)
         if self.logical_shards not in (0, 1, 2, 4, 8):
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
 
-
-MOST_ENVS = 2**24  # environments of a run
-_NOT_NEGATIVE = (
-    "num_envs", "total_env_steps", "total_episodes", "max_seconds", "schedule_env_steps", "devices",
-    "rollout_chunk", "learn_chunk", "memory_gb", "eval_every", "checkpoint_every",
-)  # fmt: skip
-_POSITIVE = (
-    "block_iterations", "block_seconds", "log_every", "self_play", "self_play_every", "eval_episodes",
-    "checkpoint_minutes", "keep_checkpoints",
-)  # fmt: skip
 
 # Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the
 # others changes what the next iteration computes.
@@ -145,10 +161,13 @@ class Config:
 
 @contextlib.contextmanager
 def usage_errors() -> typing.Iterator[None]:
-    """ValueErrors, which environments and algorithms raise with a sentence, become UsageErrors."""
+    """ValueErrors, which environments and algorithms raise with a sentence, become UsageErrors.
+
+    So do NotImplementedErrors, by which the base classes name what a user's class lacks.
+    """
     try:
         yield
-    except ValueError as error:
+    except (ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from None
 
 
@@ -163,15 +182,18 @@ class _Field:
     help: str
     section: str
     flag: bool  # whether the command line may set it
+    between: Bounds | None
 
 
 def _fields(cls: type, section: str) -> dict[str, _Field]:
     """The settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
     given = ("spec", "layout") if issubclass(cls, Algorithm) else ()
+    get = lambda f, name, default: f.metadata.get(name, default)  # noqa: E731
     fields = {
         f.name: _Field(
-            f.name, kinds[f.name], f.default, f.metadata.get("help", ""), section, f.metadata.get("flag", True)
+            *(f.name, kinds[f.name], f.default, get(f, "help", ""), section, get(f, "flag", True)),
+            get(f, "between", None),
         )
         for f in dataclasses.fields(cls)
         if f.init and f.name not in given
@@ -216,9 +238,10 @@ def _check(field: _Field, value: Any, where: str) -> Any:
     kind, origin = field.kind, typing.get_origin(field.kind)
     if origin is Literal:
         options = typing.get_args(kind)
-        if value in options:
+        if any(value == option and type(value) is type(option) for option in options):
             return value
-        raise UsageError(f"{where}: {field.name} is {value!r}: {closest(str(value), [str(o) for o in options])}")
+        near = closest(value if isinstance(value, str) else shown(value), [str(option) for option in options])
+        raise UsageError(f"{where}: {field.name} is {shown(value)}: {near}")
     if origin is tuple and isinstance(value, list | tuple):
         kinds = _element_kinds(kind, len(value))
         if len(kinds) == len(value):
@@ -226,11 +249,15 @@ def _check(field: _Field, value: Any, where: str) -> Any:
             return tuple(_check(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
     elif kind in (int, float):
         number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a word
-        if number is not None and abs(number) < 2**62 and (kind is float or number == int(number)):
+        if number is not None and (kind is float or number == int(number)):
+            try:
+                check_bounds(field.name, number, field.between)
+            except ValueError as error:
+                raise UsageError(f"{where}: {error}") from None
             return kind(number)
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
-    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {value!r}")
+    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {shown(value)}")
 
 
 def _number(value: Any) -> int | float | None:
@@ -293,18 +320,23 @@ def presets() -> dict[str, Path]:
 def find_preset(name: str) -> Path:
     """The file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
     path = Path(name)
-    if path.is_file():
+    if is_file(path):
         return path
-    if (path / CONFIG).is_file():
+    if is_file(path / CONFIG):
         raise UsageError(f"{name} is a run: take --config {path / CONFIG} to start it anew, or --resume {name}")
     stem = path.stem if path.suffix == ".yaml" else name
     if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
         return presets()[stem]
-    raise UsageError(f"there is no configuration '{name}': {closest(stem, presets())}")
+    raise UsageError(f"there is no configuration {shown(name)}: {closest(stem, presets())}")
 
 
-class _Unique(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would take the last."""
+class _Reader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last, and aliases, which repeat what they name."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it holds an alias (*name): write the value itself")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -313,19 +345,33 @@ class _Unique(yaml.SafeLoader):
         return mapping
 
 
+_MOST_YAML = 2**20  # bytes of a configuration
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A flat mapping. Raises UsageError when the file is unreadable or something else."""
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), _Unique)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"cannot read the configuration {path}: {reason}") from None
+        with path.open("rb") as file:
+            content = file.read(_MOST_YAML + 1)
+        if len(content) > _MOST_YAML:
+            raise yaml.YAMLError(f"it is larger than {_MOST_YAML:,} bytes")
+        loaded = yaml.load(content.decode(), _Reader)
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {path} ({error.strerror}): name another file") from None
+    except Exception as error:  # besides its own errors, yaml raises whatever Python says of a value
+        reason = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else f"no value: {error}"
+        if isinstance(error, RecursionError):
+            reason = "it is nested too deeply"
+        raise UsageError(f"cannot read the configuration {path}: {reason[:_MOST_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
-            raise UsageError(f"{path}: {name} must be a name, not {loaded[name]!r}")
+            raise UsageError(f"{path}: {name} must be a name, not {shown(loaded[name])}")
     return loaded
+
+
+_MOST_REASON = 300  # characters
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
@@ -356,7 +402,8 @@ def build(values: dict[str, Any], where: str) -> Config:
         if name in ("algo", "env"):
             continue
         if name not in schema:
-            raise UsageError(f"{where}: unknown setting '{name}': {closest(name, schema)}")
+            helps = {name: field.help for name, field in schema.items()}
+            raise UsageError(f"{where}: unknown setting {shown(name)}: {_suggestion(name, helps)}")
         settings[name] = _check(schema[name], value, where)
     sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, field in schema.items():
@@ -379,8 +426,8 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
             raise UsageError(
-                f"{name} cannot change on resume (the run has {config.flat()[name]}, you gave {value}): start a new "
-                f"run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
+                f"{name} cannot change on resume (the run has {shown(config.flat()[name])}, you gave {shown(value)}): "
+                f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
             )
     return changed(config, changes)
 
@@ -399,24 +446,44 @@ class Parser(argparse.ArgumentParser):
         self.trains = trains
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
-    def flags(self) -> list[str]:
-        """All long flags."""
-        return [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+    def flags(self) -> dict[str, str]:
+        """All long flags, and the help of each."""
+        return {
+            option: action.help or ""
+            for action in self._actions
+            for option in action.option_strings
+            if option.startswith("--")
+        }
 
     def error(self, message: str) -> NoReturn:
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
             word = message.removeprefix(prefix).split()[0].split("=")[0]
             if not word.startswith("-"):
-                raise UsageError(f"unexpected word '{word}': flags begin with --")
+                raise UsageError(f"unexpected word {shown(word)}: flags begin with --")
             if self.trains and (owners := _owners(word.removeprefix("--"))):
                 raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
-            near = difflib.get_close_matches(word, self.flags(), n=1, cutoff=0.5)
-            raise UsageError(
-                f"unknown flag '{word}': {f'did you mean {near[0]!r}?' if near else 'see --help for all flags'}"
-            )
+            raise UsageError(f"unknown flag {shown(word)}: {_suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)
+
+
+def _suggestion(word: str, known: dict[str, str]) -> str:
+    """Half a sentence that offers what may have been meant by an unknown name.
+
+    Args:
+        word: the name.
+        known: {name: its explanation}.
+    """
+    words = re.split("[-_]+", word[:100].strip("-").lower())
+    ending, meaning = "_" + "_".join(words), " ".join(words)
+    akin = [name for name in known if name.endswith(ending)]
+    if len(words) > 1:
+        akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]
+    if akin:
+        return f"did you mean {' or '.join(akin[:4])}?"
+    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else "see --help for all of them"
 
 
 def _owners(name: str) -> list[str]:
@@ -484,7 +551,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
-                if difflib.get_close_matches(word.split("=")[0], parser.flags(), n=1, cutoff=0.7):
+                if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
         values = {"algo": "coma"}
@@ -573,7 +640,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
             return error.exit_code
         except BrokenPipeError:  # whoever read the output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,3 +15,13 @@ class UsageError(UserError):
     """The command line or the configuration asks for something impossible."""
 
     exit_code = 2
+
+
+_HEAD, _TAIL = 500, 250  # characters of a sentence
+
+
+def one_line(sentence: str) -> str:
+    """A sentence for the console: one line of bounded length without control characters, whatever it quotes."""
+    if len(sentence) > _HEAD + _TAIL:
+        sentence = f"{sentence[:_HEAD]} [...] {sentence[-_TAIL:]}"
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in sentence)

@@ -15,7 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep, closest, pytree, setting
+from envs_jax.base import (
+    Array,
+    Box,
+    Discrete,
+    Environment,
+    EnvSpec,
+    TimeStep,
+    check_settings,
+    closest,
+    pytree,
+    setting,
+    shown,
+)
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
@@ -70,7 +82,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"coverage: unknown {name} '{value}': {closest(str(value), names)}")
+        raise ValueError(f"coverage: unknown {name} {shown(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +93,28 @@ class Coverage(Environment):
         ValueError: impossible settings.
     """
 
-    num_agents: int = setting(4, "number of UAVs, 1 to 8")
-    budget: int = setting(14, "moves of each UAV after its first step; a mission has budget + 1 steps")
+    num_agents: int = setting(4, "number of UAVs, 1 to 8", between=(1, MAX_AGENTS))
+    budget: int = setting(
+        14, "moves of each UAV after its first step; a mission has budget + 1 steps", between=(1, 10_000)
+    )
     q: int = setting(
         57, "map resolution: cells along a footprint 5 m below the camera (57: 493 x 493 maps, 7: 60 x 60)"
     )
     num_actions: int = setting(6, "size of the action set: 4 (level), 6 (with up and down) or 27 (with diagonals)")
-    communication_range: float = setting(25.0, "distance in metres up to which UAVs hear each other")
-    failure_rate: float = setting(0.0, "chance that a message within range is lost")
+    communication_range: float = setting(25.0, "distance in metres up to which UAVs hear each other", between=(0, 1e6))
+    failure_rate: float = setting(0.0, "chance that a message within range is lost", between=(0, 1))
     fix_range: bool = setting(True, "whether the range is the same in all missions (else 0, 15, 25 or 100 m)")
     prior: float = setting(0.5, "probability of class 1 that is believed of cells never seen")
-    class_weights: tuple[float, float] = setting((0.0, 1.0), "importance of cells believed to be of class 0 and 1")
-    unknown_weight: float = setting(0.5, "importance of cells of which nothing is believed")
-    reward_scale: float = setting(22.0, "reward = scale x relative loss of weighted entropy + offset")
-    reward_offset: float = setting(-0.5, "reward = scale x relative loss of weighted entropy + offset")
+    class_weights: tuple[float, float] = setting(
+        (0.0, 1.0), "importance of cells believed to be of class 0 and 1", between=(0, 1e6)
+    )
+    unknown_weight: float = setting(0.5, "importance of cells of which nothing is believed", between=(0, 1e6))
+    reward_scale: float = setting(
+        22.0, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
+    )
+    reward_offset: float = setting(
+        -0.5, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
+    )
     terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}")
     start: str = setting("uniform", f"where missions start: {', '.join(STARTS)}")
     reward_timing: str = setting(
@@ -111,10 +131,7 @@ class Coverage(Environment):
     baselines = baselines.BASELINES
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_agents <= MAX_AGENTS:
-            raise ValueError(f"coverage: num_agents is {self.num_agents}; choose 1 to {MAX_AGENTS}")
-        if self.budget < 1:
-            raise ValueError(f"coverage: budget is {self.budget}; a mission needs a budget of at least 1")
+        check_settings(self)
         if not 2 <= self.q <= MAX_Q:
             raise ValueError(
                 f"coverage: q is {self.q}; below 2 the lowest camera sees no cell, above {MAX_Q} maps get too large, "
@@ -122,19 +139,10 @@ class Coverage(Environment):
             )
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if not self.communication_range >= 0.0:
-            raise ValueError(
-                f"coverage: communication_range is {self.communication_range}; choose 0 or more metres (0: no messages)"
-            )
-        if not 0.0 <= self.failure_rate <= 1.0:
-            raise ValueError(f"coverage: failure_rate is {self.failure_rate}; choose a probability from 0 to 1")
         if not 0.0 < self.prior < 1.0:
             raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, without the ends")
-        if len(self.class_weights) != 2 or min(*self.class_weights, self.unknown_weight) < 0.0:
-            raise ValueError(
-                f"coverage: class_weights {self.class_weights} and unknown_weight {self.unknown_weight} must be two "
-                "numbers and one number, none of them negative"
-            )
+        if len(self.class_weights) != 2:
+            raise ValueError(f"coverage: class_weights {shown(self.class_weights)} must be two numbers")
         _known("terrain", self.terrain, TERRAINS)
         _known("start", self.start, STARTS)
         _known("reward_timing", self.reward_timing, TIMINGS)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, closest, pytree, setting
+from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, check_settings, closest, pytree, setting, shown
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 
@@ -45,7 +45,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"reach: unknown {name} '{value}': {closest(str(value), names)}")
+        raise ValueError(f"reach: unknown {name} {shown(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Reach(Environment):
     task: str = setting(
         "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
     )
-    horizon: int = setting(400, "steps of an episode, at most 500")
+    horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
     goals: str = setting(
         "pool",
         "where puck and goal come from: pool (50 pairs, drawn), order (in a batch every arm takes them in turn from "
         "a drawn pair on, each for all tasks; a single environment draws) or uniform (fresh ones each time)",
     )
-    pool_seed: int = setting(0, "which pool of 50 pairs")
+    pool_seed: int = setting(0, "which pool of 50 pairs", between=(0, 2**32 - 1))
     reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
     weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
     partially_observable: bool = setting(False, "whether the goal is hidden from the observation")
@@ -76,10 +76,7 @@ class Reach(Environment):
 
     def __post_init__(self) -> None:
         tasks.parse(self.task)
-        if not 1 <= self.horizon <= MOST_STEPS:
-            raise ValueError(f"reach: horizon is {self.horizon}; choose 1 to {MOST_STEPS} steps, as the simulator has")
-        if self.pool_seed < 0:
-            raise ValueError(f"reach: pool_seed is {self.pool_seed}; choose 0 or more")
+        check_settings(self)
         _known("goals", self.goals, GOALS)
         _known("reward", self.reward, reward.NAMES)
         _known("weld", self.weld, tuple(constants.WELDS))

@@ -16,9 +16,11 @@ from envs_jax.base import (
     EnvSpec,
     Reduction,
     TimeStep,
+    check_settings,
     closest,
     pytree,
     setting,
+    shown,
 )
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.snakes import baselines, draws, full, ghosts, observation, opponents, respawn, reward, rules, schedule
@@ -43,6 +45,7 @@ _LABELS = {
 }
 MOST_SNAKES = 14
 MOST_BEANS = 32
+MOST_STEPS = 1_000_000
 MOST_ROWS = 64
 
 
@@ -67,7 +70,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"snakes: unknown {name} '{value}': {closest(str(value), names)}")
+        raise ValueError(f"snakes: unknown {name} {shown(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +83,9 @@ class Snakes(Environment):
 
     height: int = setting(10, "rows of the board")
     width: int = setting(20, "columns of the board, at most 32")
-    snakes: int = setting(6, "number of snakes")
-    beans: int = setting(5, "beans kept on the board")
-    max_steps: int = setting(200, "steps of a game")
+    snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
+    beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
+    max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
     teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
     opponent: str = setting(
         "2", "who plays the other team: 0 to 4, evasion, self, a mixture 0:1,2:3, a schedule or outside"
@@ -113,11 +116,7 @@ class Snakes(Environment):
                 f"snakes: the board is {self.height} x {self.width}; choose at most {MOST_ROWS} rows and "
                 f"{MOST_COLUMNS} columns"
             )
-        for field, value, most in (("snakes", self.snakes, MOST_SNAKES), ("beans", self.beans, MOST_BEANS)):
-            if not 1 <= value <= most:
-                raise ValueError(f"snakes: {field} is {value}; choose 1 to {most}")
-        if self.max_steps < 1:
-            raise ValueError(f"snakes: max_steps is {self.max_steps}; a game needs at least 1")
+        check_settings(self)
         if self.teams not in (1, 2):
             raise ValueError(f"snakes: teams is {self.teams}; choose 2, or 1 where everyone plays for itself")
         if self.teams == 2 and self.snakes % 2:
@@ -138,7 +137,7 @@ class Snakes(Environment):
             )
         schedule.parse(self.opponent)
         if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
-            raise ValueError(f"snakes: eval_opponent is '{self.eval_opponent}'; choose scripted players")
+            raise ValueError(f"snakes: eval_opponent is {shown(self.eval_opponent)}; choose scripted players")
 
     # What follows from the settings
 
@@ -434,8 +433,8 @@ class Snakes1v1(Snakes):
 
     height: int = setting(6, "rows of the board")
     width: int = setting(8, "columns of the board, at most 32")
-    snakes: int = setting(2, "number of snakes")
-    max_steps: int = setting(50, "steps of a game")
+    snakes: int = setting(2, "number of snakes", between=(1, MOST_SNAKES))
+    max_steps: int = setting(50, "steps of a game", between=(1, MOST_STEPS))
 
     name = "snakes_1v1"
 
@@ -453,7 +452,7 @@ class Snakes2p(Snakes1v1):
 class Snakes5p(Snakes):
     """Five snakes, everyone for itself."""
 
-    snakes: int = setting(5, "number of snakes")
+    snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
     teams: int = setting(1, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
 
     name = "snakes_5p"

@@ -1,6 +1,6 @@
 """Algorithms by name. Each file holds the equations of one algorithm on top and its wiring below."""
 
-from envs_jax.base import closest, load
+from envs_jax.base import closest, load, shown
 from jaxrl.algos.base import Algorithm
 
 ALGORITHMS = {
@@ -16,8 +16,10 @@ ALGORITHMS = {
 def find(name: str) -> type[Algorithm]:
     """The class of a named algorithm or of a user's "module:Class". Raises ValueError with a sentence."""
     if ":" not in name and name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm '{name}': {closest(name, ALGORITHMS)}")
+        raise ValueError(f"unknown algorithm {shown(name)}: {closest(name, ALGORITHMS)}")
     cls = load(ALGORITHMS.get(name, name), "algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
-        raise ValueError(f"algorithm '{name}' must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm")
+        raise ValueError(
+            f"algorithm {shown(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
+        )
     return cls

@@ -12,10 +12,26 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec, TimeStep, pytree, setting
+from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting
 from jaxrl.parallel import Layout
 
-__all__ = ["AlgoState", "Algorithm", "Mode", "Phase", "Progress", "Source", "Trajectory", "count", "setting", "total"]
+__all__ = [
+    "RATE",
+    "UNIT",
+    "AlgoState",
+    "Algorithm",
+    "Mode",
+    "Phase",
+    "Progress",
+    "Source",
+    "Trajectory",
+    "count",
+    "setting",
+    "total",
+]
+
+UNIT = (0, 1)  # bounds of discounts, shares and probabilities
+RATE = (1e-12, 10)  # bounds of learning rates (Adam)
 
 # How a policy acts: as training does; without exploration; as best it can; the same with its task code set to zero.
 Mode = Literal["explore", "sample", "best", "zero_code"]
@@ -158,12 +174,15 @@ class Source:
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
-    Declare settings with `setting(default, "one line")`: each becomes a command-line flag. `__post_init__`
-    raises ValueError, in one sentence that says how to mend it, on impossible settings.
+    Declare settings with `setting(default, "one line", between=(low, high))`: each becomes a command-line flag.
+    `__post_init__` raises ValueError, in one sentence that says how to mend it, on impossible settings.
     """
 
     spec: EnvSpec
     layout: Layout
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
     recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left

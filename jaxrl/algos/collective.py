@@ -29,6 +29,8 @@ from envs_jax.base import Array, Box, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, labelled_ring, nets, optimise, replay, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos.base import (
+    RATE,
+    UNIT,
     Algorithm,
     AlgoState,
     Mode,
@@ -122,38 +124,54 @@ class Collective(Algorithm):
     )
     adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False)
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
-    random_steps: int = setting(8000, "environment steps per task with random actions (at least an episode everywhere)")
-    learner_steps: int = setting(32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)")
-    worker_steps: int = setting(20_000, "then, so many in which the workers act (likewise; 0 = none)")
-    update_interval: int = setting(8, "steps of every environment between calls of learn")
-    burst_updates: int = setting(8000, "updates of the actor behind the random steps")
-    updates_per_step: float = setting(1.0, "its updates per step of the batch of environments while it acts")
-    transformer_updates: int = setting(9000, "updates of the transformer, when everything is collected")
-    transformer_batch: int = setting(128, "windows of each")
-    transformer_lr: float = setting(2e-4, "its learning rate (Adam)")
-    window: int = setting(20, "steps that the transformer reads")
-    code_size: int = setting(6, "numbers of a task code")
-    width: int = setting(32, "of the transformer's tokens")
-    hidden: int = setting(128, "units of its dense layers")
-    heads: int = setting(8, "of its attention")
-    layers: int = setting(3, "of its encoder")
-    dropout: float = setting(0.1, "share of units that its training drops")
-    contrast_weight: float = setting(0.25, "of InfoNCE beside the reconstruction")
-    temperature: float = setting(0.15, "of InfoNCE")
-    actor_updates: int = setting(50_000, "updates of the actor with the trained transformer's codes")
-    critic_updates: int = setting(10_000, "updates of the critics; 0 = none")
-    world_updates: int = setting(0, "updates of a world model whose latents actor and critics then see; 0 = none")
-    world_lr: float = setting(1e-4, "its learning rate (Adam)")
-    world_decay: float = setting(1e-5, "its weight decay")
-    latent: int = setting(512, "numbers of its latents, a multiple of 8")
-    batch_size: int = setting(256, "steps of each update of actor and critics")
-    actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)")
-    critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)")
-    lr_final: float = setting(1.0, "learning rates fall linearly to this share of themselves at their last update")
-    units: int = setting(300, "units of each hidden layer of actor and critics")
-    depth: int = setting(2, "their hidden layers")
-    critics: int = setting(2, "critics")
-    updates_per_call: int = setting(50, "updates of an iteration that only learns")
+    random_steps: int = setting(
+        8000, "environment steps per task with random actions (at least an episode everywhere)", between=(1, 2**30)
+    )
+    learner_steps: int = setting(
+        32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)", between=(0, 2**30)
+    )
+    worker_steps: int = setting(
+        20_000, "then, so many in which the workers act (likewise; 0 = none)", between=(0, 2**30)
+    )
+    update_interval: int = setting(8, "steps of every environment between calls of learn", between=(1, 100_000))
+    burst_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 2**30))
+    updates_per_step: float = setting(
+        1.0, "its updates per step of the batch of environments while it acts", between=(1e-6, 1e5)
+    )
+    transformer_updates: int = setting(
+        9000, "updates of the transformer, when everything is collected", between=(1, 2**30)
+    )
+    transformer_batch: int = setting(128, "windows of each", between=(1, 2**24))
+    transformer_lr: float = setting(2e-4, "its learning rate (Adam)", between=RATE)
+    window: int = setting(20, "steps that the transformer reads", between=(2, 10_000))
+    code_size: int = setting(6, "numbers of a task code", between=(1, 2**14))
+    width: int = setting(32, "of the transformer's tokens", between=(1, 2**14))
+    hidden: int = setting(128, "units of its dense layers", between=(1, 2**16))
+    heads: int = setting(8, "of its attention", between=(1, 2**10))
+    layers: int = setting(3, "of its encoder", between=(1, 100))
+    dropout: float = setting(0.1, "share of units that its training drops", between=(0, 0.99))
+    contrast_weight: float = setting(0.25, "of InfoNCE beside the reconstruction", between=(0, 1e6))
+    temperature: float = setting(0.15, "of InfoNCE", between=(1e-6, 1e6))
+    actor_updates: int = setting(
+        50_000, "updates of the actor with the trained transformer's codes", between=(1, 2**30)
+    )
+    critic_updates: int = setting(10_000, "updates of the critics; 0 = none", between=(0, 2**30))
+    world_updates: int = setting(
+        0, "updates of a world model whose latents actor and critics then see; 0 = none", between=(0, 2**30)
+    )
+    world_lr: float = setting(1e-4, "its learning rate (Adam)", between=RATE)
+    world_decay: float = setting(1e-5, "its weight decay", between=(0, 1e3))
+    latent: int = setting(512, "numbers of its latents, a multiple of 8", between=(1, 2**16))
+    batch_size: int = setting(256, "steps of each update of actor and critics", between=(1, 2**24))
+    actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)", between=RATE)
+    lr_final: float = setting(
+        1.0, "learning rates fall linearly to this share of themselves at their last update", between=UNIT
+    )
+    units: int = setting(300, "units of each hidden layer of actor and critics", between=(1, 2**16))
+    depth: int = setting(2, "their hidden layers", between=(1, 100))
+    critics: int = setting(2, "critics", between=(1, 100))
+    updates_per_call: int = setting(50, "updates of an iteration that only learns", between=(1, 100_000))
 
     recurrent: ClassVar[bool] = True
     modes: ClassVar[tuple[Mode, ...]] = ("best", "sample", "zero_code")
@@ -177,25 +195,10 @@ class Collective(Algorithm):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
         if len(set(self.state_entries)) < len(self.state_entries):
             raise ValueError(f"state_entries {self.state_entries} name an entry twice: name each one once")
-        for name in ("random_steps", "update_interval", "transformer_batch", "batch_size", "code_size", "width",
-                     "hidden", "heads", "layers", "units", "depth", "critics", "updates_per_call",
-                     "transformer_updates", "actor_updates"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("learner_steps", "worker_steps", "burst_updates", "critic_updates", "contrast_weight",
-                     "world_updates", "world_decay"):  # fmt: skip
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in ("transformer_lr", "actor_lr", "critic_lr", "world_lr", "temperature", "updates_per_step"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if not 0 <= self.lr_final <= 1:
-            raise ValueError(f"lr_final must lie between 0 and 1, not {self.lr_final}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
+        super().__post_init__()
         if self.width % self.heads:
             raise ValueError(f"heads {self.heads} do not divide width {self.width}")
-        if self.latent < 1 or self.latent % world_model.GROUP:
+        if self.latent % world_model.GROUP:
             raise ValueError(f"latent must be a multiple of {world_model.GROUP}, not {self.latent}")
         if not 2 <= self.window <= spec.horizon:
             raise ValueError(f"window must lie between 2 and the {spec.horizon} steps of an episode, not {self.window}")

@@ -15,7 +15,19 @@ import optax
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, nets, optimise, returns
-from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, setting, successors, total
+from jaxrl.algos.base import (
+    RATE,
+    UNIT,
+    Algorithm,
+    AlgoState,
+    Mode,
+    Phase,
+    Progress,
+    Trajectory,
+    setting,
+    successors,
+    total,
+)
 from jaxrl.precision import stored_dtype
 
 
@@ -79,22 +91,27 @@ class Coma(Algorithm):
         3000,
         "agent transitions per training step; sets num_envs, unless given: whole missions, of which a surplus "
         "over the transitions is dropped from each pass",
+        between=(1, 2**30),
     )
-    minibatches: int = setting(5, "minibatches per pass over the data")
-    data_passes: int = setting(5, "passes over the data per training step")
-    actor_passes: int = setting(0, "how many of the passes also train the actor (the last ones); 0 = all")
-    gamma: float = setting(0.99, "discount")
-    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets")
-    actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)")
-    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)")
-    adam_epsilon: float = setting(1e-8, "Adam's epsilon")
-    max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never")
-    lr_final: float = setting(1.0, "learning rates fall linearly to this share of themselves at the run's total")
-    copy_rate: int = setting(10, "copy the critic to the target every so many training steps")
-    tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies")
-    eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)")
-    eps_min: float = setting(0.02, "exploration after eps_anneal missions")
-    eps_anneal: int = setting(10_000, "missions over which exploration falls")
+    minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 2**20))
+    data_passes: int = setting(5, "passes over the data per training step", between=(1, 10_000))
+    actor_passes: int = setting(
+        0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
+    )
+    gamma: float = setting(0.99, "discount", between=UNIT)
+    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT)
+    actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
+    adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
+    max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
+    lr_final: float = setting(
+        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=(1e-9, 1e3)
+    )
+    copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 2**30))
+    tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies", between=UNIT)
+    eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)", between=UNIT)
+    eps_min: float = setting(0.02, "exploration after eps_anneal missions", between=UNIT)
+    eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 2**40))
     actor_loss: Literal["masked", "original"] = setting(
         "masked", "masked: gradient of the policy that was sampled; original: unmasked, weighted by open actions"
     )
@@ -102,17 +119,25 @@ class Coma(Algorithm):
         "td_lambda", "td_lambda: TD(lambda) with the refreshed target; original: the sums of dmar-bonn/ipp-marl"
     )
     dueling: bool = setting(False, "critic = value + mean-free action values (arXiv 1511.06581)")
-    clip_ratio: float = setting(0.0, "clip the importance ratio (PPO, arXiv 1707.06347); 0 = no ratio")
-    entropy_weight: float = setting(0.0, "entropy bonus of the unmixed masked policy (arXiv 1602.01783)")
-    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal missions")
-    entropy_anneal: int = setting(0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight")
-    critic_warmup: int = setting(0, "training steps at the start that train the critic only")
+    clip_ratio: float = setting(
+        0.0, "clip the importance ratio (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6)
+    )
+    entropy_weight: float = setting(
+        0.0, "entropy bonus of the unmixed masked policy (arXiv 1602.01783)", between=(0, 1e6)
+    )
+    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal missions", between=(0, 1e6))
+    entropy_anneal: int = setting(
+        0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight", between=(0, 2**40)
+    )
+    critic_warmup: int = setting(0, "training steps at the start that train the critic only", between=(0, 2**30))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
-    width: int = setting(256, "channels of the convolutions and units of the dense layers")
-    depth: int = setting(1, "hidden dense layers behind the convolutions (or of the whole net for vectors)")
+    width: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
+    depth: int = setting(
+        1, "hidden dense layers behind the convolutions (or of the whole net for vectors)", between=(0, 100)
+    )
     initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     convolution: Literal["auto", "conv", "dense", "patches"] = setting(
         "auto", "how convolutions are computed: the back end's own, or as matrix products (CPU)"
@@ -123,19 +148,7 @@ class Coma(Algorithm):
             raise ValueError(f"coma needs discrete actions, '{self.spec.name}' has continuous ones: use another algo")
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
             raise ValueError(f"coma needs a centralised view, but '{self.spec.name}' defines no critic_input")
-        positive = ("transitions", "minibatches", "data_passes", "copy_rate", "eps_anneal", "width")
-        for name in (*positive, "actor_lr", "critic_lr", "adam_epsilon", "lr_final"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("max_grad_norm", "clip_ratio", "entropy_weight", "entropy_final"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
-        for name in ("gamma", "td_lambda", "tau", "eps_max", "eps_min"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        for name in ("actor_passes", "critic_warmup", "entropy_anneal", "depth"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or above, not {getattr(self, name)}")
+        super().__post_init__()
         if self.actor_passes > self.data_passes:
             raise ValueError(f"actor_passes {self.actor_passes} exceeds data_passes {self.data_passes}: lower it")
         if self.actor_loss == "original" and self.clip_ratio:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from jaxrl import distributions, nets, optimise
-from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
@@ -62,30 +62,38 @@ class Ddpg(OffPolicy):
 
     meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
 
-    gamma: float = setting(0.95, "discount")
-    tau: float = setting(0.001, "share of the online networks in each soft update of the targets")
-    actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)")
-    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)")
-    max_grad_norm: float = setting(1.0, "clip gradients of each network to this global norm; 0 = never")
-    critics: int = setting(1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean")
-    eps_start: float = setting(0.5, "exploration at the start")
-    eps_decay: float = setting(0.99998, "factor of exploration per step of the batch of environments")
-    eps_min: float = setting(0.0, "exploration never falls below this")
+    gamma: float = setting(0.95, "discount", between=UNIT)
+    tau: float = setting(0.001, "share of the online networks in each soft update of the targets", between=UNIT)
+    actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
+    max_grad_norm: float = setting(
+        1.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
+    )
+    critics: int = setting(
+        1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
+    )
+    eps_start: float = setting(0.5, "exploration at the start", between=UNIT)
+    eps_decay: float = setting(0.99998, "factor of exploration per step of the batch of environments", between=UNIT)
+    eps_min: float = setting(0.0, "exploration never falls below this", between=UNIT)
     eps_spread: float = setting(
-        0.0, "environments explore from eps to eps^(1 + eps_spread), each by its own exponent (arXiv 1803.00933)"
+        0.0,
+        "environments explore from eps to eps^(1 + eps_spread), each by its own exponent (arXiv 1803.00933)",
+        between=(0, 1e3),
     )
     action_gradient: Literal["softmax", "gumbel", "expected"] = setting(
         "softmax",
         "softmax: critics see the softmax vector (published); gumbel: one-hot actions, relaxed for the actor "
         "(arXiv 1611.01144); expected: a value per action, the actor climbs their mean (arXiv 1709.00503)",
     )
-    temperature: float = setting(1.0, "of relaxed Gumbel actions")
+    temperature: float = setting(1.0, "of relaxed Gumbel actions", between=(1e-6, 1e6))
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no non-linearity behind the first (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
     initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
-    entropy_weight: float = setting(0.0, "entropy bonus of the actor (arXiv 1602.01783)")
-    logit_weight: float = setting(0.0, "cost of the actor's squared logits, which keeps the softmax from saturating")
+    entropy_weight: float = setting(0.0, "entropy bonus of the actor (arXiv 1602.01783)", between=(0, 1e6))
+    logit_weight: float = setting(
+        0.0, "cost of the actor's squared logits, which keeps the softmax from saturating", between=(0, 1e6)
+    )
     masking: bool = setting(False, "only actions that the environment's mask leaves open (arXiv 2006.14171)")
 
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_actor", "target_critic")
@@ -104,9 +112,6 @@ class Ddpg(OffPolicy):
                 "--masking false"
             )
         super().__post_init__()
-        self._check(("temperature",), above=0)
-        self._check(("eps_spread", "entropy_weight", "logit_weight"))
-        self._check(("eps_start", "eps_decay", "eps_min"), at_most=1)
 
     # What the replay holds
 

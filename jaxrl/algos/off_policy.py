@@ -14,8 +14,10 @@ import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from jaxrl import optimise, replay
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
 from jaxrl.replay import Marks, Replay
+
+MOST_UPDATES = 100_000  # of one iteration, which shows nothing before its end
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
 
@@ -32,32 +34,48 @@ def critic_loss(values: Array, target: Array, weight: Array) -> Array:
 class OffPolicy(Algorithm):
     """An algorithm that learns from a replay, with an actor and critics whose targets follow slowly."""
 
-    update_interval: int = setting(1, "steps of every environment between calls of learn, which makes updates in a row")
-    updates_per_step: float = setting(1.0, "gradient updates per step of the batch of environments")
-    batch_size: int = setting(64, "stored steps per update, drawn with replacement; each holds all agents")
-    buffer_size: int = setting(100_000, "environment steps that the replay holds, all environments together")
-    buffer_gb: float = setting(0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used")
+    update_interval: int = setting(
+        1, "steps of every environment between calls of learn, which makes updates in a row", between=(1, 100_000)
+    )
+    updates_per_step: float = setting(
+        1.0, "gradient updates per step of the batch of environments", between=(1e-6, 1e5)
+    )
+    batch_size: int = setting(
+        64, "stored steps per update, drawn with replacement; each holds all agents", between=(1, 2**24)
+    )
+    buffer_size: int = setting(
+        100_000, "environment steps that the replay holds, all environments together", between=(1, 2**40)
+    )
+    buffer_gb: float = setting(
+        0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used", between=(0, 1e6)
+    )
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
         "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
     )
-    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size")
+    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 2**40))
     prioritised: bool = setting(
         False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
     )
-    priority_alpha: float = setting(0.6, "exponent of priorities")
-    priority_beta: float = setting(0.4, "correction of unequal chances at the start; 1 at the run's total")
-    n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)")
-    gamma: float = setting(0.99, "discount")
-    tau: float = setting(0.005, "share of the online networks in each soft update of the targets")
-    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)")
-    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)")
-    lr_final: float = setting(1.0, "learning rates fall linearly to this share of themselves at the run's total")
-    adam_epsilon: float = setting(1e-8, "Adam's epsilon")
-    max_grad_norm: float = setting(0.0, "clip gradients of each network to this global norm; 0 = never")
-    critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)")
+    priority_alpha: float = setting(0.6, "exponent of priorities", between=(0, 10))
+    priority_beta: float = setting(
+        0.4, "correction of unequal chances at the start; 1 at the run's total", between=UNIT
+    )
+    n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)", between=(1, 1000))
+    gamma: float = setting(0.99, "discount", between=UNIT)
+    tau: float = setting(0.005, "share of the online networks in each soft update of the targets", between=UNIT)
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
+    lr_final: float = setting(
+        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
+    )
+    adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
+    max_grad_norm: float = setting(
+        0.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
+    )
+    critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)", between=(1, 100))
     scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
-    units: int = setting(256, "units of each hidden layer")
-    depth: int = setting(2, "hidden layers")
+    units: int = setting(256, "units of each hidden layer", between=(1, 2**16))
+    depth: int = setting(2, "hidden layers", between=(1, 100))
 
     meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
     metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
@@ -71,14 +89,16 @@ class OffPolicy(Algorithm):
             raise ValueError(
                 f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
             )
-        self._check(("update_interval", "batch_size", "buffer_size", "n_step", "units", "depth", "critics"), at_least=1)
-        self._check(("actor_lr", "critic_lr", "adam_epsilon", "updates_per_step"), above=0)
-        self._check(("max_grad_norm", "warmup", "buffer_gb", "priority_alpha"))
-        self._check(("gamma", "tau", "priority_beta", "lr_final"), at_most=1)
+        super().__post_init__()
         if self.updates < 1:
             raise ValueError(
                 f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step} is less than one "
                 "update: raise one of them"
+            )
+        if self.updates > MOST_UPDATES:
+            raise ValueError(
+                f"update_interval {self.update_interval} x updates_per_step {self.updates_per_step:g} makes more than "
+                f"{MOST_UPDATES:,} updates in a row: lower one of them"
             )
         if self.batch_size % self.layout.shards:
             raise ValueError(
@@ -102,25 +122,6 @@ class OffPolicy(Algorithm):
                 f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
                 f"{self.store_setting}"
             )
-
-    def _check(
-        self,
-        names: tuple[str, ...],
-        at_least: float = 0,
-        above: float | None = None,
-        at_most: float = math.inf,
-    ) -> None:
-        """Raises ValueError unless the settings lie between the bounds and are finite."""
-        if above is not None:
-            bounds = f"be above {above}"
-        elif at_most < math.inf:
-            bounds = f"lie between {at_least} and {at_most}"
-        else:
-            bounds = f"be at least {at_least}" if at_least else "be 0 or above"
-        for name in names:
-            value = getattr(self, name)
-            if not (at_least <= value <= at_most and value < math.inf and (above is None or value > above)):
-                raise ValueError(f"{name} must {bounds}, not {value}")
 
     @classmethod
     def batch(cls, spec: Any, settings: dict[str, Any], num_envs: int) -> int:

@@ -56,27 +56,33 @@ class Student(Sac):
 
     collective: str = setting("", "a run of collective, the teacher; empty = none, which is plain SAC")
     adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run", flag=False)
-    alpha_lr: float = setting(3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are")
-    target_freq: int = setting(2, "updates per step of the target networks")
-    help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start")
-    help_constant: int = setting(4000, "environment steps behind init_steps during which it pays as much")
-    help_until: int = setting(100_000, "environment step from which on the teacher is not asked any more")
-    help_deviation: float = setting(0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)")
+    alpha_lr: float = setting(
+        3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
+    )
+    target_freq: int = setting(2, "updates per step of the target networks", between=(1, 2**30))
+    help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start", between=(0, 1e6))
+    help_constant: int = setting(
+        4000, "environment steps behind init_steps during which it pays as much", between=(0, 2**24 - 1)
+    )
+    help_until: int = setting(
+        100_000, "environment step from which on the teacher is not asked any more", between=(0, 2**24 - 1)
+    )
+    help_deviation: float = setting(
+        0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)", between=(1e-6, 1e3)
+    )
     imitation_episodes: int = setting(
         0, "episodes that the teacher plays before all else (at least one in each environment), to which the policy is "
         "fitted; their steps count in the total, not in help_constant and help_until, and stay in the replay; "
-        "0 = none"
+        "0 = none",
+        between=(0, 2**24),
     )  # fmt: skip
-    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes")
-    imitation_batch: int = setting(32, "stored steps of each")
+    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes", between=(1, 2**40))
+    imitation_batch: int = setting(32, "stored steps of each", between=(1, 2**24))
 
     sources: ClassVar[tuple[str, ...]] = ("collective",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check(("help_weight", "help_constant", "imitation_episodes"))
-        self._check(("help_deviation",), above=0)
-        self._check(("imitation_updates", "imitation_batch"), at_least=1)
         if self.teacher is None:
             if self.help_weight or self.imitation_episodes:
                 raise ValueError(
