@@ -26,7 +26,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 Bounds = tuple[float, float]
-LARGEST = 2**62  # of numbers without bounds of their own
+LARGEST = 1e18  # of numbers without bounds of their own
 
 
 def setting(default: Any, text: str, flag: bool = True, between: Bounds | None = None) -> Any:
@@ -42,7 +42,12 @@ def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | 
     low, high = between or (-LARGEST, LARGEST)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= number <= high for number in numbers):
-        raise ValueError(f"{name} must lie between {low:,} and {high:,}, not {shown(value)}")
+        raise ValueError(f"{name} must lie between {plain(low)} and {plain(high)}, not {shown(value)}")
+
+
+def plain(number: float) -> str:
+    """A bound for people: whole numbers with commas, others in six digits."""
+    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 def check_settings(instance: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn
 import yaml
 
 from envs_jax import base as environments
-from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, shown
+from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, plain, setting, shown
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm
 from jaxrl.errors import UsageError, UserError, one_line
@@ -38,7 +38,7 @@ DEFAULT_ENV = {
 
 
 MOST_ENVS = 2**24  # environments of a run
-_COUNT = (0, 2**53)
+_COUNT = (0, 1e15)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RunSettings:
         "start with the weights of this run (of its best checkpoint), or of actor.pth[,critic.pth] of the published "
         "snakes trainer; empty = fresh ones",
     )
-    devices: int = setting(0, "local devices to use; 0 = all", between=(0, 2**20))
+    devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
     exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
     logical_shards: int = setting(
         0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
@@ -75,7 +75,7 @@ class RunSettings:
         0, "environments flown at a time where phases restart; 0 = by the memory plan", between=(0, MOST_ENVS)
     )
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan", between=(0, 2**30)
+        0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan", between=(0, 1e9)
     )
     compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")
@@ -86,23 +86,23 @@ class RunSettings:
     block_seconds: float = setting(
         1.0, "iterations per compiled call are chosen to take about so long", between=(1e-3, 1e6)
     )
-    log_every: int = setting(1, "iterations per line of metrics", between=(1, 2**30))
+    log_every: int = setting(1, "iterations per line of metrics", between=(1, 1e9))
     self_play: int = setting(
         4,
         "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games",
         between=(1, 1000),
     )
     self_play_every: int = setting(
-        2000, "iterations between snapshots, the oldest of which is replaced", between=(1, 2**30)
+        2000, "iterations between snapshots, the oldest of which is replaced", between=(1, 1e9)
     )
     eval_every: int = setting(
-        0, "iterations between evaluations that choose the best checkpoint; 0 = never", between=(0, 2**30)
+        0, "iterations between evaluations that choose the best checkpoint; 0 = never", between=(0, 1e9)
     )
     eval_episodes: int = setting(
         64, "episodes of such an evaluation, rounded up to a multiple of 8", between=(1, 100_000)
     )
     checkpoint_every: int = setting(
-        0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 2**30)
+        0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 1e9)
     )
     checkpoint_minutes: float = setting(
         5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
@@ -338,6 +338,14 @@ class _Reader(yaml.SafeLoader):
             raise yaml.YAMLError("it holds an alias (*name): write the value itself")
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # whatever Python says of a number, a date or a tag
+            raise yaml.YAMLError(f"the value in line {node.start_mark.line + 1} cannot be read ({error})") from None
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
         if len(mapping) < len(node.value):
@@ -358,10 +366,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         loaded = yaml.load(content.decode(), _Reader)
     except OSError as error:
         raise UsageError(f"cannot read the configuration {path} ({error.strerror}): name another file") from None
-    except Exception as error:  # besides its own errors, yaml raises whatever Python says of a value
-        reason = " ".join(str(error).split()) if isinstance(error, yaml.YAMLError) else f"no value: {error}"
-        if isinstance(error, RecursionError):
-            reason = "it is nested too deeply"
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise UsageError(f"cannot read the configuration {path}: {reason[:_MOST_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
@@ -505,7 +511,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; with --help: its settings too",
+        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
+        "environments for which it was made; with --help: its settings too",
     )
     parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
     parser.add_argument(
@@ -514,19 +521,43 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
 
 
-def parse(argv: Sequence[str], prog: str = "python -m jaxrl.train", description: str | None = None) -> Request:
-    """The command line of `train` (and of `doctor`, which plans the same). Raises UsageError."""
+# The settings of a run that the help begins with, and those that it shows where an environment has this attribute.
+_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
+_SHOWN_WITH = {"self_play": "takes_rivals", "self_play_every": "takes_rivals"}
+
+
+def parse(
+    argv: Sequence[str],
+    prog: str = "python -m jaxrl.train",
+    description: str | None = None,
+    add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Request:
+    """The command line of `train` (and of `doctor`, which plans the same).
+
+    Args:
+        argv: without what `add_flags` adds.
+        prog, description: for the help.
+        add_flags: adds what the verb reads by itself, for the end of the help.
+
+    Raises:
+        UsageError: one sentence.
+    """
     base, resume = _base(list(argv), prog)
-    parser = Parser(trains=True, prog=prog, description=description)
+    usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
+    parser = Parser(trains=True, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema, groups = _schema(base.algo, base.env), {}
+    schema, env, groups = _schema(base.algo, base.env), environments.find(base.env), {"first": parser}
     for section, title in (
-        ("run", "run"), ("environment", f"environment {base.env}"), ("algorithm", f"algorithm {base.algo}")
+        ("algorithm", f"algorithm {base.algo}"), ("environment", f"environment {base.env}"), ("run", "more of the run")
     ):  # fmt: skip
         groups[section] = parser.add_argument_group(title)
-    for name, field in schema.items():
+    for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
+        field = schema[name]
         if field.flag:
-            _add_flag(groups[field.section], field, base.flat()[name])
+            hidden = name in _SHOWN_WITH and not hasattr(env, _SHOWN_WITH[name])
+            _add_flag(groups["first" if name in _FIRST else field.section], field, base.flat()[name], hidden)
+    if add_flags is not None:
+        add_flags(parser)
     parsed = vars(parser.parse_args(list(argv)))
     changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
     if resume is not None:
@@ -557,7 +588,9 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
         values = {"algo": "coma"}
     if known.algo is not None and values.setdefault("algo", known.algo) != known.algo:
         raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{known.algo}': leave one of them out")
-    if known.env is not None and known.env != _env_of(values):
+    if known.env is not None and known.env != (former := _env_of(values)):
+        if known.config is None and not (former and _related(former, known.env)):  # a preset for something else
+            values, where = {"algo": values["algo"]}, "the command line"
         values = _moved(values, known.env)
     return build(values, where), None
 
@@ -580,18 +613,28 @@ def _env_of(values: dict[str, Any]) -> str | None:
 
 
 def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
-    """A preset carried over to another environment: settings that only the former one has are dropped."""
-    former = _env_of(values)
+    """A preset carried over to another environment, without the former one's settings unless the two are related."""
+    former, kept = _env_of(values), set()
     with usage_errors():
         dropped = set(_fields(environments.find(former), "environment")) if former else set()
-        kept = set(_fields(environments.find(env), "environment"))
+        if former and _related(former, env):
+            kept = set(_fields(environments.find(env), "environment"))
     return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
 
 
-def _add_flag(group: Any, field: _Field, default: Any) -> None:
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    text = f"{field.help} (default: {shown if shown != '' else 'empty'})".replace("%", "%%")
+def _related(one: str, other: str) -> bool:
+    """Whether two environments are of one family, so that settings mean the same. Raises UsageError."""
+    with usage_errors():
+        classes = [{*environments.find(name).__mro__} - {*Environment.__mro__} for name in (one, other)]
+    return bool(classes[0] & classes[1])
+
+
+def _add_flag(group: Any, field: _Field, default: Any, hidden: bool = False) -> None:
+    value = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    bounds = "" if field.between is None else f"{plain(field.between[0])} to {plain(field.between[1])}; "
+    text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
     alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+    text = argparse.SUPPRESS if hidden else text
     group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **alone)
 
 

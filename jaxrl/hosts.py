@@ -33,6 +33,7 @@ import jax
 from jax._src import distributed  # the only way to the coordinator's key-value store
 from jax.experimental import multihost_utils
 
+from envs_jax.base import shown
 from jaxrl.errors import UsageError, UserError
 
 JOIN = 300  # seconds to wait for the others at the start
@@ -93,8 +94,9 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Plac
     assert isinstance(number, int) and isinstance(index, int)
     if number < 1 or not 0 <= index < number:
         raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
-    if address and not re.fullmatch(r"\S+:[0-9]{1,5}", str(address)):
-        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not '{address}'")
+    port = re.fullmatch(r"\S+:([0-9]{1,5})", str(address))
+    if address and not (port and 0 < int(port[1]) < 2**16):
+        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {shown(address)}")
     return Place(str(address) or None, number, index, launched.devices if launched else [])
 
 

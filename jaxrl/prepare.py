@@ -112,7 +112,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         layout, make_algo, warning = _layout(config, env.spec)
         devices = layout.devices
         free = plan.free_memory(jax.local_devices()[0], devices // hosts.number())
-        limit = int(run.memory_gb * plan.GIB) or min(hosts.gather(free))
+        limit = int(run.memory_gb * plan.GIB) if run.memory_gb else min(hosts.gather(free))
         chunks = plan.choose_chunks(env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming)
         algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
         _check_phases(config.algo, algo.phases)

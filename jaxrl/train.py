@@ -1,5 +1,6 @@
 """python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from jaxrl.run_directory import versions
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     place, flags = _place(argv)
-    request = config.parse(flags, description=__doc__)
+    request = config.parse(flags, description=__doc__, add_flags=_add_host_flags)
     if place is not None and not hosts.under_guard():
         return hosts.guard("jaxrl.train", argv, lambda run: sealed_steps(run / "checkpoints"))
     enable_compilation_cache()
@@ -35,15 +36,18 @@ def _place(argv: Sequence[str]) -> tuple[hosts.Place | None, list[str]]:
     """The place of this process among several hosts, and the flags that say something else. Raises UsageError."""
     usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
     own = config.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
-    group = own.add_argument_group("several hosts (SLURM and Open MPI are found without these)")
+    _add_host_flags(own)
+    parsed, others = own.parse_known_args(list(argv))
+    if any(word in ("-h", "--help") for word in others):
+        return None, others
+    return hosts.find(parsed.coordinator, parsed.num_hosts, parsed.host_index), others
+
+
+def _add_host_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several hosts (SLURM and Open MPI are found without these)")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
     group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
     group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")
-    parsed, others = own.parse_known_args(list(argv))
-    if any(word in ("-h", "--help") for word in others):
-        print(own.format_help())
-        return None, others
-    return hosts.find(parsed.coordinator, parsed.num_hosts, parsed.host_index), others
 
 
 if __name__ == "__main__":

@@ -483,7 +483,7 @@ def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
         (train_throughput, ["--algo", "comma"], "did you mean 'coma'?"),
         (train_throughput, ["--algo", "coma", "--seconds", "0"], "--seconds must be a number above 0"),
         (train_throughput, ["--algo", "coma", "--widht", "3"], "did you mean '--width'?"),
-        (train_throughput, ["--algo", "coma", "--width", "-3", "--num_envs", "1"], "width must be above 0"),
+        (train_throughput, ["--algo", "coma", "--width", "-3", "--num_envs", "1"], "width must lie between 1"),
         (compare, ["--env", "snake"], "nothing to compare"),
         (convolution, ["--methods", "patch"], "did you mean 'patches'?"),
         (convolution, ["--dtype", "float8"], "unknown dtype"),

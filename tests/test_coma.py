@@ -803,8 +803,8 @@ def test_without_a_mask_every_action_is_open() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"actor_lr": 0.0}, "actor_lr must be above 0, not 0.0"),
-        ({"clip_ratio": -1.0}, "clip_ratio must be 0 or above"),
+        ({"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),
+        ({"clip_ratio": -1.0}, "clip_ratio must lie between 0 and"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
         ({"actor_loss": "original", "clip_ratio": 0.1}, "clip_ratio has no meaning with actor_loss 'original'"),

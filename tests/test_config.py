@@ -1,6 +1,7 @@
 """Settings: default < YAML < flag, their types, closest names, help, and config.yaml as a way back."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,9 +9,10 @@ import pytest
 import yaml
 from tiny import Corridor, TinyQ
 
+from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
-from envs_jax.base import setting
-from jaxrl import config, prepare
+from envs_jax.base import setting, shown
+from jaxrl import config, prepare, train
 from jaxrl.algos import find as find_algo
 from jaxrl.config import RunSettings, UsageError, build, parse
 
@@ -75,10 +77,33 @@ def test_one_kind_of_total_replaces_the_other() -> None:
 
 
 def test_another_environment_takes_the_preset_along_without_its_settings() -> None:
-    values = flat("--algo", "coma", "--env", "tiny:Corridor", "--length", "3")
-    assert values["minibatches"] == 5
+    values = flat("--config", "coma_quick", "--env", "tiny:Corridor", "--length", "3")
+    assert values["minibatches"] == 24
     assert values["length"] == 3
     assert "q" not in values
+    assert flat("--algo", "ddpg", "--env", "snakes_1v1")["observation"] == "obs_full"  # of one family
+
+
+@dataclasses.dataclass(frozen=True)
+class Unbounded(Corridor):
+    """Observations without bounds, no masks, and a setting that snakes have, too, with another meaning."""
+
+    reward: str = setting("plain", "what it pays")
+
+    @property
+    def spec(self) -> EnvSpec:
+        return dataclasses.replace(super().spec, observation=Box((self.length + 1,)))
+
+
+def test_an_algorithm_alone_brings_nothing_that_was_tuned_for_another_environment() -> None:
+    values = flat("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")
+    assert values["reward"] == "plain"
+    assert not values["scale_observation"] and not values["masking"]
+    settings = {field.name: field.default for field in dataclasses.fields(find_algo("ddpg"))}
+    assert all(values[name] == default for name, default in settings.items() if name in values)
+    prepare.assemble(parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config)
+    named = flat("--config", "ddpg_quick", "--env", "test_config:Unbounded", "--scale_observation", "false")
+    assert (named["reward"], named["n_step"]) == ("plain", 3)
 
 
 def test_types_of_flags() -> None:
@@ -163,6 +188,20 @@ def test_closest_flags() -> None:
     assert "unknown flag '--seeds': did you mean '--seed'?" in sentence(*TINY, "--seeds", "1")
 
 
+@pytest.mark.parametrize("word", ["--learning_rate", "--learning-rate", "--lr"])
+def test_a_learning_rate_is_one_of_several(word: str) -> None:
+    assert "did you mean --actor_lr or --critic_lr" in sentence("--algo", "ddpg", word, "1e-3")
+
+
+def test_an_unknown_key_is_answered_in_some_words(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for key, wanted in (("learning_rate", "did you mean actor_lr or critic_lr"), ("zzzzzz", "see --help for all")):
+        file.write_text(f"algo: ddpg\nenv: snakes_3v3\n{key}: 1\n")
+        found = sentence("--config", str(file))
+        assert wanted in found
+        assert len(found) < 250
+
+
 def test_flags_are_never_abbreviated() -> None:
     assert "unknown flag '--see'" in sentence(*TINY, "--see", "1")
 
@@ -178,9 +217,72 @@ def test_help_names_every_setting_with_its_sentence(capsys: pytest.CaptureFixtur
         text = " ".join(capsys.readouterr().out.split())
         for cls in classes:
             for field in dataclasses.fields(cls):
-                if field.name not in ("spec", "layout"):
+                if field.name not in ("spec", "layout", "self_play", "self_play_every"):
                     assert f"--{field.name} " in text
                     assert " ".join(field.metadata["help"].split()) in text, field.name
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit):
+        train.main([*argv, "--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_begins_with_what_everybody_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys)
+    flags = re.findall(r" (--\w+) ", text.partition("options:")[2])
+    assert set(flags[:9]) == {"--help", "--algo", "--env", "--config", "--resume", "--num_envs", "--total_env_steps",
+                              "--total_episodes", "--max_seconds"}  # fmt: skip
+    assert flags[-3:] == ["--coordinator", "--num_hosts", "--host_index"]
+    assert "discount (0 to 1; default: 0.99)" in text
+
+
+def test_self_play_is_shown_where_it_means_something(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--self_play" not in help_of(capsys, "--algo", "coma")
+    assert "--self_play INT" in help_of(capsys, "--algo", "ddpg")
+    assert flat("--algo", "coma", "--self_play", "3")["self_play"] == 3  # as config.yaml names it
+
+
+# Values that mean something to YAML only, and files that are larger than what they say
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("seed: 2024-13-45", "month must be in 1..12"),
+        ("seed: !!int foo", "the value in line 3 cannot be read (invalid literal for int() with base 10: 'foo')"),
+        ("gamma: !!float foo", "could not convert string to float: 'foo'"),
+        ("layer_norm: !!bool foo", "the value in line 3 cannot be read ('foo')"),
+        ("seed: !!timestamp foo", "the value in line 3 cannot be read"),
+        ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor for the tag"),
+        (f"seed: {'9' * 5000}", "Exceeds the limit"),
+        (f"seed: {'9' * 4000}", "seed must lie between 0 and 4,294,967,295, not 99999"),
+        (f"seed: 0x{'f' * 9000}", "not something endless of type int"),
+        (f"seed: {'[' * 3000}", "it is nested too deeply"),
+        (f"seed: {'[' * 100}{']' * 100}", "seed must be a whole number, not [[["),
+        (f"seed: {'x' * 10_000}", "seed must be a whole number, not 'xxx"),
+        (f"{'k' * 900}: 1", "unknown setting 'kkk"),
+        ("seed: 2024-01-01", "seed must be a whole number, not datetime.date(2024, 1, 1)"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nseed: [*b, *b]", "it holds an alias (*name): write the value itself"),
+        ("<<: {seed: 3}\nseed: [1, &a 2, *a]", "it holds an alias"),
+        ('seed: "\\0"', r"seed must be a whole number, not '\x00'"),
+        ("actor_lr: 1e30", "actor_lr must lie between 1e-12 and 10, not 1e+30"),
+        ("#" * 2**20, "it is larger than 1,048,576 bytes"),
+    ],
+)
+def test_yaml_without_a_value(line: str, wanted: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"algo: sac\nenv: reach\n{line}\n")
+    found = sentence("--config", str(file))
+    assert wanted in found and str(file) in found
+    assert len(found) < 500 and "\n" not in found
+
+
+@pytest.mark.parametrize("value", ["x" * 5000, 10**4000, ["x"] * 5000, {"k": "v" * 5000}, "\n\x1b[2J" * 100])
+def test_values_are_shortened(value: Any) -> None:
+    found = shown(value)
+    assert len(found) <= 80 and found.isprintable()
+    assert shown(value, 20)[:15] == repr(value)[:15]
 
 
 def test_every_setting_has_a_sentence() -> None:

@@ -46,7 +46,7 @@ def test_contract(settings):
         ({"failure_rate": 1.5}, "probability"),
         ({"prior": 1.0}, "prior"),
         ({"prior": 1e-6}, "0.0001"),
-        ({"class_weights": (-1.0, 1.0)}, "negative"),
+        ({"class_weights": (-1.0, 1.0)}, "class_weights must lie between 0"),
         ({"terrain": "splitt"}, "did you mean 'split'"),
         ({"start": "corner"}, "did you mean 'corners'"),
         ({"reward_timing": "late"}, "aligned"),

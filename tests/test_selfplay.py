@@ -138,9 +138,9 @@ def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, made: int) ->
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ("--self_play 0", "self_play must be above 0"),
+        ("--self_play 0", "self_play must lie between 1 and"),
         ("--eval_opponent self", "eval_opponent is 'self'; choose scripted players"),
-        ("--self_play_every 0", "self_play_every must be above 0"),
+        ("--self_play_every 0", "self_play_every must lie between 1 and"),
     ],
 )
 def test_impossible_settings_are_refused(

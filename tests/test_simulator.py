@@ -232,7 +232,7 @@ def one_sentence(text: str, wanted: str) -> None:
         (f"{SCRIPTED} metaworld --task drawer-close-v3", "install the extra 'real'"),
         (f"{SCRIPTED} metaworld --task drawer-close-v3,reach", "one of its own tasks at a time, not drawer-close-v3,r"),
         (f"{SCRIPTED} metaworld --task mirored,above", "unknown task 'mirored': did you mean 'mirrored'?"),
-        (f"{SCRIPTED} metaworld --horizon 501", "horizon is 501; choose 1 to 500 steps"),
+        (f"{SCRIPTED} metaworld --horizon 501", "horizon must lie between 1 and 500, not 501"),
         (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),
         (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
         (f"{SCRIPTED} metaworld --against nowhere", "leave --simulator out"),

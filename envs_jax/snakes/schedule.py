@@ -92,7 +92,7 @@ def parse(text: str) -> Schedule:
     shares = tuple(_number(share, text) if at else 0.0 for _, at, share in parts)
     if shares[0] != 0.0 or shares[-1] > 1.0 or any(a >= b for a, b in itertools.pairwise(shares)):
         raise ValueError(
-            f"snakes: the shares of training in the opponent {shown(text)} are {', '.join(map(str, shares))}; they must "
+            f"snakes: the shares of training in the opponent {shown(text)} are {shown(shares)}; they must "
             "begin with 0, rise from part to part and end at 1 at most"
         )
     return Schedule(shares, tuple(_mixture(mixture, text) for mixture, _, _ in parts))

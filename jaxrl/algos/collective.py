@@ -125,21 +125,19 @@ class Collective(Algorithm):
     adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False)
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
     random_steps: int = setting(
-        8000, "environment steps per task with random actions (at least an episode everywhere)", between=(1, 2**30)
+        8000, "environment steps per task with random actions (at least an episode everywhere)", between=(1, 1e9)
     )
     learner_steps: int = setting(
-        32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)", between=(0, 2**30)
+        32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)", between=(0, 1e9)
     )
-    worker_steps: int = setting(
-        20_000, "then, so many in which the workers act (likewise; 0 = none)", between=(0, 2**30)
-    )
+    worker_steps: int = setting(20_000, "then, so many in which the workers act (likewise; 0 = none)", between=(0, 1e9))
     update_interval: int = setting(8, "steps of every environment between calls of learn", between=(1, 100_000))
-    burst_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 2**30))
+    burst_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 1e9))
     updates_per_step: float = setting(
         1.0, "its updates per step of the batch of environments while it acts", between=(1e-6, 1e5)
     )
     transformer_updates: int = setting(
-        9000, "updates of the transformer, when everything is collected", between=(1, 2**30)
+        9000, "updates of the transformer, when everything is collected", between=(1, 1e9)
     )
     transformer_batch: int = setting(128, "windows of each", between=(1, 2**24))
     transformer_lr: float = setting(2e-4, "its learning rate (Adam)", between=RATE)
@@ -152,12 +150,10 @@ class Collective(Algorithm):
     dropout: float = setting(0.1, "share of units that its training drops", between=(0, 0.99))
     contrast_weight: float = setting(0.25, "of InfoNCE beside the reconstruction", between=(0, 1e6))
     temperature: float = setting(0.15, "of InfoNCE", between=(1e-6, 1e6))
-    actor_updates: int = setting(
-        50_000, "updates of the actor with the trained transformer's codes", between=(1, 2**30)
-    )
-    critic_updates: int = setting(10_000, "updates of the critics; 0 = none", between=(0, 2**30))
+    actor_updates: int = setting(50_000, "updates of the actor with the trained transformer's codes", between=(1, 1e9))
+    critic_updates: int = setting(10_000, "updates of the critics; 0 = none", between=(0, 1e9))
     world_updates: int = setting(
-        0, "updates of a world model whose latents actor and critics then see; 0 = none", between=(0, 2**30)
+        0, "updates of a world model whose latents actor and critics then see; 0 = none", between=(0, 1e9)
     )
     world_lr: float = setting(1e-4, "its learning rate (Adam)", between=RATE)
     world_decay: float = setting(1e-5, "its weight decay", between=(0, 1e3))

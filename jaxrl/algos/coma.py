@@ -91,9 +91,9 @@ class Coma(Algorithm):
         3000,
         "agent transitions per training step; sets num_envs, unless given: whole missions, of which a surplus "
         "over the transitions is dropped from each pass",
-        between=(1, 2**30),
+        between=(1, 1e9),
     )
-    minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 2**20))
+    minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
     data_passes: int = setting(5, "passes over the data per training step", between=(1, 10_000))
     actor_passes: int = setting(
         0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
@@ -107,11 +107,11 @@ class Coma(Algorithm):
     lr_final: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at the run's total", between=(1e-9, 1e3)
     )
-    copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 2**30))
+    copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 1e9))
     tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies", between=UNIT)
     eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)", between=UNIT)
     eps_min: float = setting(0.02, "exploration after eps_anneal missions", between=UNIT)
-    eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 2**40))
+    eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 1e12))
     actor_loss: Literal["masked", "original"] = setting(
         "masked", "masked: gradient of the policy that was sampled; original: unmasked, weighted by open actions"
     )
@@ -127,9 +127,9 @@ class Coma(Algorithm):
     )
     entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal missions", between=(0, 1e6))
     entropy_anneal: int = setting(
-        0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight", between=(0, 2**40)
+        0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight", between=(0, 1e12)
     )
-    critic_warmup: int = setting(0, "training steps at the start that train the critic only", between=(0, 2**30))
+    critic_warmup: int = setting(0, "training steps at the start that train the critic only", between=(0, 1e9))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )

@@ -44,7 +44,7 @@ class OffPolicy(Algorithm):
         64, "stored steps per update, drawn with replacement; each holds all agents", between=(1, 2**24)
     )
     buffer_size: int = setting(
-        100_000, "environment steps that the replay holds, all environments together", between=(1, 2**40)
+        100_000, "environment steps that the replay holds, all environments together", between=(1, 1e12)
     )
     buffer_gb: float = setting(
         0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used", between=(0, 1e6)
@@ -52,7 +52,7 @@ class OffPolicy(Algorithm):
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
         "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
     )
-    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 2**40))
+    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 1e12))
     prioritised: bool = setting(
         False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
     )
@@ -87,7 +87,8 @@ class OffPolicy(Algorithm):
             raise ValueError(f"{name} takes one array per agent as observation, '{spec.name}' has several: join them")
         if self.scale_observation and not 0 < self._largest < math.inf:
             raise ValueError(
-                f"scale_observation needs observations with bounds, '{spec.name}' states none: leave it out"
+                f"scale_observation needs observations with bounds, '{spec.name}' states none: give "
+                "--scale_observation false"
             )
         super().__post_init__()
         if self.updates < 1:

@@ -71,7 +71,7 @@ class Sac(OffPolicy):
 
     batch_size: int = setting(512, "stored steps per update; each holds all agents", between=(1, 2**24))
     buffer_size: int = setting(
-        140_000, "environment steps that the replay holds, all environments together", between=(1, 2**40)
+        140_000, "environment steps that the replay holds, all environments together", between=(1, 1e12)
     )
     alpha_lr: float = setting(
         1e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
@@ -80,8 +80,8 @@ class Sac(OffPolicy):
     target_entropy: float = setting(
         0.0, "entropy of an agent's policy that temperatures aim at; 0 = minus the numbers of its action"
     )
-    actor_freq: int = setting(1, "updates per step of actor and temperatures", between=(1, 2**30))
-    target_freq: int = setting(1, "updates per step of the target networks", between=(1, 2**30))
+    actor_freq: int = setting(1, "updates per step of actor and temperatures", between=(1, 1e9))
+    target_freq: int = setting(1, "updates per step of the target networks", between=(1, 1e9))
     init_steps: int = setting(
         0,
         "environment steps (all environments together) with random actions, and then at once as many updates as come "

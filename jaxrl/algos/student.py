@@ -59,7 +59,7 @@ class Student(Sac):
     alpha_lr: float = setting(
         3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
     )
-    target_freq: int = setting(2, "updates per step of the target networks", between=(1, 2**30))
+    target_freq: int = setting(2, "updates per step of the target networks", between=(1, 1e9))
     help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start", between=(0, 1e6))
     help_constant: int = setting(
         4000, "environment steps behind init_steps during which it pays as much", between=(0, 2**24 - 1)
@@ -76,7 +76,7 @@ class Student(Sac):
         "0 = none",
         between=(0, 2**24),
     )  # fmt: skip
-    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes", between=(1, 2**40))
+    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes", between=(1, 1e12))
     imitation_batch: int = setting(32, "stored steps of each", between=(1, 2**24))
 
     sources: ClassVar[tuple[str, ...]] = ("collective",)
