@@ -33,7 +33,7 @@ def begin(env, seed: int = 0):
         ({"task": "reach,reach"}, "names a task twice"),
         ({"task": ""}, "unknown task ''"),
         ({"horizon": 501}, "horizon must lie between 1 and 500, not 501"),
-        ({"horizon": 0}, "horizon is 0"),
+        ({"horizon": 0}, "horizon must lie between 1"),
         ({"goals": "pol"}, "unknown goals 'pol': did you mean 'pool'?"),
         ({"goals": "ordered"}, "unknown goals 'ordered': did you mean 'order'?"),
         ({"pool_seed": -1}, "pool_seed must lie between 0"),
