@@ -153,6 +153,8 @@ class EnvSpec:
             agents' actions included and its own excluded.
         score: metric (or "return") that tells how good a policy is.
         score_mode: whether a good policy makes `score` small ("min") or large ("max").
+        tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
+            score; for scores such as successes, which reach their limit long before policies stop getting better.
         num_tasks: how many tasks episodes may set; algorithms may keep something for each, by `TimeStep.task`.
         task_names: what these tasks are called, () where they have no names.
         alike: {setting: value}: what policies must have been trained with alike to act in one another's place.
@@ -172,6 +174,7 @@ class EnvSpec:
     critic_input: Callable[[TimeStep, Array], Array] | None = None
     score: str = "return"
     score_mode: Literal["min", "max"] = "max"
+    tie_breakers: tuple[str, ...] = ()
     num_tasks: int = 1
     task_names: tuple[str, ...] = ()
     alike: Mapping[str, Any] = dataclasses.field(default_factory=dict)

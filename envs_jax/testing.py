@@ -121,6 +121,9 @@ def _check_spec(env: Environment) -> EnvSpec:
         fail(f"spec.metrics has '{taken.pop()}', which every environment has anyway: choose another name")
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
+    for name in spec.tie_breakers:
+        if name != "return" and name not in spec.metrics:
+            fail(f"spec.tie_breakers names '{name}', which is no metric: choose from {', '.join(spec.metrics)}, return")
     if spec.score_mode not in ("min", "max"):
         fail(f"spec.score_mode is {spec.score_mode!r}: choose 'min' or 'max'")
     return spec

@@ -441,7 +441,7 @@ def _delete(folders: Iterable[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder with all that is in it, or a file or link that somebody has put there; nothing if it is absent."""
+    """Delete a folder with all that is in it, or a file or link that stands in its place; nothing if it is absent."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -2,35 +2,38 @@
 
 A host is one process of a run, on a machine of its own or with a GPU of its own. All run the same program, and so
 make the same calls of what is here, in the same order. Whatever clocks, signals and the state of a disk decide is
-decided by host 0 or by all together (`first`, `gather`, `on_first`), through the coordinator that host 0 runs: no
+decided by host 0 or by all together (`first`, `gather`, `on_first`), over a socket between host 0 and each other: no
 device takes part, so that an exchange does not wait for the block under way. In a run of one process every function
 here returns at once.
 
-When a host dies, JAX ends the others within `LOST` seconds, by aborting them or by an error of the collective under
-way. So the process that a user starts only guards the one that trains, and says in one sentence what has happened.
+When a host dies, the others see its socket close, or JAX ends them within `LOST` seconds, by aborting them or by an
+error of the collective under way. So the process that a user starts only guards the one that trains, and says in one
+sentence what has happened.
 """
 
 import atexit
 import contextlib
 import ctypes
 import dataclasses
-import itertools
 import json
 import os
 import pickle
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import jax
-from jax._src import distributed  # the only way to the coordinator's key-value store
+import numpy as np
 from jax.experimental import multihost_utils
 
 from envs_jax.base import shown
@@ -40,12 +43,16 @@ JOIN = 300  # seconds to wait for the others at the start
 LOST = 30  # seconds of silence after which a host counts as dead
 SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
 FAREWELL = 3  # seconds that host 0, the coordinator, outlives an error, of which others may still have to read
-_STEP = 1000  # milliseconds of one wait for a value; signals are handled in between
 _GUARDED = "JAXRL_GUARDED"  # environment of a guarded process: the guard's folder and the file descriptor of its stderr
 _RUN, _STDERR = "run", "stderr"  # files in the guard's folder
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LEFT = 86  # exit code of a guarded process that has lost the others
-_exchanges = itertools.count()
+_ADDRESS = 512  # bytes of host 0's address as the others get it
+_connections: list[Connection] = []  # host 0's to each other host in order, or that of another host to host 0
+
+
+class LostError(Exception):
+    """Another host has ended."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,18 +147,20 @@ def joined(place: Place | None) -> Iterator[None]:
             initialization_timeout=JOIN,
             heartbeat_timeout_seconds=LOST,
         )
-    except (RuntimeError, ValueError) as error:
+        if place.index:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _connections[:] = _connect(place)
+    except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"host {place.index} of {place.number} could not join the others ({_cause(str(error))}): start the same "
             "command on all hosts, and see that they reach the coordinator's port"
         ) from None
-    if place.index:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         yield
         gather("done")  # host 0 may still be sealing a checkpoint
     except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+        broken = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
+        if broken or isinstance(error, LostError):
             os.write(2, f"\n{_cause(str(error))}\n".encode())
             _leave(_LEFT)
         # The others are not at their end, and JAX would wait for them.
@@ -166,6 +175,45 @@ def _leave(code: int, seconds: float = 0) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _connect(place: Place) -> list[Connection]:
+    """Sockets between host 0 and all others, which prove to each other that they belong to this run."""
+    if place.index:
+        name, port, secret = json.loads(_from_first(b""))
+        connection = Client((name, port), authkey=bytes.fromhex(secret))
+        _send(connection, json.dumps(place.index).encode())
+        return [connection]
+    secret = secrets.token_hex(16)
+    with Listener(("", 0), backlog=place.number, authkey=bytes.fromhex(secret)) as listener:
+        coordinator = place.coordinator or ""
+        name = coordinator.rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names of nodes
+        _from_first(json.dumps([name, listener.address[1], secret]).encode())
+        found = [listener.accept() for _ in range(place.number - 1)]
+    by_index = {json.loads(_read(connection)): connection for connection in found}  # they come in any order
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def _from_first(text: bytes) -> bytes:
+    """The text of host 0, by way of the devices: nothing else is there yet."""
+    sent = np.zeros(_ADDRESS, np.uint8)
+    sent[: len(text)] = np.frombuffer(text, np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).rstrip(b"\0")
+
+
+def _read(connection: Connection) -> bytes:
+    """What another host has sent; a host that is slow is not dead, and one that is dead ends us all."""
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        raise LostError("another host has ended") from None
+
+
+def _send(connection: Connection, text: bytes) -> None:
+    try:
+        connection.send_bytes(text)
+    except OSError:
+        raise LostError("another host has ended") from None
 
 
 # Agreement
@@ -185,23 +233,18 @@ def gather(value: Any) -> list[Any]:
     """The values, JSON objects, of all hosts in order; waits for them all."""
     if jax.process_count() == 1:
         return [value]
-    client: Any = distributed.global_state.client
-    turn = next(_exchanges)
-    client.key_value_set(f"jaxrl/{turn}/{jax.process_index()}", json.dumps(value))
-    values = [json.loads(_value_of(client, f"jaxrl/{turn}/{host}")) for host in range(jax.process_count())]
-    if turn:  # whoever has set a value of this turn has read all of the one before
-        client.key_value_delete(f"jaxrl/{turn - 1}/{jax.process_index()}")
+    return exchange(value, _connections, writes())
+
+
+def exchange(value: Any, connections: Sequence[Connection], collects: bool) -> list[Any]:
+    """The values of all hosts: the one that collects them has connections to all others, which have one to it."""
+    if not collects:
+        _send(connections[0], json.dumps(value).encode())
+        return list(json.loads(_read(connections[0])))
+    values = [value, *(json.loads(_read(connection)) for connection in connections)]
+    for connection in connections:
+        _send(connection, json.dumps(values).encode())
     return values
-
-
-def _value_of(client: Any, key: str) -> str:
-    """Wait for a key as long as it takes: a host that is slow is not dead, and one that is dead ends us all."""
-    while True:
-        try:
-            return str(client.blocking_key_value_get(key, _STEP))
-        except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
-                raise
 
 
 def first(value: Any) -> Any:

@@ -106,7 +106,8 @@ class Session:
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
         self.lines = Lines(writer, self.run.log_every)
-        self.best: float | None = None  # score of the best checkpoint, and its number
+        self.best: float | None = None  # score of the best checkpoint, what breaks ties with it, and its number
+        self.best_ties: list[float] = []
         self.best_step: int | None = None
         self.evaluated = 0  # iteration of the last evaluation
         self._former_seconds = 0.0  # of training in former processes
@@ -134,6 +135,7 @@ class Session:
         step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes(), step, intact=True)
         self.position = Position.of(state)
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
+        self.best_ties = meta.get("best_ties", [])
         self._former_seconds = meta["seconds"]
         self.lines = Lines(self.writer, self.run.log_every, meta["group"])
         self.writer.trim(step, self.position.axis(self.phases))
@@ -253,6 +255,7 @@ class Session:
             **dataclasses.asdict(self.position),
             "seconds": self.seconds,
             "best": self.best,
+            "best_ties": self.best_ties,
             "best_step": self.best_step,
             "evaluated": self.evaluated,
             "group": self.lines.group,
@@ -318,7 +321,11 @@ class Session:
         self.console.block(self._shown)
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Score the policy on the selection episodes; True if it is the best so far, or as good at the run's end."""
+        """Score the policy on the selection episodes; True if it is the best so far.
+
+        Of equal scores the better of `EnvSpec.tie_breakers` counts; of policies equal in these, too, the first one, but
+        for the run's last, which stays if it is as good.
+        """
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
         context = self.setup.eval_env.context(state.progress)
@@ -330,12 +337,16 @@ class Session:
         self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()}, step)
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations
-        score = values[spec.score]
-        gain = 0.0 if self.best is None else (self.best - score if spec.score_mode == "min" else score - self.best)
-        as_good = gain == 0 and not any(self._remaining())  # scores such as successes reach their limit long before
-        if not np.isfinite(score) or (self.best is not None and not (gain > 0 or as_good)):
+        score, ties = values[spec.score], [values[name] for name in spec.tie_breakers]
+        if not np.isfinite(score):
             return False
-        self.best, self.best_step = score, self.position.iterations
+        if self.best is not None:
+            sign = -1 if spec.score_mode == "min" else 1
+            former = [sign * self.best, *self.best_ties]
+            found = [sign * score, *ties][: len(former)]  # a run that began before there were tie breakers has none
+            if found < former or (found == former and any(self._remaining())):
+                return False
+        self.best, self.best_ties, self.best_step = score, ties, self.position.iterations
         return True
 
     def _raise_not_finite(self, fetched: BlockMetrics, before: Position, phase: Phase) -> None:

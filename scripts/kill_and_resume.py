@@ -1,49 +1,130 @@
-"""Does a run that is killed again and again end in the same bits as one that is left alone?
+"""Kill training, resume it, and see whether the final states are equal: python -m scripts.kill_and_resume [flags].
 
-    python -m scripts.kill_and_resume [--kills 10] [--seed 0] [--out DIR] [-- FLAGS OF jaxrl.train]
+    python -m scripts.kill_and_resume [--algo coma|ddpg|sac] [--kills 10] [--only kills,...] [--seed 0] [--out DIR]
+                                      [-- FLAGS OF jaxrl.train]
 
-Trains once without disturbance. Then trains the same again, sends SIGKILL at random moments (a few of them while
-the process is still starting) and resumes, until the kills are used up, and lets the run end. Finally flips one
-byte in the newest checkpoint of a copy that was stopped half way and resumes that too. Prints the SHA-256 of the
-final state of each and whether metrics.jsonl agrees (all but what is measured in time); exits with 1 if anything
-differs. Without flags a small COMA team learns to map a coarse field.
+Trains once without disturbance. Then trains the same again and again, each time with another disturbance, resumes
+until the run ends, and compares the SHA-256 of the final state and metrics.jsonl (all but what is measured in time):
+
+    kills      SIGKILL at random moments (a few of them while the process is still starting), and aimed at what a
+               checkpoint does with files: the writing of arrays, of the manifest, and the renaming of folders
+    stops      SIGTERM, one SIGINT, and two
+    disk       a disk that is full (where a small one can be mounted), and a limit on the size of files
+    devices    1, then 2, then 1 of them
+    damage     a flipped byte in the newest checkpoint
+
+Each ends with the exit code and the sentence that belong to it, or the script says what else happened; exits with 1 if
+anything differs. The moments follow from --seed. `--algo` picks a small run of that algorithm.
 """
 
 import argparse
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl.checkpoint import Checkpoints
+from jaxrl.checkpoint import Checkpoints, sealed_steps
 from jaxrl.report.writer import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = (
-    "--algo coma --q 5 --num_agents 2 --budget 3 --width 8 --num_envs 8 --devices 1 --data_passes 2 --minibatches 2 "
-    "--total_episodes 4800 --eval_every 30 --eval_episodes 8 --log_every 4 --checkpoint_every 10 --block_seconds 0.2"
+COMMON = (
+    "--devices 1 --exact_sharding --block_seconds 0.05 --num_envs 8 --eval_episodes 8 --eval_every 30 --log_every 4 "
+    "--checkpoint_every 10 "
 )
-STARTING = 0.2  # share of the kills that fall into the time before the first block
+SMALL = {  # the environments of the tests, so that a start takes seconds
+    "coma": COMMON + "--algo coma --env tiny:Corridor --num_agents 2 --data_passes 2 --minibatches 2 --width 8 "
+    "--transitions 160 --total_env_steps 24000",
+    "ddpg": COMMON + "--algo ddpg --env tiny:Corridor --batch_size 16 --buffer_size 2000 --warmup 160 --units 8 "
+    "--depth 1 --update_interval 4 --total_env_steps 9600",
+    "sac": COMMON + "--algo sac --env tiny:PointMass --batch_size 16 --buffer_size 2000 --init_steps 160 --units 8 "
+    "--depth 1 --update_interval 4 --total_env_steps 9600",
+}
+PARTS = ("kills", "stops", "disk", "devices", "damage")
+AIMS = ("random", "arrays", "manifest", "renaming")
+STARTING = 0.2  # share of the random kills that fall into the time before the first block
+FULL = 2**20  # bytes of the small disk beside what two checkpoints take
+
+
+# The process that is disturbed
+
+
+def doomed(aim: str, checkpoint: int, event: int) -> int:
+    """Train, but SIGKILL this process before the given event of that kind in so many-th of its checkpoints.
+
+    Events are what Python does with files of a checkpoint: opening one, making or renaming a folder, deleting one.
+    """
+    from jaxrl.train import main
+
+    seen = {"checkpoint": 0, "event": 0}
+
+    def of_kind(name: str, path: str, target: str) -> bool:
+        if aim == "arrays":
+            return ".writing/arrays" in path
+        if aim == "manifest":
+            return "manifest.json" in path and ".writing/" in path and "/arrays" not in path
+        moves = name in ("os.rename", "shutil.rmtree") and "/checkpoints/" in path
+        return moves and any(p.endswith((".writing", ".trash")) for p in (path, target))
+
+    def watch(name: str, arguments: tuple[Any, ...]) -> None:
+        if name not in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
+            return
+        path, target = str(arguments[0]), str(arguments[1]) if name == "os.rename" else ""
+        if name == "os.mkdir" and path.endswith(".writing"):
+            seen["checkpoint"] += 1
+            seen["event"] = 0
+        if seen["checkpoint"] >= checkpoint and of_kind(name, path, target):
+            seen["event"] += 1
+            if seen["event"] == event or seen["checkpoint"] > checkpoint:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    return main(sys.argv[1:])
 
 
 class Train:
-    """A process of jaxrl.train; its output goes to a file."""
+    """A process of jaxrl.train; its output goes to a file.
 
-    def __init__(self, flags: list[str], log: Path) -> None:
+    Args:
+        flags: of jaxrl.train.
+        log: the file.
+        doom: arguments of `doomed`, if it is to kill itself.
+        largest: bytes of the largest file that it may write.
+    """
+
+    def __init__(
+        self, flags: list[str], log: Path, doom: tuple[str, int, int] | None = None, largest: int | None = None
+    ) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
-        self._log = log
+        self.log = log
+        program = ["-m", "jaxrl.train"]
+        if doom is not None:
+            program = ["-c", f"import sys; from scripts.kill_and_resume import doomed; sys.exit(doomed{doom!r})"]
+
+        def limit() -> None:
+            if largest is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "jaxrl.train", *flags],
-                env=os.environ | {"PYTHONPATH": path, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"},
+                [sys.executable, *program, *flags],
+                env=os.environ
+                | {
+                    "PYTHONPATH": path,
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                    "JAX_NUM_CPU_DEVICES": "2",
+                    "PJRT_NPROC": "2",
+                },
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                preexec_fn=limit,
             )
 
     @property
@@ -52,8 +133,8 @@ class Train:
 
     def wait_for_first_block(self) -> None:
         """Until the process begins to train, or ends."""
-        while self.runs and "run directory: " not in self._log.read_text():
-            time.sleep(0.01)
+        while self.runs and "run directory: " not in self.log.read_text():
+            time.sleep(0.02)
 
     def sleep(self, seconds: float) -> None:
         """So long, or until the process ends."""
@@ -64,21 +145,39 @@ class Train:
     def wait_for_iteration(self, runs: Path, iteration: int) -> None:
         """Until the metrics of the run have come so far, or the process ends."""
         while self.runs and reached(runs) < iteration:
-            time.sleep(0.005)
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, unless the process has ended."""
+        if self.runs:
+            self._process.send_signal(number)
 
     def kill(self) -> bool:
         """SIGKILL; False if the process had ended by itself."""
-        killed = self.runs
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        if not killed:
-            self.finish()
-        return killed
+        self.send(signal.SIGKILL)
+        if self.end() == -signal.SIGKILL:
+            return True
+        self.finish()
+        return False
+
+    def end(self) -> int:
+        """Wait for the exit code."""
+        return self._process.wait()
 
     def finish(self) -> None:
         """Wait for a good end."""
-        if self._process.wait() != 0:
-            raise SystemExit(f"jaxrl.train failed:\n{self._log.read_text()}")
+        self.expect(0)
+
+    def expect(self, code: int, *words: str, errors: int | None = None) -> None:
+        """Wait for an end with this exit code, and output that holds these words, so many `errors` and no traceback."""
+        found, text = self.end(), self.log.read_text()
+        told = sum(line.startswith(("error: ", "stopped at once")) for line in text.splitlines())
+        wrong = [f"exit code {found}, not {code}"] * (found != code)
+        wrong += [f"no '{word}'" for word in words if word not in text]
+        wrong += ["a traceback"] * ("Traceback" in text)
+        wrong += [f"{told} errors"] * (errors is not None and told != errors)
+        if wrong:
+            raise SystemExit(f"jaxrl.train: {', '.join(wrong)}\n{text}")
 
 
 def only_run(runs: Path) -> Path | None:
@@ -100,57 +199,152 @@ def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
     return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
 
 
-def train_undisturbed(flags: list[str], folder: Path) -> tuple[float, float]:
-    """The seconds before the first block of a run, and those after it."""
-    began = time.monotonic()
-    process = Train([*flags, "--runs", str(folder / "undisturbed")], folder / "undisturbed.log")
-    process.wait_for_first_block()
-    starting = time.monotonic() - began
-    process.finish()
-    return starting, time.monotonic() - began - starting
+# The disturbances; each returns the run that it has disturbed
 
 
-def train_killed(
-    flags: list[str], folder: Path, kills: int, starting: float, iterations: int, chance: random.Random
-) -> Path:
-    """A run of the same flags, and so many iterations, that is killed so many times."""
-    runs, made = folder / "killed", 0
-    while True:
+class Trials:
+    """The runs of one set of flags.
+
+    Args:
+        flags: of jaxrl.train.
+        folder: where runs and logs go.
+        chance: of the moments.
+    """
+
+    def __init__(self, flags: list[str], folder: Path, chance: random.Random) -> None:
+        self.flags, self.folder, self.chance = flags, folder, chance
+        began = time.monotonic()
+        process = self.train("undisturbed")
+        process.wait_for_first_block()
+        self.starting = time.monotonic() - began
+        process.finish()
+        rest = time.monotonic() - began - self.starting
+        print(f"undisturbed: {self.starting:.1f} s to the first block, {rest:.1f} s of training", flush=True)
+        self.undisturbed = self.run("undisturbed")
+        self.iterations = reached(folder / "undisturbed")
+
+    def run(self, name: str) -> Path:
+        run = only_run(self.folder / name)
+        assert run is not None
+        return run
+
+    def train(self, name: str, *more: str, runs: Path | None = None, **limits: Any) -> Train:
+        """A process of the run of this name, which is begun or resumed."""
+        runs = runs or self.folder / name
         run = only_run(runs)
-        process = Train(["--resume", str(run)] if run else [*flags, "--runs", str(runs)], folder / "killed.log")
-        if made == kills:
-            process.finish()
-            break
-        if chance.random() < STARTING:
-            process.sleep(chance.uniform(0, starting))
+        begun = [*self.flags, "--runs", str(runs)] if run is None else ["--resume", str(run)]
+        return Train([*begun, *more], self.folder / f"{name}.log", **limits)
+
+    def at(self, name: str, share: float, *more: str, runs: Path | None = None) -> Train:
+        """The same, once it has come to this share of the iterations."""
+        process = self.train(name, *more, runs=runs)
+        process.wait_for_iteration(runs or self.folder / name, int(share * self.iterations))
+        return process
+
+    def killed(self, kills: int) -> Path:
+        """Killed so many times, in turns at random and at each aim, then left to its end."""
+        runs, made = self.folder / "killed", 0
+        while made < kills:
+            aim = AIMS[made % len(AIMS)]
+            doom = None
+            if aim != "random":
+                doom = (aim, self.chance.randint(1, 2), self.chance.randint(1, 6))
+            process = self.train("killed", doom=doom)
+            if aim == "random" and self.chance.random() < STARTING:
+                process.sleep(self.chance.uniform(0, self.starting))
+            elif aim == "random":
+                # Each kill has a part of the run of its own; the last fifth is left to those who look late.
+                process.wait_for_iteration(runs, int(0.8 * self.iterations * (made + self.chance.random()) / kills))
+            else:
+                process.end()
+            if not process.kill():
+                print(f"the run ended by itself after {made} of {kills} kills: give it more iterations")
+                break
+            made += 1
+            run = only_run(runs)
+            left = sorted(p.name for p in (run / "checkpoints").glob("**/0*.*")) if run else []
+            at = f" of checkpoint {doom[1]}, event {doom[2]}" if doom else ""
+            print(f"kill {made:2d} ({aim}{at}) behind iteration {reached(runs)}; left behind: {left}", flush=True)
+        self.train("killed").finish()
+        return self.run("killed")
+
+    def stopped(self) -> Path:
+        """Stopped by SIGTERM and SIGINT, which save, and by two SIGINT, which do not."""
+        for share, number in ((0.2, signal.SIGTERM), (0.4, signal.SIGINT)):
+            process = self.at("stopped", share)
+            process.send(number)
+            process.expect(0, f"stopped by {number.name} at iteration")
+            print(f"{number.name}: exit code 0, checkpoint {sealed_steps(self.run('stopped') / 'checkpoints')[-1]}")
+        process = self.at("stopped", 0.6)
+        process.send(signal.SIGINT)
+        process.sleep(self.chance.uniform(0, 0.02))
+        process.send(signal.SIGINT)
+        if process.end() == 0:  # it had saved and ended before the second one came
+            process.expect(0, "stopped by SIGINT at iteration")
         else:
-            # Each kill has a part of the run of its own; the last fifth is left to those who look late.
-            process.wait_for_iteration(runs, int(0.8 * iterations * (made + chance.random()) / kills))
-        if not process.kill():
-            print(f"the run ended by itself after {made} of {kills} kills: give it more --total_episodes")
-            break
-        made += 1
-        print(f"kill {made:2d} at iteration {reached(runs)}", flush=True)
-    run = only_run(runs)
-    assert run is not None
-    return run
+            process.expect(-signal.SIGINT, "stopped at once, without a checkpoint", errors=1)
+        print(f"two SIGINT: exit code {process.end()}", flush=True)
+        self.train("stopped").finish()
+        return self.run("stopped")
 
+    def size(self) -> int:
+        """Bytes of a checkpoint."""
+        newest = self.undisturbed / "checkpoints" / f"{sealed_steps(self.undisturbed / 'checkpoints')[-1]:010d}"
+        return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
 
-def damage_newest(run: Path, folder: Path) -> Path:
-    """A copy of a run without its last checkpoint, a byte of the one before flipped, and resumed."""
-    copy = folder / "damaged" / run.parent.name / run.name
-    shutil.copytree(run, copy)
-    steps = sorted(path for path in (copy / "checkpoints").iterdir() if path.name.isdecimal())
-    shutil.rmtree(steps[-1])
-    file = max((path for path in (steps[-2] / "arrays").rglob("*") if path.is_file()), key=lambda p: p.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    log = folder / "damaged.log"
-    Train(["--resume", str(copy)], log).finish()
-    named = [line for line in log.read_text().splitlines() if "is damaged" in line]
-    print(f"flipped a byte of checkpoint {int(steps[-2].name)}: {'named' if named else 'NOT NAMED'}")
-    return copy
+    def limited(self) -> Path:
+        """Every write beyond a size fails, as it does on a full disk, in the first process."""
+        files = [path for path in self.undisturbed.glob("checkpoints/0*/arrays/**/*") if path.is_file()]
+        arrays = max(path.stat().st_size for path in files)
+        process = self.train("limited", largest=max(arrays // 2, 4096))
+        process.expect(1, "File too large", "continue with --resume", errors=1)
+        print(f"files of at most {arrays // 2:,} bytes: {process.log.read_text().splitlines()[-1]}", flush=True)
+        self.train("limited").finish()
+        return self.run("limited")
+
+    def full(self) -> Path | None:
+        """On a disk that is too small, which is then made larger; None where none can be mounted."""
+        disk = self.folder / "disk"
+        disk.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * self.size() + FULL // 4}", "tmpfs", str(disk)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            print("no disk of its own can be mounted here: only the limit on files is tried")
+            return None
+        try:
+            process = self.train("full", runs=disk)
+            process.expect(1, "No space left on device", "continue with --resume", errors=1)
+            print(f"full disk: {process.log.read_text().splitlines()[-1]}", flush=True)
+            subprocess.run(["mount", "-o", "remount,size=1g", str(disk)], check=True)
+            self.train("full", runs=disk).finish()
+            shutil.copytree(disk, self.folder / "full")
+        finally:
+            subprocess.run(["umount", str(disk)], check=False)
+        return self.run("full")
+
+    def moved(self) -> Path:
+        """On one device, then two, then one."""
+        for share, devices in ((0.3, 1), (0.6, 2)):
+            process = self.at("moved", share, "--devices", str(devices))
+            process.send(signal.SIGTERM)
+            process.expect(0, f"{devices} x ", "stopped by SIGTERM at iteration")
+            print(f"{devices} devices: until {sealed_steps(self.run('moved') / 'checkpoints')[-1]}", flush=True)
+        self.train("moved", "--devices", "1").finish()
+        return self.run("moved")
+
+    def damaged(self) -> Path:
+        """Without its last checkpoint, and with a byte of the one before flipped."""
+        copy = self.folder / "damaged" / self.undisturbed.parent.name / self.undisturbed.name
+        shutil.copytree(self.undisturbed, copy)
+        steps = sorted(path for path in (copy / "checkpoints").iterdir() if path.name.isdecimal())
+        shutil.rmtree(steps[-1])
+        files = (path for path in (steps[-2] / "arrays").rglob("*") if path.is_file())
+        file = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        self.train("damaged").expect(0, f"checkpoint {steps[-2]} is damaged")
+        print(f"flipped a byte of checkpoint {int(steps[-2].name)}: named")
+        return copy
 
 
 def main() -> int:
@@ -160,24 +354,33 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--algo", choices=tuple(SMALL), default="coma", help="which small run")
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--only", default=",".join(PARTS), help="disturbances, with commas between")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--out", type=Path, help="where the runs are kept; otherwise they are deleted")
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="of jaxrl.train")
     arguments = parser.parse_args()
-    flags = arguments.flags or SMALL.split()
+    wanted = arguments.only.split(",")
+    if unknown := [name for name in wanted if name not in PARTS]:
+        parser.error(f"--only {unknown[0]}: choose from {', '.join(PARTS)}")
+    flags = arguments.flags or SMALL[arguments.algo].split()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.out or Path(temporary)
+        folder = (arguments.out or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        starting, training = train_undisturbed(flags, folder)
-        print(f"undisturbed: {starting:.1f} s to the first block, {training:.1f} s of training", flush=True)
-        chance = random.Random(arguments.seed)
-        undisturbed = only_run(folder / "undisturbed")
-        assert undisturbed is not None
-        iterations = reached(folder / "undisturbed")
-        runs = {"undisturbed": undisturbed}
-        runs["killed"] = train_killed(flags, folder, arguments.kills, starting, iterations, chance)
-        runs["damaged"] = damage_newest(undisturbed, folder)
+        trials = Trials(flags, folder, random.Random(arguments.seed))
+        parts: dict[str, list[tuple[str, Callable[[], Path | None]]]] = {
+            "kills": [("killed", lambda: trials.killed(arguments.kills))],
+            "stops": [("stopped", trials.stopped)],
+            "disk": [("limited", trials.limited), ("full", trials.full)],
+            "devices": [("moved", trials.moved)],
+            "damage": [("damaged", trials.damaged)],
+        }
+        runs = {"undisturbed": trials.undisturbed}
+        for part in wanted:
+            for name, disturb in parts[part]:
+                if (run := disturb()) is not None:
+                    runs[name] = run
         outcomes = {name: outcome(run) for name, run in runs.items()}
     digest, metrics = outcomes["undisturbed"]
     for name, (found, rows) in outcomes.items():

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,32 @@ def test_what_host_0_is_refused_all_are_told(tmp_path: Path) -> None:
     with Hosts(tmp_path, f"{TINY} --total_env_steps 320 --runs runs") as pair:
         assert pair.ended() == [1, 1]
         assert pair.text(0) == pair.text(1) and "is not a directory); choose another with --runs" in pair.text(0)
+
+
+# Exchanges
+
+
+def test_hosts_exchange_values_and_see_one_that_ends() -> None:
+    """Three hosts as threads; the second ends after two exchanges."""
+    pairs = [Pipe() for _ in range(2)]
+    found: dict[int, Any] = {}
+
+    def other(index: int) -> None:
+        connection = pairs[index - 1][1]
+        found[index] = [hosts.exchange([index, turn], [connection], False) for turn in range(2)]
+        connection.close()
+
+    threads = [threading.Thread(target=other, args=(index,)) for index in (1, 2)]
+    for thread in threads:
+        thread.start()
+    own = [pair[0] for pair in pairs]
+    found[0] = [hosts.exchange([0, turn], own, True) for turn in range(2)]
+    assert found[0] == [[[0, turn], [1, turn], [2, turn]] for turn in range(2)]
+    for thread in threads:
+        thread.join()
+    assert found[1] == found[2] == found[0]
+    with pytest.raises(hosts.LostError, match="another host has ended"):
+        hosts.exchange([0, 2], own, True)
 
 
 # Places

@@ -218,6 +218,26 @@ def test_verdicts_go_by_the_interval():
     assert league.verdicts(matches, "learned", "score_difference", "max") == []
 
 
+def test_draws_count_for_both_sides(two):
+    """100 games of each pair; points by hand, and ratings of the same games whoever is named first."""
+    meeting = league.League({"a": two[0]}, ("random", "level1"))
+    games = {("a", "random"): (50, 40, 10), ("a", "level1"): (0, 90, 10), ("random", "level1"): (20, 20, 60)}
+
+    def rated(turned: bool) -> dict:
+        matches = []
+        for (first, second), (win, draw, loss) in games.items():
+            if turned:
+                first, second, win, loss = second, first, loss, win
+            shares = zip(league.OUTCOMES, (win, draw, loss), strict=True)
+            matches.append({"first": first, "second": second} | {name: {"mean": n / 100} for name, n in shares})
+        return meeting.ratings(matches, 100)
+
+    points = {name: row["points"] for name, row in rated(False).items()}
+    assert points == pytest.approx({"a": (70 + 45) / 200, "random": (30 + 30) / 200, "level1": (55 + 70) / 200})
+    for name, row in rated(True).items():
+        assert row == pytest.approx(rated(False)[name])
+
+
 def test_results_by_hand():
     ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
     said: list[str] = []

@@ -15,7 +15,7 @@ from tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl.train
 from envs_jax import Environment, TimeStep
-from envs_jax.batch import batched
+from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
 from jaxrl.algos.coma import Coma
 from jaxrl.parallel import Layout, logical_shards, make_mesh
@@ -263,6 +263,36 @@ def test_each_phase_is_compiled_once() -> None:
             state, metrics = block(state, jnp.int32(number))
             assert int(metrics.done) == number
         assert Counting.traces[phase.name] == traced and block._cache_size() == 1
+
+
+def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
+    """The n-th iterations of two phases: nearly all actions are random in these, so that equal keys would show."""
+    _, _, (fill, train) = corridor_run
+    for index in range(2):
+        first, second = (np.asarray(block.learning["action"])[index] for block in (fill, train))
+        assert 0.2 < np.mean(first == second) < 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Pooled(BatchedEnvironment):
+    """Keeps the policy that it was given last."""
+
+    def init_pool(self, policy: Any) -> Any:
+        return policy
+
+    def update_pool(self, pool: Any, policy: Any, progress: Any) -> Any:
+        return policy
+
+    def context(self, progress: Any, pool: Any = ()) -> Any:
+        return ()
+
+
+def test_the_pool_gets_the_policy_of_after_the_update() -> None:
+    trainer = make_trainer(Corridor(), Counting, block=3)
+    trainer = dataclasses.replace(trainer, env=Pooled(trainer.env.env))
+    state, _ = trainer.make_block(trainer.algo.phases[1])(trainer.init(jax.random.key(0)), jnp.int32(2))
+    np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
+    np.testing.assert_array_equal(state.pool, 2.0)
 
 
 def test_a_phase_without_steps_only_learns() -> None:

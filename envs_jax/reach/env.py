@@ -99,6 +99,7 @@ class Reach(Environment):
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
             labels={"success_at_end": "success at the end", "distance": "distance, m"},
             score="success",
+            tie_breakers=("success_at_end", "return"),
             num_tasks=len(self.tasks),
             task_names=tuple(task.name for task in self.tasks),
             alike={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},

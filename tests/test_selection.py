@@ -1,0 +1,119 @@
+"""Which checkpoint is the best, and that training, selection and evaluation see other episodes of one seed."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import PointMass
+
+from envs_jax.base import EnvSpec
+from jaxrl import evaluate
+from jaxrl.algos.base import start
+from jaxrl.config import parse
+from jaxrl.evaluation import Evaluator
+from jaxrl.position import Position
+from jaxrl.prepare import Setup, prepare
+from jaxrl.report.writer import Nowhere
+from jaxrl.session import Session
+from jaxrl.subject import load
+from jaxrl.trainer import key_of_env
+
+SEED = 11
+POINTS = (
+    f"--algo sac --env tiny:PointMass --num_envs 8 --devices 1 --units 4 --depth 1 --batch_size 8 --buffer_size 64 "
+    f"--total_env_steps 640 --eval_every 1 --eval_episodes 8 --seed {SEED}"
+)
+
+
+@pytest.fixture(scope="module")
+def setup() -> Setup:
+    return prepare(parse(POINTS.split()).config)
+
+
+def session_of(setup: Setup, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
+    """A session whose evaluations return these curves one after the other; everything else does nothing."""
+    quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
+    env = SimpleNamespace(spec=spec, env=setup.env.env)
+    chosen: Any = SimpleNamespace(
+        config=setup.config, algo=SimpleNamespace(phases=setup.algo.phases, policy=lambda state: ()), env=env,
+        eval_env=setup.eval_env, mesh=setup.mesh, trainer=setup.trainer,
+    )  # fmt: skip
+    programs: Any = SimpleNamespace(evaluate=evaluations)
+    return Session(chosen, programs, directory, quiet, Nowhere(directory), quiet, quiet)
+
+
+STATE: Any = SimpleNamespace(algo=(), progress=start())
+
+
+def chosen(setup: Setup, spec: EnvSpec, ends: list[dict[str, float]], directory: Path) -> list[bool]:
+    """Whether each of these evaluations, the last one at the end of the run, makes its policy the best so far."""
+    rows = iter(ends)
+
+    def evaluations(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
+        return {name: jnp.full((2, 8), value) for name, value in next(rows).items()}
+
+    session, found = session_of(setup, spec, evaluations, directory), []
+    for index in range(len(ends)):
+        last = index == len(ends) - 1
+        session.position = Position(len(setup.algo.phases) - 1, index, index, 640 if last else 32 * index)
+        found.append(session._evaluate(STATE))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores", "best"),
+    [
+        ("min", [5.0, 3.0, 4.0, 3.0, 2.5, 9.0], [True, True, False, False, True, False]),
+        ("max", [5.0, 3.0, 6.0, 6.0, 7.0, 1.0], [True, False, True, False, True, False]),
+        ("max", [5.0, float("nan"), 5.0], [True, False, True]),  # the run's last stays if it is as good
+        ("min", [5.0, 5.0, 5.0], [True, False, True]),
+    ],
+)
+def test_the_best_is_the_best_by_the_mode_of_the_score(
+    mode: Any, scores: list[float], best: list[bool], setup: Setup, tmp_path: Path
+) -> None:
+    spec = dataclasses.replace(setup.env.spec, score="distance", score_mode=mode)
+    ends = [{"distance": score, "return": 0.0} for score in scores]
+    assert chosen(setup, spec, ends, tmp_path) == best
+
+
+def test_ties_go_to_the_second_score_and_then_to_the_third(setup: Setup, tmp_path: Path) -> None:
+    """Success stands at 1 all the while; what the run ends with is worse at its end, and is not the best."""
+    spec = dataclasses.replace(setup.env.spec, score="success", score_mode="max", tie_breakers=("at_end", "return"))
+    rows = [(0.9, 0.9, 9.0), (1.0, 0.8, 1.0), (1.0, 0.8, 0.5), (1.0, 0.8, 2.0), (1.0, 0.9, 0.1), (1.0, 0.7, 9.0)]
+    ends = [{"success": a, "at_end": b, "return": c} for a, b, c in rows]
+    assert chosen(setup, spec, ends, tmp_path) == [True, True, False, True, True, False]
+
+
+def test_training_selection_and_evaluation_start_from_other_states(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys are those that the verbs hand to the programs, and those that training starts its environments with."""
+    keys: dict[str, Any] = {}
+
+    def selection(policy: Any, key: Any, context: Any) -> dict[str, jax.Array]:
+        keys["selection"] = key
+        return {name: jnp.zeros((2, 8)) for name in ("distance", "return")}
+
+    session_of(setup, setup.env.spec, selection, tmp_path)._evaluate(STATE)
+
+    def evaluation(params: Any, key: Any, context: Any) -> dict[str, jax.Array]:
+        keys["evaluation"] = key
+        return {name: jnp.zeros((2, 8)) for name in ("distance", "return")}
+
+    monkeypatch.setattr(Evaluator, "compiled", lambda self, final=False: evaluation)
+    points = load(None, "tiny:PointMass", dataclasses.asdict(PointMass()))
+    list(evaluate.fly(points, ["random"], 8, SEED))
+
+    places = {"training": np.asarray(setup.trainer.init(jax.random.key(SEED)).env.env.place)}
+    reset = jax.jit(lambda key: setup.env.reset(jax.vmap(key_of_env, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])
+    for name, key in keys.items():
+        places[name] = np.asarray(reset(key).env.place)
+    assert len(places) == 3 and all(place.size == 16 for place in places.values())
+    for one, other in (("training", "selection"), ("training", "evaluation"), ("selection", "evaluation")):
+        assert not np.intersect1d(places[one], places[other]).size, f"{one} and {other} start alike"
