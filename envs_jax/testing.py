@@ -81,7 +81,7 @@ def check_env(
     start = check.play(keys, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
     check.baselines(keys, *start)
     if random:
-        check.randomness(keys, context, *start)
+        check.randomness(*start)
 
 
 # What can be said without playing
@@ -178,16 +178,30 @@ def _difference(a: Any, b: Any, tolerance: float) -> str:
     return ""
 
 
+def _program(traced: Any) -> tuple[str, list[tuple[str, bytes]]]:
+    """A traced function as values to compare: its text, and the arrays that it takes from outside."""
+    arrays = [np.asarray(x) for x in _host(traced.jaxpr.consts)]
+    return str(traced.jaxpr), [(_type(x), x.tobytes()) for x in arrays]
+
+
 # What has to be played
 
 
-@dataclasses.dataclass
 class _Check:
-    env: Environment
-    spec: EnvSpec
-    batch: BatchedEnvironment
-    tolerance: float
-    copies: int
+    """Every program is traced and compiled once, and only when it is needed: that is what a check costs."""
+
+    def __init__(self, env: Environment, spec: EnvSpec, batch: BatchedEnvironment, tolerance: float, copies: int):
+        self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
+        self.traces = {"reset": 0, "step": 0}
+
+        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                self.traces[name] += 1
+                return function(*arguments)
+
+            return _jit(call)
+
+        self.reset, self.step = counted("reset", env.reset), counted("step", env.step)
 
     def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
         raise ContractError(f"{self.spec.name}: {sentence}") from cause
@@ -232,11 +246,11 @@ class _Check:
 
     def types(self, key: Array, context: Any) -> None:
         """Structure, shapes and dtypes of what reset and step return."""
-        pair = self._traced("reset", lambda: jax.eval_shape(self.env.reset, key, context))
+        pair = self._traced("reset", lambda: self.reset.trace(key, context).out_info)
         state, first = self._pair("reset", pair)
         self._timestep_types("reset", first)
         action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
-        pair = self._traced("step", lambda: jax.eval_shape(self.env.step, state, action, context))
+        pair = self._traced("step", lambda: self.step.trace(state, action, context).out_info)
         next_state, timestep = self._pair("step", pair)
         self._timestep_types("step", timestep)
         self._same_types("state that step returns", next_state, "after reset", state)
@@ -294,6 +308,13 @@ class _Check:
 
     def repeatable(self, key: Array, context: Any) -> None:
         """The same arguments give the same results, also when traced again."""
+        state, first = self.reset.trace(key, context).out_info
+        self._traced("next_mask", lambda: jax.eval_shape(self._choose, first, key))
+        action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
+        arguments = {"reset": (key, context), "step": (state, action, context)}
+        again = {name: jax.jit(lambda *x, name=name: getattr(self.env, name)(*x)) for name in arguments}
+        if all(_program(getattr(self, n).trace(*x)) == _program(again[n].trace(*x)) for n, x in arguments.items()):
+            return  # the same programs: nothing but the key and the action goes in
 
         def both(key: Array) -> Any:
             state, first = self.env.reset(key, context)
@@ -301,11 +322,7 @@ class _Check:
             after, second = self.env.step(state, action, context)
             return {"state after reset": state, "time step after reset": first, "state": after, "time step": second}
 
-        once, again = _jit(lambda key: both(key)), _jit(lambda key: both(key))
-        program = self._traced("next_mask", lambda: once.lower(key))
-        if program.as_text() == again.lower(key).as_text():
-            return  # the same program: nothing but the key and the action goes in
-        different = _difference(once(key), again(key), 0.0)
+        different = _difference(_jit(lambda key: both(key))(key), _jit(lambda key: both(key))(key), 0.0)
         if different:
             self.fail(
                 f"the same key and action give different results in {different}: draw random numbers by jax.random "
@@ -447,14 +464,6 @@ class _Check:
 
     def play(self, keys: Array, context: Any, steps: int) -> tuple[BatchState, TimeStep]:
         """Copies side by side, one of them also alone, from the reset (returned) through an episode and its restart."""
-        traces = {"reset": 0, "step": 0}
-
-        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                traces[name] += 1
-                return function(*arguments)
-
-            return _jit(call)
 
         def row(tree: Any, index: Array) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
@@ -463,29 +472,31 @@ class _Check:
             state, timestep = self.batch.reset(keys, context)
             return state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
-        def advance(state: BatchState, timestep: TimeStep, number: Array) -> Any:
-            """One step of all copies, and what one of them needs to do it alone."""
+        def advance(state: BatchState, timestep: TimeStep, number: Array, alike: Array) -> Any:
+            """One step of all copies, `alike` all with the action of the first, and what one needs to do it alone."""
             index = (number - 1) % self.copies
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
             action, seen = jax.vmap(self._choose)(timestep, step_keys)
+            action = jnp.where(alike, action[:1], action)
             critic = jax.vmap(self._critic)(timestep, action, step_keys) if self.spec.critic_input is not None else ()
             new_state, new_timestep = self.batch.step(state, timestep, action, context)
             root, episode = row((new_state.key, new_state.episode), index)
             alone = jax.random.fold_in(root, episode), *row((state.env, action), index)
             return new_state, new_timestep, action, seen, critic, alone, row((new_state.env, new_timestep), index)
 
-        reset, step = counted("reset", self.env.reset), counted("step", self.env.step)
-        advance = _jit(advance)
+        self.advance = _jit(advance)
         state, timestep, reset_key, in_batch = _jit(start)(keys)
         begin = state, timestep
         host = _host(timestep)
         self._check_first(host, "after reset")
-        self._compare_alone(in_batch, reset(reset_key, context), "after reset")
+        self._compare_alone(in_batch, self.reset(reset_key, context), "after reset")
         age = np.zeros(self.copies, int)
         for number in range(1, steps + 1):
             when, ended = f"at step {number}", host.done
             previous = host
-            state, timestep, action, seen, critic, alone, in_batch = advance(state, timestep, jnp.int32(number))
+            state, timestep, action, seen, critic, alone, in_batch = self.advance(
+                state, timestep, jnp.int32(number), jnp.bool_(False)
+            )
             self._check_masks(previous, _host(action), _host(seen), when)
             if critic:
                 rows, depends = _host(critic)
@@ -498,9 +509,9 @@ class _Check:
                     self.fail(f"{path} of the state is NaN {when}: look for 0 / 0, log(0) or an overflow")
             reset_key, alone_state, alone_action = alone
             restarted = ended[(number - 1) % self.copies]
-            pair = reset(reset_key, context) if restarted else step(alone_state, alone_action, context)
+            pair = self.reset(reset_key, context) if restarted else self.step(alone_state, alone_action, context)
             self._compare_alone(in_batch, pair, when)
-        for name, count in traces.items():
+        for name, count in self.traces.items():
             if count > 1:
                 self.fail(
                     f"{name} is traced {count} times for arguments of the same types: give all fields fixed dtypes, "
@@ -553,35 +564,28 @@ class _Check:
         """Scripted policies give actions in the time step [B] of a reset."""
         spec = self.spec
         wanted = _type(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
+        policies = {}
         for name, policy in self.env.baselines.items():
-
-            def act(state: Any, timestep: TimeStep, key: Array, policy: Callable[..., Array] = policy) -> Array:
-                return policy(self.env, state, timestep, key)
-
-            act_batch = _jit(jax.vmap(act))
-            action = self._traced(f"baseline '{name}'", functools.partial(act_batch, state.env, timestep, keys))
+            policies[name] = jax.jit(jax.vmap(functools.partial(policy, self.env)))
+            act = functools.partial(policies[name].trace, state.env, timestep, keys)
+            action = self._traced(f"baseline '{name}'", act).out_info
             got = _type(jax.ShapeDtypeStruct(action.shape[1:], action.dtype))
             if got != wanted:
                 self.fail(f"baseline '{name}' returns {got}, an action is {wanted}: reshape or cast it")
+        together = _jit(lambda *arguments: {name: act(*arguments) for name, act in policies.items()})  # one program
+        for name, action in together(state.env, timestep, keys).items():
             if isinstance(spec.action, Discrete):
                 if np.min(action) < 0 or np.max(action) >= spec.action.n:
                     self.fail(f"baseline '{name}' returns actions outside 0 to {spec.action.n - 1}")
             else:
                 self._check_bounds(f"baseline '{name}'", spec.action, action, "after reset")
 
-    def randomness(self, keys: Array, context: Any, state: BatchState, timestep: TimeStep) -> None:
+    def randomness(self, state: BatchState, timestep: TimeStep) -> None:
         """Copies with different keys differ somewhere when they play the same actions from the reset on."""
-
-        def advance(state: BatchState, timestep: TimeStep, number: Array) -> Any:
-            of_first = jax.tree.map(lambda x: x[0], timestep)
-            action, _ = self._choose(of_first, jax.random.fold_in(keys[0], number))
-            return self.batch.play(state, jnp.broadcast_to(action, (self.copies, *action.shape)), context)
-
-        advance = _jit(advance)
-        for number in range(min(self.spec.horizon, MOST_STEPS) + 1):
+        for number in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
             if not all(np.all(leaf == leaf[:1]) for _, leaf in _leaves(_host(timestep))):
                 return
-            state, timestep = advance(state, timestep, jnp.int32(number))
+            state, timestep, *_ = self.advance(state, timestep, jnp.int32(number), jnp.bool_(True))
         self.fail(
             "copies with different keys never differ: draw from the key given to reset, or call check_env(..., "
             "random=False) if nothing is random here"
