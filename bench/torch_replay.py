@@ -16,6 +16,27 @@ if TYPE_CHECKING:
 Batch = Mapping[str, np.ndarray]
 
 
+def window_return(reward: np.ndarray, end: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return of windows of several steps, which stop with the first end, and what the value behind them counts.
+
+    Args:
+        reward: [M, n, ...] of the steps.
+        end: [M, n], 0 where the episode goes on, 1 where it terminated, 2 where it was cut.
+        gamma: discount.
+
+    Returns:
+        float32[M, ...] and float32[M].
+    """
+    returns, discounts = np.zeros_like(reward[:, 0], dtype=np.float64), np.ones(len(end))
+    for row in range(len(end)):
+        for step, code in enumerate(end[row]):
+            returns[row] += discounts[row] * reward[row, step]
+            discounts[row] *= 0 if code == 1 else gamma
+            if code:
+                break
+    return returns.astype(np.float32), discounts.astype(np.float32)
+
+
 class ReplayLearner:
     """A replay, and what goes into networks and comes out of them.
 

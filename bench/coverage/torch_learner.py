@@ -71,10 +71,16 @@ class TorchComa:
         minibatches: per pass over the data; a surplus that does not divide is dropped, anew in every pass.
         data_passes: passes over the data of a training step.
         copy_rate: the target critic is refreshed in every training step (from 0) divisible by this.
-        tau: if given, the target critic follows the critic by this rate in every pass instead.
+        tau: if given, the target critic follows the critic by this rate before every pass instead.
         actor_loss: "masked": gradient of the masked policy that is sampled; "original": unmasked log-probability,
             weighted by the share of allowed actions.
         td_target: "td_lambda", or "original" for what the original system computes (its target critic stays as made).
+        actor_passes: how many of the passes also train the actor, the last ones; 0 = all.
+        dueling: the critic's output is a value and mean-free action values (arXiv 1511.06581).
+        clip_ratio: of the clipped surrogate (arXiv 1707.06347, equation 7); 0 = no ratio.
+        advantage: "critic", or "return" for the target instead of the critic's value of the action taken.
+        scale_advantage: divide advantages by their standard deviation over the minibatch.
+        adam_epsilon: of both optimisers.
         device: "cpu", "cuda", ...
         seed: of the initial weights, of `act` and of shuffling.
     """
@@ -95,6 +101,12 @@ class TorchComa:
         tau: float | None = None,
         actor_loss: str = "masked",
         td_target: str = "td_lambda",
+        actor_passes: int = 0,
+        dueling: bool = False,
+        clip_ratio: float = 0.0,
+        advantage: str = "critic",
+        scale_advantage: bool = False,
+        adam_epsilon: float = 1e-8,
         device: str = "cpu",
         seed: int = 0,
     ):
@@ -108,22 +120,34 @@ class TorchComa:
         self.minibatches, self.data_passes = minibatches, data_passes
         self.copy_rate, self.tau = copy_rate, tau
         self.actor_loss, self.td_target = actor_loss, td_target
+        self.actor_passes, self.dueling, self.clip_ratio = actor_passes or data_passes, dueling, clip_ratio
+        self.worth, self.scale_advantage = advantage, scale_advantage
         self.rng = np.random.default_rng(seed)
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             self.actor = build_network(ACTOR_CHANNELS, num_actions, width).to(device)
-            self.critic = build_network(CRITIC_CHANNELS, num_actions, width).to(device)
-            self.target_critic = build_network(CRITIC_CHANNELS, num_actions, width).to(device)
+            self.critic, self.target_critic = (
+                build_network(CRITIC_CHANNELS, num_actions + dueling, width).to(device) for _ in range(2)
+            )
         self.target_critic.load_state_dict(self.critic.state_dict())
-        self.actor_optimizer = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr)
-        self.critic_optimizer = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr)
-        self.training_steps = 0
+        self.actor_optimizer = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
+        self.critic_optimizer = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
+        self.training_steps, self.entropy_weight = 0, 0.0
 
     # ---- acting
 
     def policy(self, images: "torch.Tensor", eps: float) -> "torch.Tensor":
         """[B, C, 11, 11] to probabilities [B, A]: softmax mixed with the uniform distribution, no mask."""
-        return (1.0 - eps) * self.torch.softmax(self.actor(images), dim=-1) + eps / self.num_actions
+        return self.mixed(self.actor(images), eps)
+
+    def mixed(self, logits: "torch.Tensor", eps: float) -> "torch.Tensor":
+        """The same of logits [B, A]."""
+        return (1.0 - eps) * self.torch.softmax(logits, dim=-1) + eps / self.num_actions
+
+    def values(self, critic: "torch.nn.Module", states: "torch.Tensor") -> "torch.Tensor":
+        """[B, C, 11, 11] to a value for every action, [B, A]."""
+        q = critic(states)
+        return q[:, :1] + q[:, 1:] - q[:, 1:].mean(dim=1, keepdim=True) if self.dueling else q
 
     def probabilities(self, obs: np.ndarray, eps: float = 0.0) -> np.ndarray:
         """[N, 11, 11, 7] float32 observations to unmasked probabilities [N, A] float32."""
@@ -158,6 +182,9 @@ class TorchComa:
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One training step on the missions of `batch`, see `collect` for its entries.
 
+        Two more are taken if they are there: log_prob [K, N], of the actions when they were chosen, and
+        entropy_weight, what the entropy of the masked policy without exploration counts.
+
         Returns:
             critic_loss, actor_loss, advantage_mean, advantage_std, log_prob: means over the minibatches of all passes.
         """
@@ -165,14 +192,16 @@ class TorchComa:
         if self.td_target == "td_lambda" and self.tau is None and self.training_steps % self.copy_rate == 0:
             self.target_critic.load_state_dict(self.critic.state_dict())
         records: list[dict[str, float]] = []
-        for _ in range(self.data_passes):
+        for number in range(self.data_passes):
+            self._follow()
             order = self.rng.permutation(len(data["action"]))
             size = len(order) // self.minibatches
             index = order[: size * self.minibatches].reshape(self.minibatches, size)
-            records += self.data_pass(data, index, float(batch["eps"]))
-            self._follow()
+            self.entropy_weight = float(batch.get("entropy_weight", 0.0))
+            train_actor = number >= self.data_passes - self.actor_passes
+            records += self.data_pass(data, index, float(batch["eps"]), train_actor)
         self.training_steps += 1
-        return {name: float(np.mean([record[name] for record in records])) for name in records[0]}
+        return {name: float(np.mean([row[name] for row in records if name in row])) for name in records[-1]}
 
     def prepare(self, batch: Batch) -> dict[str, "torch.Tensor"]:
         """A batch as tensors with one flat axis of S samples: obs, state [S, C, 11, 11], action, mask, target."""
@@ -181,7 +210,10 @@ class TorchComa:
         obs = np.asarray(batch["obs"], dtype=np.float32)
         images = self._images(state.reshape(num_samples, LATTICE, LATTICE, CRITIC_CHANNELS))
         target = self.targets(batch, self.target_values(images, batch["action"]))
-        return {
+        given = {}
+        if "log_prob" in batch:
+            given["log_prob"] = self._tensor(np.asarray(batch["log_prob"], dtype=np.float32).reshape(-1))
+        return given | {
             "obs": self._images(obs.reshape(num_samples, LATTICE, LATTICE, ACTOR_CHANNELS)),
             "state": images,
             "action": self._tensor(np.asarray(batch["action"], dtype=np.int64).reshape(-1)),
@@ -192,7 +224,7 @@ class TorchComa:
     def target_values(self, states: "torch.Tensor", action: np.ndarray) -> np.ndarray:
         """[K, N] float64: the target critic's value of the action taken in each state [S, C, 11, 11]."""
         with self.torch.no_grad():
-            q = np.concatenate([self.target_critic(part).cpu().numpy() for part in states.split(1024)])
+            q = np.concatenate([self.values(self.target_critic, part).cpu().numpy() for part in states.split(1024)])
         action = np.asarray(action, dtype=np.int64)
         return np.take_along_axis(q.reshape(*action.shape, -1), action[..., None], -1)[..., 0].astype(np.float64)
 
@@ -207,7 +239,9 @@ class TorchComa:
                 columns.append(td_targets_original(reward, done, q, self.gamma, self.lam)[0])
         return np.stack(columns, axis=1)
 
-    def data_pass(self, data: dict[str, "torch.Tensor"], index: np.ndarray, eps: float) -> list[dict[str, float]]:
+    def data_pass(
+        self, data: dict[str, "torch.Tensor"], index: np.ndarray, eps: float, train_actor: bool = True
+    ) -> list[dict[str, float]]:
         """The critic over all minibatches [M, size] of flat indices, then the actor over the same; a record of each."""
         minibatches = [{name: values[self._tensor(rows)] for name, values in data.items()} for rows in index]
         records, values = [], []
@@ -215,7 +249,7 @@ class TorchComa:
             loss, q = self.critic_update(minibatch)
             records.append({"critic_loss": loss})
             values.append(q)
-        for record, minibatch, q in zip(records, minibatches, values, strict=True):
+        for record, minibatch, q in zip(records, minibatches, values, strict=True) if train_actor else ():
             record.update(self.actor_update(minibatch, q, eps))
         return records
 
@@ -225,27 +259,37 @@ class TorchComa:
         Returns:
             The loss, and the values [size, A] on the minibatch after the step, which serve the actor.
         """
-        q = self.critic(minibatch["state"])
+        q = self.values(self.critic, minibatch["state"])
         taken = q.gather(1, minibatch["action"][:, None])[:, 0]
         loss = ((taken - minibatch["target"]) ** 2).mean()
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
         with self.torch.no_grad():
-            return loss.item(), self.critic(minibatch["state"])
+            return loss.item(), self.values(self.critic, minibatch["state"])
 
     def actor_update(self, minibatch: dict[str, "torch.Tensor"], q: "torch.Tensor", eps: float) -> dict[str, float]:
         """One Adam step on the policy gradient with the counterfactual advantage from values q [size, A]."""
         action, mask = minibatch["action"][:, None], minibatch["mask"]
-        pi = self.policy(minibatch["obs"], eps)
+        logits = self.actor(minibatch["obs"])
+        pi = self.mixed(logits, eps)
         masked = self.masked(pi, mask)
         advantage = self.advantage(masked.detach(), q, minibatch)
+        scaled = advantage / advantage.std(unbiased=False) if self.scale_advantage else advantage
         if self.actor_loss == "original":
             log_prob = pi.gather(1, action)[:, 0].log()
             loss = -(advantage * log_prob * mask.mean(dim=1)).mean()
         else:
             log_prob = (masked.gather(1, action)[:, 0] + 1e-8).log()
-            loss = -(advantage * log_prob).mean()
+            gain = scaled * log_prob
+            if self.clip_ratio:
+                ratio = (log_prob - minibatch["log_prob"]).exp()
+                bounded = ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
+                gain = self.torch.minimum(ratio * scaled, bounded * scaled)
+            loss = -gain.mean()
+        if self.entropy_weight:
+            log_policy = self.torch.log_softmax(logits.masked_fill(mask == 0, -1e9), dim=-1)
+            loss = loss + self.entropy_weight * (log_policy.exp() * log_policy).sum(dim=1).mean()
         self.actor_optimizer.zero_grad()
         loss.backward()
         self.actor_optimizer.step()
@@ -264,8 +308,8 @@ class TorchComa:
     def advantage(
         self, masked: "torch.Tensor", q: "torch.Tensor", minibatch: dict[str, "torch.Tensor"]
     ) -> "torch.Tensor":
-        """[B]: value of the action taken, less the mean value under the masked policy (bounded below by 1e-5)."""
-        taken = q.gather(1, minibatch["action"][:, None])[:, 0]
+        """[B]: what the action was worth, less the mean value under the masked policy (bounded below by 1e-5)."""
+        taken = q.gather(1, minibatch["action"][:, None])[:, 0] if self.worth == "critic" else minibatch["target"]
         return taken - (masked.clamp(min=1e-5) * q * minibatch["mask"]).sum(dim=1)
 
     def _follow(self) -> None:

@@ -45,6 +45,7 @@ class TorchSac(ReplayLearner):
         adam_epsilon: of all three.
         gamma, tau: discount; share of the critics in each update of their targets.
         initial_alpha, target_entropy: temperature at the start; entropy that it aims at.
+        tasks: how many there are, each with a temperature of its own.
         actor_freq, target_freq: updates per step of actor and temperature, and of the targets.
         batch_size, buffer_size: M; steps that the replay holds.
         seed: of the initial weights, of acting and of batches.
@@ -65,6 +66,7 @@ class TorchSac(ReplayLearner):
         tau: float = 0.005,
         initial_alpha: float = 1.0,
         target_entropy: float = -4.0,
+        tasks: int = 1,
         actor_freq: int = 1,
         target_freq: int = 2,
         batch_size: int = 512,
@@ -84,7 +86,7 @@ class TorchSac(ReplayLearner):
                 for _ in range(2)
             )
         self.target_critic.load_state_dict(self.critic.state_dict())
-        self.log_alpha = self.torch.tensor(math.log(initial_alpha), requires_grad=True)
+        self.log_alpha = self.torch.full((tasks,), math.log(initial_alpha), requires_grad=True)
         self.actor_adam = optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
         self.critic_adam = optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
         self.alpha_adam = optim.Adam([self.log_alpha], lr=alpha_lr, eps=adam_epsilon)
@@ -115,7 +117,9 @@ class TorchSac(ReplayLearner):
         """Critics; actor and temperature, where they are due; targets, where they are.
 
         Args:
-            batch: float32 arrays observation and next [M, D], action [M, n], reward [M].
+            batch: float32 arrays observation and next [M, D], action [M, n], reward [M]; and, if they are there,
+                discount [M], what the next value counts instead of gamma; weight [M] of each step for the critics,
+                where the actor skips those with 0; task int64[M].
             noise: [M, 2, n] of the next actions and of the actor's, drawn unless given.
 
         Returns:
@@ -125,33 +129,41 @@ class TorchSac(ReplayLearner):
         observation, action, reward, following = (
             self.tensor(batch[name]) for name in ("observation", "action", "reward", "next")
         )
+        discount, weight = (
+            self.tensor(batch[name]) if name in batch else torch.full((len(reward),), default)
+            for name, default in (("discount", self.gamma), ("weight", 1.0))
+        )
         drawn = self._noise(len(reward)) if noise is None else self.tensor(noise)
         with torch.no_grad():
-            alpha = self.log_alpha.exp()
+            task = torch.from_numpy(batch["task"]) if "task" in batch else torch.zeros(len(reward), dtype=torch.long)
+            alpha = self.log_alpha.exp()[task]
             next_action, log_prob = self.sample(following, drawn[:, 0])
             value = self.values(self.target_critic, following, next_action).amin(0) - alpha * log_prob
-            target = reward + self.gamma * value
-        critic_loss = (self.values(self.critic, observation, action) - target).square().mean(1).sum()
+            target = reward + discount * value
+        error = self.values(self.critic, observation, action) - target
+        critic_loss = (weight * error.square()).mean(1).sum()
         self._descend(self.critic_adam, critic_loss)
         found = {"critic_loss": critic_loss.item(), "target_mean": target.mean().item()}
         if self.updates % self.actor_freq == 0:
-            found |= self._actor_step(observation, drawn[:, 1], alpha)
+            found |= self._actor_step(observation, drawn[:, 1], task, (weight > 0).float())
         if self.updates % self.target_freq == 0:
             self.soft_update(self.target_critic, self.critic, self.tau)
         self.updates += 1
-        return found | {"alpha": self.log_alpha.exp().item()}
+        return found | {"alpha": self.log_alpha.exp().mean().item()}
 
     def _actor_step(
-        self, observation: "torch.Tensor", noise: "torch.Tensor", alpha: "torch.Tensor"
+        self, observation: "torch.Tensor", noise: "torch.Tensor", task: "torch.Tensor", used: "torch.Tensor"
     ) -> dict[str, float]:
         self.critic.requires_grad_(False)  # their gradients would be thrown away
         action, log_prob = self.sample(observation, noise)
-        actor_loss = (alpha * log_prob - self.values(self.critic, observation, action).amin(0)).mean()
+        alpha = self.log_alpha.exp()[task]
+        value = self.values(self.critic, observation, action).amin(0)
+        actor_loss = (used * (alpha.detach() * log_prob - value)).mean()
         self._descend(self.actor_adam, actor_loss)
         self.critic.requires_grad_(True)
         log_prob = log_prob.detach()
-        self._descend(self.alpha_adam, (self.log_alpha.exp() * (-log_prob - self.target_entropy)).mean())
-        return {"actor_loss": actor_loss.item(), "policy_entropy": -log_prob.mean().item()}
+        self._descend(self.alpha_adam, (used * alpha * (-log_prob - self.target_entropy)).mean())
+        return {"actor_loss": actor_loss.item(), "policy_entropy": -(used * log_prob).mean().item()}
 
     def values(
         self, critics: "torch.nn.ModuleList", observation: "torch.Tensor", action: "torch.Tensor"

@@ -48,6 +48,9 @@ class TorchDdpg(ReplayLearner):
         bicnet: an LSTM mixes the snakes of a team.
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
         gamma, tau: discount; share of the online networks in each update of the targets.
+        expected: the critic gives a value for each action, of which the policy takes the mean (arXiv 1709.00503).
+        entropy_weight, logit_weight: entropy bonus of the actor, cost of its squared logits.
+        adam_epsilon: of both optimisers.
         max_grad_norm: gradients of each network are clipped to this Euclidean norm, 0 = never.
         batch_size, buffer_size: M; steps that the replay holds.
         eps_start, eps_decay: exploration of the first step, and its factor per step.
@@ -62,6 +65,10 @@ class TorchDdpg(ReplayLearner):
         units: int = 256,
         *,
         bicnet: bool = False,
+        expected: bool = False,
+        entropy_weight: float = 0.0,
+        logit_weight: float = 0.0,
+        adam_epsilon: float = 1e-8,
         actor_lr: float = 1e-4,
         critic_lr: float = 1e-4,
         gamma: float = 0.95,
@@ -76,15 +83,17 @@ class TorchDdpg(ReplayLearner):
         shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
         super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed)
         self.gamma, self.tau, self.max_grad_norm, self.batch_size = gamma, tau, max_grad_norm, batch_size
+        self.expected, self.entropy_weight, self.logit_weight = expected, entropy_weight, logit_weight
         self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
             self.actor, self.target_actor = (build_network(inputs, actions, units, bicnet) for _ in range(2))
-            self.critic, self.target_critic = (build_network(inputs + actions, 1, units, bicnet) for _ in range(2))
+            sizes = (inputs, actions) if expected else (inputs + actions, 1)
+            self.critic, self.target_critic = (build_network(*sizes, units, bicnet) for _ in range(2))
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
-        self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr)
-        self.critic_adam = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr)
+        self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
+        self.critic_adam = self.torch.optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
 
     # ---- acting
 
@@ -113,7 +122,10 @@ class TorchDdpg(ReplayLearner):
         """Critic, then actor, then both targets.
 
         Args:
-            batch: float32 arrays observation and next [M, A, D], vector [M, A, n], reward [M, A], done [M].
+            batch: float32 arrays observation and next [M, A, D], vector [M, A, n], reward [M, A], done [M]; and, if
+                they are there, discount [M], what the next value counts instead of gamma (1 - done); weight [M] of each
+                step for the critic, where the actor skips those with 0; mask and next_mask [M, A, n], 1 where an
+                action is open. With `expected`, vector is 1 at the action taken.
 
         Returns:
             critic_loss, actor_loss, critic_grad_norm and actor_grad_norm (before clipping), target_mean.
@@ -121,12 +133,27 @@ class TorchDdpg(ReplayLearner):
         observation, vector, reward, following, done = (
             self.tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
         )
+        mask, next_mask, discount, weight = (
+            self.tensor(batch[name]) if name in batch else default
+            for name, default in (
+                ("mask", None), ("next_mask", None),
+                ("discount", self.gamma * (1 - done)), ("weight", self.torch.ones(len(done))),
+            )
+        )  # fmt: skip
         with self.torch.no_grad():
-            value = self.value(self.target_critic, following, self.policy(self.target_actor, following))
-            target = reward + self.gamma * (1 - done[:, None]) * value
-        critic_loss = ((target - self.value(self.critic, observation, vector)) ** 2).mean()
+            policy = self.policy(self.target_actor, following, next_mask)
+            target = reward + discount[:, None] * self.value(self.target_critic, following, policy)
+        critic_loss = (weight[:, None] * (target - self.value(self.critic, observation, vector)) ** 2).mean()
         critic_norm = self._descend(self.critic, self.critic_adam, critic_loss)
-        actor_loss = -self.value(self.critic, observation, self.policy(self.actor, observation)).mean()
+        used = (weight > 0).float()[:, None]
+        logits = forward(self.actor, observation)
+        policy = self.softmax(logits, mask)
+        actor_loss = -(used * self.value(self.critic, observation, policy)).mean()
+        if self.entropy_weight:
+            log_policy = self.torch.log_softmax(logits if mask is None else logits.masked_fill(mask == 0, -1e9), -1)
+            actor_loss = actor_loss + self.entropy_weight * (used * (policy * log_policy).sum(-1)).mean()
+        if self.logit_weight:
+            actor_loss = actor_loss + self.logit_weight * (used[..., None] * logits.square()).mean()
         actor_norm = self._descend(self.actor, self.actor_adam, actor_loss)
         self.soft_update(self.target_actor, self.actor, self.tau)
         self.soft_update(self.target_critic, self.critic, self.tau)
@@ -138,14 +165,22 @@ class TorchDdpg(ReplayLearner):
             "target_mean": target.mean().item(),
         }
 
-    def policy(self, actor: "torch.nn.ModuleDict", observation: "torch.Tensor") -> "torch.Tensor":
-        """[M, A, D] -> softmax vectors [M, A, n]."""
-        return self.torch.softmax(forward(actor, observation), -1)
+    def policy(
+        self, actor: "torch.nn.ModuleDict", observation: "torch.Tensor", mask: "torch.Tensor | None" = None
+    ) -> "torch.Tensor":
+        """[M, A, D] -> softmax vectors [M, A, n], of the open actions if there is a mask of them."""
+        return self.softmax(forward(actor, observation), mask)
+
+    def softmax(self, logits: "torch.Tensor", mask: "torch.Tensor | None") -> "torch.Tensor":
+        """The same of logits."""
+        return self.torch.softmax(logits if mask is None else logits.masked_fill(mask == 0, -1e9), -1)
 
     def value(
         self, critic: "torch.nn.ModuleDict", observation: "torch.Tensor", vector: "torch.Tensor"
     ) -> "torch.Tensor":
         """[M, A, D], [M, A, n] -> [M, A]."""
+        if self.expected:
+            return (vector * forward(critic, observation)).sum(-1)
         return forward(critic, self.torch.cat([observation, vector], -1))[..., 0]
 
     def _descend(self, network: "torch.nn.ModuleDict", adam: Any, loss: "torch.Tensor") -> float:

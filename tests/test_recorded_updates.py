@@ -1,0 +1,270 @@
+"""Updates of every learner against those of independent PyTorch ones, recorded by scripts/record_torch_updates.py.
+
+Compared is by how much weights moved: in units of the learning rates, not of the weights.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from jaxrl.algos.base import AlgoState, Progress, Trajectory, count, start
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Bicnet, Ddpg
+from jaxrl.algos.sac import Sac
+from jaxrl.parallel import Layout
+
+FILE = Path(__file__).parent / "data" / "torch_updates.npz"
+Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]
+
+# Float32 learners, added up in another order: what was seen is a third of these shares of the longest move.
+MOVES, LOSSES = 3e-6, 2e-6
+
+
+@functools.cache
+def records() -> dict[str, np.ndarray]:
+    with np.load(FILE, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def settings(case: str) -> dict[str, Any]:
+    return json.loads(str(records()["settings"]))[case]
+
+
+def recorded(case: str) -> Recorded:
+    """Initial vectors by network, and of each update {"batch", "after", "metrics"}."""
+    initial: dict[str, np.ndarray] = {}
+    updates: dict[int, dict[str, Any]] = {}
+    for path, values in records().items():
+        owner, *place = path.split("/")
+        if owner != case:
+            continue
+        if place[0] == "initial":
+            initial[place[1]] = values
+        elif place[1] == "metrics":
+            updates.setdefault(int(place[0]), {})["metrics"] = json.loads(str(values))
+        else:
+            updates.setdefault(int(place[0]), {}).setdefault(place[1], {})[place[2]] = values
+    return initial, [updates[number] for number in range(len(updates))]
+
+
+# ---------------------------------------------------------------- networks in PyTorch's order and layout
+
+
+def places(params: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Paths of a network's leaves in PyTorch's order."""
+    head = ("head",) if "head" in params else ()
+    paths: list[tuple[str, ...]] = [(f"conv{k}_{kind}",) for k in (1, 2, 3) for kind in ("kernel", "bias") if head]
+    for layer in (1, 2):
+        for name in (f"fc{layer}_kernel", f"fc{layer}_bias", f"norm{layer}_scale", f"norm{layer}_bias"):
+            paths += [(*head, name)] if name in (params["head"] if head else params) else []
+        if layer == 1 and "lstm" in params:
+            for way in ("there", "back"):
+                paths += [("lstm", f"{way}_{of}_{kind}") for kind in ("kernel", "bias") for of in ("input", "state")]
+    return paths + [(*head, "out_kernel"), (*head, "out_bias")]
+
+
+AXES = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}  # ours -> PyTorch's
+
+
+def from_vector(template: Any, vector: np.ndarray) -> Any:
+    """A network like `template`, without an axis of critics, from a recorded vector; all of it is used."""
+    tree: dict[str, Any] = {"params": {}}
+    for path in places(template["params"]):
+        leaf = functools.reduce(lambda part, key: part[key], path, template["params"])
+        axes = AXES[len(leaf.shape)]
+        shape = tuple(leaf.shape[axis] for axis in axes)
+        size = int(np.prod(shape))
+        values, vector = vector[:size].reshape(shape).transpose(np.argsort(axes)), vector[size:]
+        place = functools.reduce(lambda part, key: part.setdefault(key, {}), path[:-1], tree["params"])
+        place[path[-1]] = jnp.asarray(values)
+    assert len(vector) == 0 and jax.tree.structure(tree) == jax.tree.structure(template)
+    return tree
+
+
+def to_vector(tree: Any) -> np.ndarray:
+    leaves = [functools.reduce(lambda part, key: part[key], path, tree["params"]) for path in places(tree["params"])]
+    return np.concatenate([np.asarray(x).transpose(AXES[x.ndim]).ravel() for x in leaves])
+
+
+def critics_from(template: Any, vector: np.ndarray) -> Any:
+    """Critics [C, ...] from the vectors of all, one after another."""
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), template)
+    made = [from_vector(one, part) for part in np.split(vector, jax.tree.leaves(template)[0].shape[0])]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+
+
+def critics_to(tree: Any) -> np.ndarray:
+    number = jax.tree.leaves(tree)[0].shape[0]
+    return np.concatenate([to_vector(jax.tree.map(lambda x, k=k: x[k], tree)) for k in range(number)])
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def check(initial: dict[str, np.ndarray], update: dict[str, Any], ours: dict[str, np.ndarray], number: int) -> None:
+    """Moves of every network since the start; later ones start from moves that differ by rounding."""
+    assert set(ours) == set(update["after"])
+    for name, values in ours.items():
+        expected = update["after"][name] - initial[name]
+        found = np.asarray(values) - initial[name]
+        allowed = MOVES * (1 + number) * np.abs(expected).max() + 6e-8 * np.abs(initial[name]).max()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {number}")
+
+
+def check_metrics(update: dict[str, Any], ours: dict[str, Any], number: int, scale: float = 0.1) -> None:
+    """All that was recorded, to LOSSES of its size or of `scale`."""
+    for name, expected in update["metrics"].items():
+        allowed = LOSSES * (1 + number)
+        assert float(ours[name]) == pytest.approx(expected, rel=allowed, abs=allowed * scale), (name, number)
+
+
+# ---------------------------------------------------------------- COMA
+
+MISSIONS, STEPS, TEAM, CHOICES, SIDE = 3, 3, 3, 4, 11
+COVERAGE = EnvSpec(
+    name="images",
+    num_agents=TEAM,
+    observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
+    action=Discrete(CHOICES),
+    horizon=STEPS,
+    fixed_horizon=True,
+    critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
+    critic_input=lambda timestep, action: timestep.global_state,
+)
+
+
+def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
+    """A recorded batch [K, ...], mission after mission, as what our learner gets."""
+
+    def rows(values: np.ndarray) -> jax.Array:
+        return jnp.asarray(values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1))
+
+    reward = jnp.repeat(rows(batch["reward"])[..., None], TEAM, axis=-1)
+    flags = jnp.zeros((STEPS, MISSIONS), bool)
+    timestep = TimeStep(
+        observation=rows(batch["observation"] / np.float32(8)),
+        action_mask=jnp.ones((STEPS, MISSIONS, TEAM, CHOICES), bool),
+        mask_state=(),
+        global_state=rows(batch["critic_input"] / np.float32(8)),
+        reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward[:-1]]),
+        terminated=flags,
+        truncated=flags,
+        first=flags.at[0].set(True),
+        metrics={},
+    )
+    last = jax.tree.map(lambda x: x[-1], timestep)
+    last = dataclasses.replace(last, reward=reward[-1], terminated=~flags[0])
+    extras = {"mask": rows(batch["mask"]), "log_prob": rows(batch["log_prob"])}
+    return Trajectory(timestep, rows(batch["action"].astype(np.int32)), extras), last
+
+
+@pytest.mark.parametrize("case", ["coma", "coma soft", "coma clipped"])
+def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
+    initial, updates = recorded(case)
+    algo = Coma(COVERAGE, Layout(MISSIONS), transitions=MISSIONS * STEPS * TEAM, **settings(case))
+    shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
+    networks = {
+        name: from_vector(getattr(shapes, name.removeprefix("target_")), values) for name, values in initial.items()
+    }
+    state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
+    state = AlgoState(dataclasses.replace(state.replicated, target=networks["target_critic"]), state.split)
+
+    def learn(state: AlgoState, trajectory: Trajectory, last: TimeStep, order: jax.Array, progress: Progress) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(jax.random, "permutation", lambda key, samples: order)
+            return algo.learn(state, trajectory, last, jax.random.key(0), progress, algo.phases[0])
+
+    learn = jax.jit(learn)
+    for number, update in enumerate(updates):
+        progress = dataclasses.replace(
+            start(), episodes=count(number * MISSIONS), learn_calls=count(number), fraction=jnp.float32(number / 4)
+        )
+        order = jnp.asarray(update["batch"]["order"].astype(np.int32))
+        state, metrics = learn(state, *missions(update["batch"]), order, progress)
+        params = state.replicated
+        ours = {"actor": params.actor, "critic": params.critic, "target_critic": params.target}
+        means = {name: float(values.mean()) for name, values in metrics.items()}
+        means["advantage_mean"] = means["advantage"]
+        del update["metrics"]["advantage_std"]  # of samples, not of the batch
+        check_metrics(update, means, number)
+        check(initial, update, {name: to_vector(tree) for name, tree in ours.items()}, number)
+
+
+# ---------------------------------------------------------------- algorithms with a replay
+
+
+def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]:
+    """A recorded batch as `update` takes it, [1, M, ...]."""
+    names = {"observation": "observation", "next": "next_observation", answer: "answer"}
+    names |= {name: name for name in ("reward", "end", "weight", "mask", "next_mask", "noise", "task")}
+    return {names[name]: jnp.asarray(values)[None] for name, values in batch.items() if name in names}
+
+
+def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None:
+    """Run the recorded updates and compare after each; `networks` beside log_alpha, if there is one."""
+    initial, updates = recorded(case)
+    shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
+    read = lambda name: from_vector if name.endswith("actor") else critics_from  # noqa: E731
+    trees = {name: read(name)(getattr(shapes, name), initial[name]) for name in networks}
+    inputs = {"actor": trees["actor"], "critic": trees["critic"]}
+    extra = tuple(set(initial) - set(networks))
+    inputs |= {name: jnp.asarray(initial[name]) for name in extra}
+    params = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs).replicated)(inputs)
+    params = dataclasses.replace(params, **{name: trees[name] for name in networks if name.startswith("target_")})
+
+    @jax.jit
+    def step(params: Any, batch: Any, number: jax.Array, rate: jax.Array) -> Any:
+        new, metrics, _ = algo.update(algo.pack(params), batch, number, rate)
+        return algo.unpack(new), metrics
+
+    for number, update in enumerate(updates):
+        batch = sample_of(update["batch"], answer)
+        if algo.spec.num_tasks == 1:
+            batch.pop("task", None)
+        if "mask" in batch:
+            batch["answer"] = jnp.argmax(batch["answer"], axis=-1).astype(jnp.uint8)
+        params, metrics = step(params, batch, jnp.uint32(number), jnp.asarray(update["batch"]["rate"]))
+        check_metrics(update, metrics, number)
+        write = lambda name: to_vector if name.endswith("actor") else critics_to  # noqa: E731
+        ours = {name: write(name)(getattr(params, name)) for name in networks}
+        check(initial, update, ours | {name: np.asarray(getattr(params, name)) for name in extra}, number)
+
+
+BOARDS = EnvSpec("boards", 3, Box((5,)), Discrete(4), horizon=50)
+ARM = EnvSpec("arm", 2, Box((6,)), Box((3,), low=-1.0, high=1.0), horizon=50)
+TWO_TASKS = dataclasses.replace(ARM, num_agents=1, num_tasks=2)
+
+
+@pytest.mark.parametrize(("case", "cls"), [("ddpg", Ddpg), ("ddpg expected", Ddpg), ("bicnet", Bicnet)])
+def test_ddpg(case: str, cls: type[Ddpg]) -> None:
+    """Windows of three steps, clipped gradients, samples that count less or not; masks, entropy; an LSTM."""
+    algo = cls(BOARDS, Layout(1), **settings(case))
+    replay(algo, case, ("actor", "critic", "target_actor", "target_critic"), "vector")
+
+
+@pytest.mark.parametrize(("case", "spec"), [("sac", ARM), ("sac tasks", TWO_TASKS)])
+def test_sac(case: str, spec: EnvSpec) -> None:
+    """Two agents with the default target entropy; two tasks, windows of three steps, steps of actor and targets due."""
+    replay(Sac(spec, Layout(1), **settings(case)), case, ("actor", "critic", "target_critic"), "action")
+
+
+@pytest.mark.long
+def test_the_records_are_what_the_learners_in_pytorch_do() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
+    from scripts import record_torch_updates
+
+    again = record_torch_updates.record()
+    assert set(again) == set(records())
+    for name, values in records().items():
+        if values.dtype.kind != "f":
+            continue
+        np.testing.assert_allclose(again[name], values, rtol=0, atol=1e-6, err_msg=name)
