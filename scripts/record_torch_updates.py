@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "bicnet": DDPG | {"units": 5, "max_grad_norm": 0.1, "adam_epsilon": 1e-4},
     "sac": SAC,
-    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_freq": 2, "target_freq": 3},
+    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_freq": 2, "target_freq": 3, "adam_epsilon": 1e-2},
 }  # fmt: skip
 UPDATES = {"coma": 2, "ddpg": 3, "bicnet": 2, "sac": 3}  # "sac tasks" has four
 
@@ -174,7 +174,8 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random)
     with learner.torch.no_grad():
-        learner.actor[-1].bias[actions:] += 1.0  # deviations that matter: exp(-9) otherwise
+        learner.actor[-1].weight.div_(4)  # actions stay away from the ends, where the density amplifies rounding
+        learner.actor[-1].bias[actions:] += 1.0  # and deviations matter: exp(-9) otherwise
         learner.log_alpha.copy_(learner.torch.tensor([math.log(0.3), math.log(0.8)][:tasks]))
 
     def everything() -> Arrays:

@@ -24,8 +24,8 @@ from jaxrl.parallel import Layout
 FILE = Path(__file__).parent / "data" / "torch_updates.npz"
 Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]
 
-# Float32 learners, added up in another order: what was seen is a third of these shares of the longest move.
-MOVES, LOSSES = 3e-6, 2e-6
+# Two float32 learners: shares of the longest move, of the largest weight (3 roundings) and of a loss; half was seen.
+MOVES, WEIGHTS, LOSSES = 4e-6, 2e-7, 2e-6
 
 
 @functools.cache
@@ -110,12 +110,12 @@ def critics_to(tree: Any) -> np.ndarray:
 
 
 def check(initial: dict[str, np.ndarray], update: dict[str, Any], ours: dict[str, np.ndarray], number: int) -> None:
-    """Moves of every network since the start; later ones start from moves that differ by rounding."""
+    """By how much every network has moved since the start, number by number."""
     assert set(ours) == set(update["after"])
     for name, values in ours.items():
         expected = update["after"][name] - initial[name]
         found = np.asarray(values) - initial[name]
-        allowed = MOVES * (1 + number) * np.abs(expected).max() + 6e-8 * np.abs(initial[name]).max()
+        allowed = MOVES * (1 + number) * np.abs(expected).max() + WEIGHTS * np.abs(initial[name]).max()
         np.testing.assert_allclose(found, expected, rtol=0, atol=allowed, err_msg=f"{name}, update {number}")
 
 
