@@ -38,7 +38,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "ddpg": DDPG | {"n_step": 3, "max_grad_norm": 0.2},
     "ddpg expected": DDPG | {
-        "action_gradient": "expected", "masking": True, "entropy_weight": 0.3, "logit_weight": 0.1, "max_grad_norm": 0.0,
+        "action_gradient": "expected", "masking": True, "entropy_weight": 0.3, "logit_weight": 0.1,
+        "max_grad_norm": 0.0,
     },
     "bicnet": DDPG | {"units": 5, "max_grad_norm": 0.1, "adam_epsilon": 1e-4},
     "sac": SAC,
@@ -99,9 +100,9 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         mask = random.random((count, agents, actions)) < 0.6
         action = random.integers(0, actions, (count, agents))
         np.put_along_axis(mask, action[..., None], True, axis=-1)
-        pixels = lambda channels: random.binomial(8, 0.02, (count, agents, 11, 11, channels)).astype(np.uint8)  # noqa: E731
         batch = {
-            "observation": pixels(7), "critic_input": pixels(12),  # in eighths
+            "observation": random.binomial(8, 0.02, (count, agents, 11, 11, 7)).astype(np.uint8),  # in eighths
+            "critic_input": random.binomial(8, 0.02, (count, agents, 11, 11, 12)).astype(np.uint8),
             "action": action.astype(np.uint8), "mask": mask,
             "reward": short(random.normal(size=count)),
             "log_prob": short(np.log(random.uniform(0.1, 0.9, (count, agents)))),

@@ -5,8 +5,6 @@ import dataclasses
 import importlib.util
 import sys
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,10 +14,7 @@ from bench.reach.torch_learner import TorchSac
 from envs_jax.base import Box, EnvSpec, make
 from envs_jax.reach import goals
 from jaxrl import config as configuration
-from jaxrl.algos.sac import Sac
 from jaxrl.errors import UsageError
-from jaxrl.parallel import Layout
-from jaxrl.replay import GOES_ON
 
 REAL = importlib.util.find_spec("metaworld") is not None
 real = pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")
@@ -116,67 +111,6 @@ def test_settings_that_meta_world_lacks():
 
 OBS, ACTIONS = 39, 4
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400)
-
-
-def torch_arrays(params, critic=None):
-    """Parameters of a network, or of one critic, in the order and layout of PyTorch."""
-    params = {name: np.asarray(x) if critic is None else np.asarray(x[critic]) for name, x in params["params"].items()}
-    arrays = []
-    for layer in (1, 2):
-        arrays += [params[f"fc{layer}_kernel"].T, params[f"fc{layer}_bias"]]
-        arrays += [params[f"norm{layer}_{what}"] for what in ("scale", "bias") if f"norm{layer}_scale" in params]
-    return arrays + [params["out_kernel"].T, params["out_bias"]]
-
-
-def of_ours(params, name):
-    found = getattr(params, name)
-    return torch_arrays(found) if name == "actor" else [x for c in range(2) for x in torch_arrays(found, c)]
-
-
-@pytest.mark.parametrize("layer_norm", [False, True])
-def test_updates_agree_with_pytorch(layer_norm):
-    """Losses, temperature and all networks over five updates, in which actor and targets skip some.
-
-    Actions stay away from the ends, where the density amplifies rounding, and Adam's epsilon is above the rounding of
-    gradients, so that a gradient of zero takes no step.
-    """
-    pytest.importorskip("torch")
-    same = {"units": 32, "actor_lr": 1e-3, "critic_lr": 1e-3, "alpha_lr": 1e-2, "tau": 0.1, "initial_alpha": 0.3}
-    same |= {"actor_freq": 2, "target_freq": 3, "layer_norm": layer_norm, "batch_size": 64, "buffer_size": 100}
-    same |= {"adam_epsilon": 1e-3}
-    algo = Sac(ARM, Layout(1), **same)
-    params = jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(0))
-    reference = TorchSac(OBS, ACTIONS, **same)
-    for name in ("actor", "critic", "target_critic"):
-        reference.set_parameters(name, of_ours(params, name))
-
-    @jax.jit
-    def update(params, batch, number):
-        new, metrics, _ = algo.update(algo.pack(params), batch, number)
-        return algo.unpack(new), metrics
-
-    random = np.random.default_rng(0)
-    for number in range(5):
-        batch = {
-            "observation": random.normal(size=(64, OBS)) / 4, "next": random.normal(size=(64, OBS)) / 4,
-            "action": random.uniform(-1, 1, (64, ACTIONS)), "reward": random.uniform(0, 10, 64),
-        }  # fmt: skip
-        batch = {name: value.astype(np.float32) for name, value in batch.items()}
-        noise = random.normal(size=(64, 2, ACTIONS)).astype(np.float32)
-        expected = reference.update(batch, noise)
-        sample = {
-            "observation": batch["observation"][:, None], "next_observation": batch["next"][:, None],
-            "answer": batch["action"][:, None], "reward": batch["reward"][:, None, None], "noise": noise[:, :, None],
-            "end": np.full((64, 1), GOES_ON, np.uint8), "weight": np.ones(64, np.float32),
-        }  # fmt: skip
-        params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample), jnp.uint32(number))
-        assert ("actor_loss" in expected) == (number % 2 == 0)
-        for name, value in expected.items():
-            assert float(metrics[name]) == pytest.approx(value, rel=2e-5, abs=2e-5), name
-        for name in ("actor", "critic", "target_critic"):
-            theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
-            for got, wanted in zip(of_ours(params, name), theirs, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5, err_msg=name)
 
 
 def test_actions_of_the_torch_learner_are_those_of_its_policy():

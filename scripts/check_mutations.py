@@ -1,0 +1,464 @@
+"""Break the code in one place at a time and see a test of the default run fail.
+
+    python -m scripts.check_mutations [--only WORD ...] [--python PYTHON]
+
+Each mutation is applied by itself to a temporary copy of the tree, in which its tests run (one process, the first
+failure ends them). A survivor is a rule that no test watches: exit code 1. `--only` takes words of topics or numbers.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutation(NamedTuple):
+    """One change of the code: `old`, which stands once in `file`, becomes `new`; `tests` are told to pytest."""
+
+    topic: str
+    text: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+COMA, DDPG, SAC = (f"tests/test_recorded_updates.py::test_{name}" for name in ("coma", "ddpg", "sac"))
+MUTATIONS = [
+    Mutation(*row)
+    for row in (
+        (
+            "keys", "held-out episodes start from the key of training",
+            "jaxrl/evaluation.py",
+            'return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])',
+            "return jax.random.key(seed)",
+            "tests/test_evaluate.py tests/test_held_out.py",
+        ),
+        (
+            "keys", "the selection stream is the evaluation stream",
+            "jaxrl/evaluation.py",
+            '"evaluation": 0xE7A1',
+            '"evaluation": 0x5E1EC7',
+            "tests/test_evaluate.py tests/test_held_out.py",
+        ),
+        (
+            "evaluation", "of scores to be minimised the worse is best",
+            "jaxrl/session.py",
+            'self.best - score if spec.score_mode == "min"',
+            'score - self.best if spec.score_mode == "min"',
+            "tests/test_session.py",
+        ),
+        (
+            "schedules", "beta of prioritised replay is never annealed",
+            "jaxrl/algos/off_policy.py",
+            "self.priority_beta + (1 - self.priority_beta) * p.fraction",
+            "self.priority_beta + 0 * p.fraction",
+            "tests/test_off_policy.py",
+        ),
+        (
+            "losses", "the critic steps with actor_lr",
+            "jaxrl/algos/off_policy.py",
+            "jnp.float32(self.critic_lr) * rates",
+            "jnp.float32(self.actor_lr) * rates",
+            DDPG,
+        ),
+        (
+            "schedules", "exploration of ddpg falls with environment steps",
+            "jaxrl/algos/ddpg.py",
+            "steps = total(progress.vector_steps)",
+            "steps = total(progress.env_steps)",
+            "tests/test_ddpg.py",
+        ),
+        (
+            "targets", "the target actor is the actor",
+            "jaxrl/algos/ddpg.py",
+            "new = DdpgParameters(actor, target_actor=target_actor,",
+            "new = DdpgParameters(actor, target_actor=actor,",
+            DDPG,
+        ),
+        (
+            "losses", "the default target entropy counts all agents",
+            "jaxrl/algos/sac.py",
+            "self.target_entropy or -float(self._actions)",
+            "self.target_entropy or -float(self._actions * self.spec.num_agents)",
+            SAC,
+        ),
+        (
+            "keys", "phases use the same keys",
+            "jaxrl/trainer.py",
+            "key_of_iteration(state.key, state.iterations)",
+            "key_of_iteration(state.key, state.iteration)",
+            "tests/test_trainer.py",
+        ),
+        (
+            "targets", "the self-play pool gets the policy before the update",
+            "jaxrl/trainer.py",
+            "self.env.update_pool(state.pool, self.algo.policy(algo), progress)",
+            "self.env.update_pool(state.pool, self.algo.policy(state.algo), progress)",
+            "tests/test_selfplay.py",
+        ),
+        (
+            "evaluation", "draws count for one side",
+            "jaxrl/league.py",
+            "draws[i, j] = draws[j, i] = round",
+            "draws[i, j] = round",
+            "tests/test_league.py",
+        ),
+        (
+            "rules", "coverage: a move to the left goes to the right",
+            "envs_jax/coverage/actions.py",
+            "LATERAL = ((-1, 0), (0, -1), (0, 1), (1, 0))",
+            "LATERAL = ((-1, 0), (0, 1), (0, -1), (1, 0))",
+            "tests/test_coverage_against_oracle.py tests/test_coverage_env.py",
+        ),
+        (
+            "rules", "coverage: two altitudes exchange their errors",
+            "envs_jax/coverage/sensor.py",
+            "ERROR = (0.01, 0.265, 0.375)",
+            "ERROR = (0.01, 0.375, 0.265)",
+            "tests/test_coverage_maps.py::test_readings_are_wrong_as_often_as_they_should",
+        ),
+        (
+            "rules", "coverage: messages do not reach to the end of their range",
+            "envs_jax/coverage/communication.py",
+            "squared <= reach * reach",
+            "squared < reach * reach",
+            "tests/test_coverage_against_oracle.py tests/test_coverage_env.py",
+        ),
+        (
+            "rules", "coverage: the last open action may be closed",
+            "envs_jax/coverage/actions.py",
+            "closed &= jnp.sum(mask) > 1",
+            "closed &= jnp.sum(mask) > 0",
+            "tests/test_coverage_against_oracle.py tests/test_oracle_coverage.py tests/test_coverage_env.py",
+        ),
+        (
+            "rules", "coverage: the reward is a share of the entropy after the update",
+            "envs_jax/coverage/reward.py",
+            "uncertain = maps.real(before)",
+            "uncertain = maps.real(after)",
+            "tests/test_coverage_against_oracle.py",
+        ),
+        (
+            "rules", "snakes: a bean goes to the snake with the higher number",
+            "envs_jax/snakes/rules.py",
+            "constant(np.triu(np.ones((snakes, snakes), bool), 1), lanes)",
+            "constant(np.tril(np.ones((snakes, snakes), bool), -1), lanes)",
+            "tests/test_snakes_against_oracle.py",
+        ),
+        (
+            "rules", "snakes: heads that meet both live",
+            "envs_jax/snakes/rules.py",
+            "hit = (union(others[:, None] & new) != 0) | union(same)",
+            "hit = union(others[:, None] & new) != 0",
+            "tests/test_snakes_against_oracle.py",
+        ),
+        (
+            "rules", "snakes: the team in the lead is paid as the one behind",
+            "envs_jax/snakes/reward.py",
+            "jnp.where(own > others, 1, 2)",
+            "jnp.where(own >= others, 2, 1)",
+            "tests/test_snakes_against_oracle.py tests/test_snakes_env.py",
+        ),
+        (
+            "rules", "snakes: an episode has one step too many",
+            "envs_jax/snakes/rules.py",
+            "game.steps >= max_steps",
+            "game.steps > max_steps",
+            "tests/test_snakes_against_oracle.py",
+        ),
+        (
+            "rules", "reach: the start of an episode counts as a success",
+            "envs_jax/reach/env.py",
+            "(far <= reward.RADIUS) & (amiss <= 0.0) & ~start",
+            "(far <= reward.RADIUS) & (amiss <= 0.0)",
+            "tests/test_reach_env.py",
+        ),
+        (
+            "rules", "reach: success within 6 cm",
+            "envs_jax/reach/reward.py",
+            "RADIUS = 0.05",
+            "RADIUS = 0.06",
+            "tests/test_reach_env.py",
+        ),
+        (
+            "rules", "reach: actions are not clipped",
+            "envs_jax/reach/env.py",
+            "jnp.clip(action[0], -1.0, 1.0)",
+            "jnp.clip(action[0], -2.0, 2.0)",
+            "tests/test_reach_env.py tests/test_reach_dynamics.py",
+        ),
+        (
+            "rules", "an episode that has ended goes on in a batch of mixed ends",
+            "envs_jax/batch.py",
+            "return jax.lax.cond(jnp.any(done), mixed, play, state)",
+            "return play(state)",
+            "tests/test_batch.py",
+        ),
+        (
+            "targets", "TD(lambda) weights exchanged",
+            "jaxrl/returns.py",
+            "(1 - lambda_) * value + lambda_ * target",
+            "lambda_ * value + (1 - lambda_) * target",
+            COMA,
+        ),
+        (
+            "targets", "bootstrap of n steps discounted once",
+            "jaxrl/replay.py",
+            "jnp.prod(jnp.where(going, jnp.float32(gamma), 1.0))",
+            "jnp.float32(gamma)",
+            DDPG,
+        ),
+        (
+            "targets", "episodes that were cut count as terminated",
+            "jaxrl/replay.py",
+            "jnp.any(going & (end_t == TERMINATED))",
+            "jnp.any(going & (end_t != GOES_ON))",
+            DDPG,
+        ),
+        (
+            "targets", "the actor chooses in the target of ddpg",
+            "jaxrl/algos/ddpg.py",
+            "logits = self.logits(params.target_actor, observation)",
+            "logits = self.logits(params.actor, observation)",
+            DDPG,
+        ),
+        (
+            "targets", "coma: targets by the critic, not by its copy",
+            "jaxrl/algos/coma.py",
+            'self.td_target == "original" else params.target',
+            'self.td_target == "original" else params.critic',
+            COMA,
+        ),
+        (
+            "targets", "coma: the critic is copied one training step late",
+            "jaxrl/algos/coma.py",
+            "copy = training_step % self.copy_rate == 0",
+            "copy = training_step % self.copy_rate == 1",
+            COMA,
+        ),
+        (
+            "losses", "coma: the baseline is the mean over actions",
+            "jaxrl/algos/coma.py",
+            "return jnp.sum(policy * values, axis=-1)\n",
+            "return jnp.mean(values, axis=-1)\n",
+            COMA,
+        ),
+        (
+            "losses", "coma: the surrogate is not the smaller one",
+            "jaxrl/algos/coma.py",
+            "jnp.minimum(ratio * advantage, clipped * advantage)",
+            "(clipped * advantage)",
+            COMA,
+        ),
+        (
+            "losses", "coma: the entropy bonus is a cost",
+            "jaxrl/algos/coma.py",
+            "value = value - bonus * entropy",
+            "value = value + bonus * entropy",
+            COMA,
+        ),
+        (
+            "losses", "ddpg: the entropy bonus is a cost",
+            "jaxrl/algos/ddpg.py",
+            "loss = loss - self.entropy_weight * entropy",
+            "loss = loss + self.entropy_weight * entropy",
+            DDPG,
+        ),
+        (
+            "losses", "sac: the mean critic",
+            "jaxrl/algos/sac.py",
+            "return values.min(0) - alpha[:, None] * log_prob",
+            "return values.mean(0) - alpha[:, None] * log_prob",
+            SAC,
+        ),
+        (
+            "losses", "sac: entropy costs",
+            "jaxrl/algos/sac.py",
+            " - alpha[:, None] * log_prob",
+            " + alpha[:, None] * log_prob",
+            SAC,
+        ),
+        (
+            "losses", "sac: the temperature falls where entropy is missing",
+            "jaxrl/algos/sac.py",
+            "(-log_prob - target_entropy)",
+            "(log_prob + target_entropy)",
+            SAC,
+        ),
+        (
+            "replay", "the next observation is one row too early",
+            "jaxrl/replay.py",
+            "last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env",
+            "last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32) - 1) % size * envs + env",
+            "tests/test_replay.py",
+        ),
+        (
+            "replay", "windows may begin at an episode's last row",
+            "jaxrl/replay.py",
+            '(jnp.take(end.reshape(-1), index, mode="clip") == GOES_ON) & (filled >= n_step)',
+            "(index >= 0) & (filled >= n_step)",
+            "tests/test_replay.py",
+        ),
+        (
+            "replay", "priorities without their exponent",
+            "jaxrl/replay.py",
+            "(jnp.abs(error) + 1e-6) ** alpha",
+            "(jnp.abs(error) + 1e-6)",
+            "tests/test_replay.py",
+        ),
+        (
+            "keys", "every step of an iteration draws the same numbers",
+            "jaxrl/trainer.py",
+            "jax.random.fold_in(key, t), indices)",
+            "jax.random.fold_in(key, 0 * t), indices)",
+            "tests/test_trainer.py",
+        ),
+        (
+            "keys", "all updates of a call draw the same batch",
+            "jaxrl/algos/off_policy.py",
+            "jax.random.split(jax.random.fold_in(key, number))",
+            "jax.random.split(jax.random.fold_in(key, 0 * number))",
+            "tests/test_off_policy.py",
+        ),
+        (
+            "keys", "all episodes of a copy are the same",
+            "envs_jax/batch.py",
+            "episode_keys = jax.vmap(jax.random.fold_in)(keys, episode)",
+            "episode_keys = jax.vmap(jax.random.fold_in)(keys, 0 * episode)",
+            "tests/test_batch.py",
+        ),
+        (
+            "schedules", "learning rates rise",
+            "jaxrl/algos/off_policy.py",
+            "1 - (1 - self.lr_final) * p.fraction",
+            "1 + (1 - self.lr_final) * p.fraction",
+            "tests/test_off_policy.py",
+        ),
+        (
+            "schedules", "coma explores as if no mission had been flown",
+            "jaxrl/algos/coma.py",
+            "mission = total(progress.episodes) + self.layout.num_envs",
+            "mission = 0.0 * total(progress.episodes) + self.layout.num_envs",
+            COMA,
+        ),
+        (
+            "schedules", "the actor of sac steps with every update",
+            "jaxrl/algos/sac.py",
+            "number % self.actor_freq == 0,",
+            "number >= 0,",
+            SAC,
+        ),
+        (
+            "checkpoint", "a flipped byte is not noticed",
+            "jaxrl/checkpoint.py",
+            "if _file_digest(folder / name) != digest:",
+            "if False:",
+            "tests/test_checkpoint.py",
+        ),
+        (
+            "checkpoint", "the oldest are kept",
+            "jaxrl/checkpoint.py",
+            "_sealed(self.directory)[: -self._keep]",
+            "_sealed(self.directory)[self._keep :]",
+            "tests/test_checkpoint.py",
+        ),
+        (
+            "evaluation", "an episode that has ended goes on counting",
+            "jaxrl/evaluation.py",
+            "new_statistics = where(done, statistics, new_statistics)",
+            "pass",
+            "tests/test_evaluate.py",
+        ),
+        (
+            "evaluation", "the interval forgets the number of episodes",
+            "jaxrl/evaluation.py",
+            "1.96 * deviation / len(values) ** 0.5",
+            "1.96 * deviation",
+            "tests/test_evaluate.py",
+        ),
+        (
+            "evaluation", "every episode of an evaluation is the same one",
+            "jaxrl/evaluation.py",
+            "keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)",
+            "keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, 0 * indices)",
+            "tests/test_evaluate.py",
+        ),
+    )
+]  # fmt: skip
+
+
+def copy_tree(folder: Path) -> None:
+    """The files that git knows or would, and the compiled programs of former runs by a link."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    (folder / ".cache").symlink_to(ROOT / ".cache")
+
+
+def run_tests(folder: Path, tests: str, python: str) -> tuple[str, str]:
+    """("caught", the test that failed), ("survived", "") or ("error", what pytest said)."""
+    paths = [name for name in tests.split() if (folder / name.split("::")[0]).exists()]
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [python, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *paths]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    if done.returncode == 0:
+        return "survived", ""
+    if done.returncode == 1 and failed:
+        return "caught", failed[1]
+    return "error", (done.stdout + done.stderr)[-1500:]
+
+
+def main() -> int:
+    """Print a row for each mutation; 1 if one of them survived or could not be tried."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="numbers, or words of topic, text or file")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that runs the tests")
+    arguments = parser.parse_args()
+    chosen = [
+        (number, mutation)
+        for number, mutation in enumerate(MUTATIONS, 1)
+        if not arguments.only
+        or any(
+            word == str(number)
+            or (not word.isdecimal() and word in f"{mutation.topic} {mutation.text} {mutation.file}")
+            for word in arguments.only
+        )
+    ]
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="mutations_") as name:
+        folder = Path(name)
+        copy_tree(folder)
+        for number, mutation in chosen:
+            path = folder / mutation.file
+            text = path.read_text()
+            began = time.monotonic()
+            if text.count(mutation.old) != 1:
+                outcome, by = "error", f"the old text stands {text.count(mutation.old)} times in {mutation.file}"
+            else:
+                path.write_text(text.replace(mutation.old, mutation.new))
+                outcome, by = run_tests(folder, mutation.tests, arguments.python)
+                path.write_text(text)
+            bad += outcome != "caught"
+            seconds = time.monotonic() - began
+            print(f"{number:2} | {mutation.topic} | {mutation.text} | {outcome} | {by} | {seconds:.0f} s", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} caught")
+    return bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
