@@ -40,6 +40,7 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathnam
 
 _ARRAYS, _META, _MANIFEST = "arrays", "meta.json", "manifest.json"
 _WRITING, _TRASH = ".writing", ".trash"
+_NAMED = 3  # of damaged checkpoints in a row so many are named, the others counted
 
 
 class CheckpointError(UserError):
@@ -289,12 +290,15 @@ class Checkpoints:
 
     def _not_damaged(self, directory: Path, names: list[str]) -> str:
         """The last of `names` that is not damaged, by its files' digests. Raises CheckpointError if there is none."""
-        for name in reversed(names):
+        for passed, name in enumerate(reversed(names)):
             folder = directory / name
             damage = _damage(folder)
             if damage is None:
+                if passed > _NAMED:
+                    self._warn(f"{passed - _NAMED} more are damaged and passed over")
                 return name
-            self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
+            if passed < _NAMED:
+                self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
         raise CheckpointError(
             f"no intact checkpoint in {directory} (of {len(names)}; the last one: {damage}); "
             "copy an intact one back, or start the run anew"

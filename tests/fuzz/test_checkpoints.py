@@ -1,0 +1,251 @@
+"""Folders of checkpoints damaged at random: 600 resumes of COMA, DDPG and SAC. Run with -m fuzz (-s shows the counts).
+
+Each example copies a finished run, damages its checkpoints, resumes it and asks for its best policy. Whatever was done
+to the files: the exit code is 0, 1 or 2, stderr holds at most 12 lines and 1,000 characters, no error of Python gets
+out, every state that is read has the hash that was saved under its number, and what is passed over is named.
+A run that goes on ends in the same bits and the same metrics as the one that was left alone.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import io
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxrl import session, train
+from jaxrl.checkpoint import Checkpoints, digest
+from jaxrl.config import exit_on_error
+from jaxrl.prepare import Programs, Setup, compile_programs, prepare
+from scripts.kill_and_resume import SMALL, only_run, outcome
+
+pytestmark = pytest.mark.fuzz
+
+TOTAL = {"coma": 3200, "ddpg": 1280, "sac": 1280}  # environment steps of 40 iterations
+EXAMPLES = 200  # of each algorithm
+COUNTS: collections.Counter[str] = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that was left alone: its directory, final state and metrics, and hashes of what it saved by number."""
+
+    run: Path
+    outcome: Any
+    states: dict[int, str]
+    policies: dict[int, str]
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan and compile each configuration once."""
+    setups: dict[str, Setup] = {}
+    programs: dict[str, Programs] = {}
+
+    def prepared(config: Any, resuming: bool = False) -> Setup:
+        name = f"{config.plain()}"
+        if name not in setups:
+            setups[name] = prepare(config, resuming)
+        return setups[name]
+
+    def compiled(setup: Setup, inputs: Any, fresh: bool, say: Any) -> Programs:
+        name = setup.config.algo
+        if name not in programs:
+            programs[name] = compile_programs(setup, None, True, say)
+        return programs[name]
+
+    monkeypatch.setattr(session, "prepare", prepared)
+    monkeypatch.setattr(session, "compile_programs", compiled)
+    monkeypatch.setattr(session, "assemble", prepared)
+
+
+@pytest.fixture(scope="module", params=list(SMALL))
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
+    monkeypatch = pytest.MonkeyPatch()
+    quick(monkeypatch)
+    runs = tmp_path_factory.mktemp("runs")
+    total = str(TOTAL[request.param])
+    flags = [*SMALL[request.param].split(), "--total_env_steps", total, "--eval_every", "10", "--runs", str(runs)]
+    states, policies = {}, {}
+    save = Checkpoints.save
+
+    def noted(self: Checkpoints, step: int, state: Any, meta: Any, **more: Any) -> None:
+        states[step], policies[step] = digest(state), digest(state.algo.replicated)
+        save(self, step, state, meta, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "save", noted)
+        assert train.main(flags) == 0
+    run = only_run(runs)
+    assert run is not None and len(states) == 4
+    yield Finished(run, outcome(run), states, policies)
+    monkeypatch.undo()
+    print(f"\n{request.param}: {dict(sorted(COUNTS.items()))}")
+    COUNTS.clear()
+
+
+# What is done to folders; `pick` chooses among what is there
+
+
+def folders(checkpoints: Path) -> list[Path]:
+    return sorted(p for p in [*checkpoints.glob("*"), *checkpoints.glob("best/*")] if p.is_dir() and p.name != "best")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def flip(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    file = pick(files(pick(folders(checkpoints))))
+    content = bytearray(file.read_bytes())
+    if content:
+        content[number % len(content)] ^= 1 << number % 8
+        file.write_bytes(content)
+
+
+def cut(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    file = pick(files(pick(folders(checkpoints))))
+    file.write_bytes(file.read_bytes()[: number % (file.stat().st_size + 1)])
+
+
+def grow(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    file = pick(files(pick(folders(checkpoints))))
+    file.write_bytes(file.read_bytes() + b"[" * (number % 5000))
+
+
+def remove(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    pick(files(pick(folders(checkpoints)))).unlink()
+
+
+def nest(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    (pick(folders(checkpoints)) / pick(["manifest.json", "meta.json"])).write_text("[" * (number % 200_000))
+
+
+def exchange(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    one, other = pick(folders(checkpoints)), pick(folders(checkpoints))
+    if one != other:
+        one.rename(checkpoints / "aside")
+        other.rename(one)
+        (checkpoints / "aside").rename(other)
+
+
+def exchange_files(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    one, other, name = (
+        pick(folders(checkpoints)),
+        pick(folders(checkpoints)),
+        pick(["arrays", "meta.json", "manifest.json"]),
+    )
+    if (one / name).exists() and (other / name).exists() and one != other:
+        (one / name).rename(checkpoints / "aside")
+        (other / name).rename(one / name)
+        (checkpoints / "aside").rename(other / name)
+
+
+def renumber(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    folder, name = pick(folders(checkpoints)), pick([str(number % 60), f"{number % 60:010d}", f"{number:010d}"])
+    if not (folder.parent / name).exists():
+        folder.rename(folder.parent / name)
+
+
+def copy(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    folder, name = pick(folders(checkpoints)), pick([str(number % 60), f"{number % 60:010d}", f"{number:010d}", "٣"])
+    target = pick([checkpoints, checkpoints / "best"]) / name
+    if not target.exists():
+        shutil.copytree(folder, target)
+
+
+def unfinished(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    folder = pick(folders(checkpoints))
+    target = folder.with_name(folder.name.partition(".")[0] + pick([".writing", ".trash"]))
+    if not target.exists():
+        folder.rename(target)
+
+
+def lose(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    shutil.rmtree(pick(folders(checkpoints)))
+
+
+def replace(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
+    folder = pick(folders(checkpoints))
+    shutil.rmtree(folder)
+    kind = pick(["file", "folder", "link", "nowhere"])
+    if kind == "file":
+        folder.write_bytes(b"x" * (number % 100))
+    elif kind == "folder":
+        folder.mkdir()
+    else:
+        folder.symlink_to(pick(folders(checkpoints)) if kind == "link" and folders(checkpoints) else "nowhere")
+
+
+HARMS = (flip, flip, cut, grow, remove, nest, exchange, exchange_files, renumber, copy, unfinished, lose, replace)
+
+
+@settings(
+    max_examples=EXAMPLES, derandomize=True, database=None, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(data=st.data(), harms=st.lists(st.sampled_from(HARMS), min_size=1, max_size=3))
+def test_damaged_checkpoints(finished: Finished, data: st.DataObject, harms: list[Any]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "run"
+        shutil.copytree(finished.run, run)
+
+        def pick(things: list[Any]) -> Any:
+            index = data.draw(st.integers(0, 99))
+            return things[index % len(things)] if things else [][index]
+
+        for harm in harms:
+            with contextlib.suppress(IndexError):  # nothing left of what it wants
+                harm(run / "checkpoints", pick, data.draw(st.integers(0, 10**6)))
+        check(finished, run)
+
+
+def check(finished: Finished, run: Path) -> None:
+    """Resume the run, ask for its best policy, and see what both say and do."""
+    loaded: list[int] = []
+    restore, subtree = Checkpoints.restore, Checkpoints.restore_subtree
+
+    def whole(self: Checkpoints, *arguments: Any, **more: Any) -> Any:
+        step, state, meta = restore(self, *arguments, **more)
+        assert digest(state) == finished.states.get(step), f"another state than that of {step}"
+        loaded.append(step)
+        return step, state, meta
+
+    def part(self: Checkpoints, *arguments: Any, **more: Any) -> Any:
+        step, state, meta = subtree(self, *arguments, **more)
+        assert digest(state) == finished.policies.get(step), f"another policy than that of {step}"
+        return step, state, meta
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "restore", whole)
+        patch.setattr(Checkpoints, "restore_subtree", part)
+        COUNTS["policy " + said(exit_on_error(lambda argv: session.load_policy(argv[0]) and 0), [str(run)])[0]] += 1
+        there = [p.name for p in (run / "checkpoints").iterdir() if p.name.isdecimal()]
+        above, out = said(train.main, ["--resume", str(run)])
+    if loaded:  # what was passed over is named
+        told = out.count("is damaged: ") + sum(int(n) for n in re.findall(r"(\d+) more are damaged", out))
+        assert told >= sum(int(name) > loaded[0] for name in there), out
+    if above == "exit code 0":
+        found, rows = outcome(run)
+        assert (found, rows) == finished.outcome
+        above = "the newest" if loaded == [40] else "an older one" if loaded else "begun anew"
+    COUNTS["resume: " + above] += 1
+
+
+def said(verb: Callable[[list[str]], int], argv: list[str]) -> tuple[str, str]:
+    """What a verb ended with, and its output."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = verb(argv)
+    text = errors.getvalue()
+    assert code in (0, 1, 2), text
+    assert text.count("\n") <= 12 and len(text) <= 1000 and "Traceback" not in text, text
+    assert (code == 0) or text.count("error: ") == 1, text
+    return f"exit code {code}", out.getvalue()
