@@ -538,6 +538,23 @@ def test_entropy_bonus_is_taken_off_the_loss() -> None:
     close(small(entropy_weight=0.4).entropy_bonus(progress(episodes=900)), 0.4, 1e-6)
 
 
+def test_divergence_from_the_policy_that_chose() -> None:
+    """Over actions drawn as the behaviour policy draws them, its mean is KL(behaviour || pi)."""
+    behaviour, pi = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
+    kl = (behaviour * np.log(behaviour / pi)).sum()
+    log = lambda p: jnp.log(jnp.asarray(p, jnp.float32))  # noqa: E731
+    close(coma_module.divergence(log(pi), log(behaviour), jnp.asarray(3 * behaviour, jnp.float32)), kl, 1e-6)
+    close(coma_module.divergence(log(pi), log(pi), jnp.ones(3)), 0, 1e-7)
+    algo, batch = small(), actor_batch(small(), np.random.default_rng(2), 12)
+    params = algo.init(jax.random.key(0), None).replicated
+    metrics = jax.jit(algo._actor_update)(params, batch, start())[1]
+    logits = np.float64(algo.actor_net.apply(params.actor, batch["observation"][0]))
+    epsilon, mask, action = float(algo.epsilon(start())), np.asarray(batch["mask"][0]), np.asarray(batch["action"][0])
+    mixed = ((1 - epsilon) * np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) + epsilon / 4) * mask
+    ratio = (mixed / mixed.sum(-1, keepdims=True))[np.arange(12), action] / np.exp(batch["log_prob"][0])
+    close(metrics["kl"], np.mean(batch["weight"][0] * (ratio - 1 - np.log(ratio))), 1e-6)
+
+
 def test_epsilon_schedule() -> None:
     algo = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=10_000)
     missions = (1, 5_000, 10_000, 20_000)  # the mission being flown, counted from 1

@@ -55,6 +55,15 @@ def policy_gradient_loss(
     return -jnp.mean(weight * jnp.minimum(ratio * advantage, clipped * advantage))
 
 
+def divergence(log_prob: Array, behaviour_log_prob: Array, weight: Array) -> Array:
+    """How far the policy has moved from the one that chose the actions: mean of r - 1 - log r, at least 0, in nats.
+
+    With r = pi(a) / behaviour(a), all arguments float32[N], its expectation is KL(behaviour || pi).
+    """
+    log_ratio = log_prob - behaviour_log_prob
+    return jnp.mean(weight * (jnp.expm1(log_ratio) - log_ratio))
+
+
 def original_actor_loss(
     logits: Array, epsilon: Array, mask: Array, values: Array, action: Array, weight: Array
 ) -> tuple[Array, Array]:
@@ -555,6 +564,8 @@ class Coma(Algorithm):
                 "advantage_square": jnp.mean(weight * jnp.square(advantage)),
                 "log_prob": jnp.mean(weight * log_prob),
             }
+            if self.actor_loss != "original":  # whose log-probability is not that of the policy that was sampled
+                means["kl"] = divergence(log_prob, sample["log_prob"], weight)
             return value, means
 
         gradient, (value, means) = self.layout.gradient(loss, params.actor, batch)
