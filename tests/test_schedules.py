@@ -1,0 +1,54 @@
+"""Schedules of algorithms with a replay go by the counter that they name, from their first to their last value."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from envs_jax.base import Array, Box, Discrete, EnvSpec
+from jaxrl.algos.base import AlgoState, Phase, count, start
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.parallel import Layout
+from jaxrl.replay import Marks
+
+BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
+
+
+def test_ddpg_explores_by_steps_of_the_batch_not_of_each_environment() -> None:
+    """0.9 per step of all eight environments at once: a tenth after 22 of them, whatever else was counted."""
+    algo = Ddpg(BOARDS, Layout(8), eps_start=1.0, eps_decay=0.9)
+    progress = dataclasses.replace(start(), vector_steps=count(22), env_steps=count(8 * 22), updates=count(5))
+    assert float(algo.epsilon(progress)) == pytest.approx(0.9**22, rel=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighed(Ddpg):
+    """Learns nothing; reports the smallest weight of a batch, whose largest is 1."""
+
+    def update(self, params: Any, batch: dict[str, Array], number: Any = None, rates: Any = 1.0) -> Any:
+        return params, {name: batch["weight"].min() for name in self.metric_names}, jnp.zeros_like(batch["weight"])
+
+
+def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
+    """Rows drawn sixteen times as often count 16^-beta as much: beta from 0.4 to 1 (arXiv 1511.05952, section 3.4)."""
+    algo = Weighed(BOARDS, Layout(1), prioritised=True, priority_beta=0.4, batch_size=64, buffer_size=100, units=4)
+    state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
+    rows = state.split.marks.priority.shape[1]
+    often = jnp.where(jnp.arange(rows) % 2 == 0, 16.0, 1.0)[None, :, None]
+    ring = dataclasses.replace(
+        state.split, marks=Marks(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
+    )
+
+    @jax.jit
+    def smallest(fraction: Array) -> Array:
+        progress = dataclasses.replace(start(), fraction=fraction)
+        learned = algo.learn(
+            AlgoState(state.replicated, ring), None, None, jax.random.key(1), progress, Phase("train", 1, 1)
+        )
+        return learned[1]["q_mean"][0]
+
+    for fraction, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
+        np.testing.assert_allclose(smallest(jnp.float32(fraction)), 16.0**-beta, rtol=1e-5, err_msg=str(fraction))
