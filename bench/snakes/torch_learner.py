@@ -133,13 +133,9 @@ class TorchDdpg(ReplayLearner):
         observation, vector, reward, following, done = (
             self.tensor(batch[name]) for name in ("observation", "vector", "reward", "next", "done")
         )
-        mask, next_mask, discount, weight = (
-            self.tensor(batch[name]) if name in batch else default
-            for name, default in (
-                ("mask", None), ("next_mask", None),
-                ("discount", self.gamma * (1 - done)), ("weight", self.torch.ones(len(done))),
-            )
-        )  # fmt: skip
+        mask, next_mask = (self.tensor(batch[name]) if name in batch else None for name in ("mask", "next_mask"))
+        discount = self.tensor(batch["discount"]) if "discount" in batch else self.gamma * (1 - done)
+        weight = self.tensor(batch["weight"]) if "weight" in batch else self.torch.ones_like(done)
         with self.torch.no_grad():
             policy = self.policy(self.target_actor, following, next_mask)
             target = reward + discount[:, None] * self.value(self.target_critic, following, policy)
