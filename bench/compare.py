@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import env_throughput, measure, plots, systems, train_throughput
 from envs_jax import base as environments
-from envs_jax.base import closest
+from envs_jax.base import closest, shown
 from jaxrl import config as configuration
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError
@@ -40,7 +40,7 @@ def requests(
     """What both benchmarks are asked in one case. Raises UsageError."""
     system = systems.find(parsed.env)
     if system is None:
-        raise UsageError(f"nothing to compare '{parsed.env}' with: {closest(parsed.env, systems.SYSTEMS)}")
+        raise UsageError(f"nothing to compare {shown(parsed.env)} with: {closest(parsed.env, systems.SYSTEMS)}")
     preset = parsed.config or system.presets.get(name, system.preset)
     flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
     devices = measure.whole(parsed.devices, "--devices", 0, measure.MOST)
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.env not in systems.SYSTEMS:
         known = parsed.env in environments.registered()
         advice = "it has no entry in bench.systems" if known else closest(parsed.env, systems.SYSTEMS)
-        raise UsageError(f"nothing to compare '{parsed.env}' with: {advice}")
+        raise UsageError(f"nothing to compare {shown(parsed.env)} with: {advice}")
     system = systems.find(parsed.env)
     assert system is not None
     cases = {name: dict(case) for name, case in system.cases.items()}

@@ -17,7 +17,7 @@ import jax
 
 from bench import measure, plots, systems
 from envs_jax import base as environments
-from envs_jax.base import closest
+from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import plan
 from jaxrl.config import EnvironmentFlags, exit_on_error, usage_errors
@@ -164,7 +164,7 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
         with usage_errors():
             env = batched(environments.make(request.env, **settings))
         if request.policy not in scripted_names(env):
-            raise UsageError(f"unknown policy '{request.policy}': {closest(request.policy, scripted_names(env))}")
+            raise UsageError(f"unknown policy {shown(request.policy)}: {closest(request.policy, scripted_names(env))}")
         of_one = flights.sizes(env)
         for num_envs in request.num_envs:
             devices = largest_divisor(num_envs, request.devices)
@@ -274,16 +274,16 @@ def variants(settings: dict[str, Any], vary: str | None) -> dict[str, dict[str, 
         return {"": settings}
     name, _, values = vary.partition("=")
     if not values:
-        raise UsageError(f"--vary must be NAME=A,B (one setting and its values), not '{vary}'")
+        raise UsageError(f"--vary must be NAME=A,B (one setting and its values), not {shown(vary)}")
     if name not in settings:
-        raise UsageError(f"--vary: there is no environment setting '{name}': {closest(name, settings)}")
+        raise UsageError(f"--vary: there is no environment setting {shown(name)}: {closest(name, settings)}")
     kind = type(settings[name])
     if kind not in (int, float, str):
         raise UsageError(f"--vary {name}: only settings that are one number or word can be varied")
     try:
         return {f"{name} {word}": settings | {name: kind(word)} for word in values.split(",")}
     except ValueError:
-        raise UsageError(f"--vary {name}: '{values}' must be of type {kind.__name__}") from None
+        raise UsageError(f"--vary {name}: {shown(values)} must be of type {kind.__name__}") from None
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 
-from jaxrl import plan, run_directory
+from envs_jax.base import shown
+from jaxrl import files, plan, run_directory
 from jaxrl.config import Parser
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluate import whole
@@ -75,7 +76,7 @@ def gibibytes_of(text: str) -> int:
     except ValueError:
         number = -1.0
     if not 0 <= number < 2**30:
-        raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not '{text}'")
+        raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not {shown(text)}")
     return int(number * plan.GIB)
 
 
@@ -86,7 +87,7 @@ def positive(text: str, flag: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UsageError(f"{flag} must be a number above 0, not '{text}'")
+        raise UsageError(f"{flag} must be a number above 0, not {shown(text)}")
     return number
 
 
@@ -99,16 +100,15 @@ def output(text: str | None, kind: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
     if path.suffix != ".json":
-        raise UsageError(f"--out must end in .json, not '{path.name}': table and plot go beside it")
-    if path.is_dir():
-        raise UsageError(f"--out {path} is a directory: name a file in it")
+        raise UsageError(f"--out must end in .json, not {shown(path.name)}: table and plot go beside it")
     try:
+        if path.is_dir():
+            raise UsageError(f"--out {path} is a directory: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {path.parent} ({error.strerror}): choose another file with --out") from None
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"cannot write {path}: choose another file with --out")
-    return path
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot make {path.parent} ({reason}): choose another file with --out") from None
+    return files.output(text or str(path), "--out")
 
 
 # Measuring
@@ -194,7 +194,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read a result. Raises UserError."""
     try:
         result = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or "it is no JSON"
         raise UserError(f"cannot read {path} ({reason}): give a file that a benchmark has written") from None
     if not isinstance(result, dict) or result.get("format") != FORMAT or "kind" not in result:

@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from bench import measure
+from envs_jax.base import shown
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
 from jaxrl.files import write_atomically
@@ -291,7 +292,13 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("name the JSON file of a benchmark, such as those under bench/results/")
     for name in parsed.results:
         path = Path(name)
-        show(measure.read(path), path)
+        result = measure.read(path)
+        try:
+            show(result, path)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            raise UserError(
+                f"{path} is no whole result of a benchmark ({type(error).__name__}: {shown(str(error))}): measure anew"
+            ) from None
     return 0
 
 

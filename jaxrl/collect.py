@@ -13,7 +13,6 @@ policy draws: the soft value of the step itself.
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import base as environments
-from envs_jax.base import Array, closest
+from envs_jax.base import Array, closest, shown
 from jaxrl import distributions, labelled, simulator
 from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError
-from jaxrl.evaluate import check_writable, several, whole
+from jaxrl.evaluate import several, whole
+from jaxrl.files import output
 from jaxrl.labelled import LabelledSet
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.session import load_policy
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
     if flags.expert not in EXPERTS:
-        raise UsageError(f"unknown expert '{flags.expert}': {closest(flags.expert, EXPERTS)}")
+        raise UsageError(f"unknown expert {shown(flags.expert)}: {closest(flags.expert, EXPERTS)}")
     names = several(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: take some of {_POLICIES}")
@@ -161,11 +161,11 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
     for name in names:
         wanted.check_policy(name)
-    check_writable(Path(flags.out))
+    path = output(flags.out, "--out")
     weights = load_policy(flags.run, best=not flags.last).weights
     world = simulator.world_of(flags.simulator, wanted, task, lanes)
     made = collect(wanted, weights, world, names, episodes, seed, flags.expert)
-    labelled.write(flags.out, made)
+    labelled.write(path, made)
     print(
         f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "
         f"{world.description}"

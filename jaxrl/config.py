@@ -546,7 +546,8 @@ def parse(
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
     parser = Parser(trains=True, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema, env, groups = _schema(base.algo, base.env), environments.find(base.env), {"first": parser}
+    schema, env = _schema(base.algo, base.env), environments.find(base.env)
+    groups: dict[str, Any] = {"first": parser}
     for section, title in (
         ("algorithm", f"algorithm {base.algo}"), ("environment", f"environment {base.env}"), ("run", "more of the run")
     ):  # fmt: skip

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from envs_jax.base import shown
 from jaxrl import config as configuration
 from jaxrl import plan, prepare, run_directory, session
 from jaxrl.config import Config, Parser, exit_on_error
@@ -391,7 +392,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
     if any(word in ("-h", "--help") for word in others):
         print(own.format_help())
     if parsed.compile.lower() not in ("true", "false", "yes", "no", "1", "0"):
-        raise UsageError(f"--compile must be true or false, not '{parsed.compile}'")
+        raise UsageError(f"--compile must be true or false, not {shown(parsed.compile)}")
     compile_it = parsed.compile.lower() in ("true", "yes", "1")
     if not others:
         if compile_it:

@@ -27,12 +27,12 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from envs_jax.base import EnvSpec
+from envs_jax.base import EnvSpec, shown
 from jaxrl import league, run_directory, simulator
 from jaxrl.config import exit_on_error, read_run
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import by_task, held_out_key, interval
-from jaxrl.files import write_atomically
+from jaxrl.files import output, write_atomically
 from jaxrl.report import tables
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.subject import LEARNED, Subject, load, parse
@@ -407,30 +407,16 @@ def whole(text: str, flag: str, low: int, high: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise UsageError(f"{flag} must be a whole number, not '{text}'") from None
+        raise UsageError(f"{flag} must be a whole number, not {shown(text)}") from None
     if not low <= number <= high:
         bounds = f"lie between {low} and {high:,}" if low < high else f"be {low} here"
-        raise UsageError(f"{flag} must {bounds}, not {number:,}")
+        raise UsageError(f"{flag} must {bounds}, not {shown(number)}")
     return number
 
 
 def several(text: str) -> list[str]:
     """Words with commas between, each once."""
     return list(dict.fromkeys(text.replace(",", " ").split()))
-
-
-def check_writable(path: Path) -> None:
-    """Raises UserError unless a file can be written at `path`; nothing that is there changes."""
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a directory: name a file")
-        fresh = not path.exists()
-        with path.open("ab"):
-            pass
-        if fresh:
-            path.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose a file in a writable directory") from None
 
 
 def _own_file(wanted: Subject, names: Sequence[str], usual: Sequence[str]) -> Path | None:
@@ -478,11 +464,11 @@ def main(argv: Sequence[str]) -> int:
     if contest and flags.at is not None:
         raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
     at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in several(flags.at or ""))
-    path = Path(flags.json) if flags.json else _own_file(wanted, names, usual)
-    if flags.simulator and path and not flags.json:
+    path = _own_file(wanted, names, usual)
+    if flags.simulator and path:
         path = None if task else path.with_name(REAL_FILE.format(simulator=flags.simulator))
-    if path is not None:
-        check_writable(path)
+    if flags.json or path is not None:
+        path = output(flags.json or str(path), "--json")
     world = None
     if flags.simulator:
         episodes = episodes or simulator.EPISODES
@@ -518,9 +504,7 @@ def _league(
         load(run, config.env, config.env_settings, not flags.last) for run, config in map(read_run, flags.against)
     ]
     found = league.league([wanted, *others], players)
-    path = Path(flags.json) if flags.json else None
-    if path is not None:
-        check_writable(path)
+    path = output(flags.json, "--json") if flags.json else None
     report = compete_in_league(found, episodes or found.contest.games, seed, devices, chunk, say)
     show_league(report)
     _write(path, report)

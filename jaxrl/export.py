@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.base import closest
+from envs_jax.base import closest, shown
 from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
@@ -89,8 +89,9 @@ def write_jidi(out: Path, settings: dict[str, Any], params: Any) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         for path, content in files.items():
             write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"cannot write to {out} ({error.strerror}): choose another --out") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write to {out} ({reason}): choose another --out") from None
     return list(files)
 
 
@@ -105,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
     flags = parser.parse_args(list(argv))
     if flags.format not in FORMATS:
-        named = f"unknown format '{flags.format}': {closest(flags.format, FORMATS)}" if flags.format else None
+        named = f"unknown format {shown(flags.format)}: {closest(flags.format, FORMATS)}" if flags.format else None
         raise UsageError(named or f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")

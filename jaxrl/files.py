@@ -3,6 +3,7 @@
 import errno
 import os
 import uuid
+import zipfile
 from pathlib import Path
 
 from jaxrl.errors import UserError
@@ -36,6 +37,22 @@ def output(text: str, flag: str) -> Path:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {text} ({getattr(error, 'strerror', None) or error}): {remedy}") from None
     return path
+
+
+_DEFLATE = 1032  # times its size is the most that a compressed archive can make
+
+
+def read_member(archive: zipfile.ZipFile, name: str, head: int = -1) -> bytes:
+    """A file in an archive, or its first `head` bytes, unless the archive claims more than it can hold.
+
+    Raises:
+        ValueError, OSError, zipfile.BadZipFile, zlib.error, KeyError: it is damaged, or there is none of this name.
+    """
+    info = archive.getinfo(name)
+    if info.file_size > _DEFLATE * info.compress_size or info.compress_size > os.path.getsize(str(archive.filename)):
+        raise ValueError(f"it claims {info.file_size:,} bytes of {name}, which it cannot hold")
+    with archive.open(info) as file:
+        return file.read(head)
 
 
 def _check_regular(path: Path) -> None:

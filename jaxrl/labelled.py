@@ -23,6 +23,8 @@ successor. K tasks, D numbers of an observation, n of an action.
 
 import dataclasses
 import io
+import math
+import struct
 import tokenize
 import zipfile
 import zlib
@@ -31,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
+from envs_jax.base import shown
 from jaxrl.errors import UserError
-from jaxrl.files import write_atomically
+from jaxrl.files import read_member, write_atomically
 
 VERSION = 1
 LEAST_EPISODES = 5  # of each task, so that some can be held out
@@ -41,11 +44,12 @@ _FLOATS = {
 }  # fmt: skip
 _INTEGERS = ("task", "step")
 _MOST_LOG_STD = 50  # its square and its exponential still are float32
-# What damaged archives and headers of arrays raise; TypeError: one array instead of an archive.
+# What damaged archives and headers of arrays raise.
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
-    *(tokenize.TokenError, SyntaxError),
+    *(tokenize.TokenError, SyntaxError, LookupError, ArithmeticError, MemoryError, struct.error),
 )
+_MOST_HEADER = 16_384  # bytes of an array's file that hold its header; NumPy reads no longer ones
 _ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
@@ -104,21 +108,38 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
         LabelledSetError: no such file, no labelled set, missing arrays, wrong shapes, numbers that are not finite,
             steps out of order, too few episodes.
     """
+    names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, Any] = {name: file[name] for name in file.files}
+        with zipfile.ZipFile(path) as archive:
+            there = set(archive.namelist())
+            arrays: dict[str, Any] = {
+                name: _array(archive, f"{name}.npy") for name in ("version", *names) if f"{name}.npy" in there
+            }
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
         raise LabelledSetError(
             f"the labelled set {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it anew"
         ) from None
     _check(arrays, str(path), least_episodes)
-    names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
     made = {name: arrays[name] for name in names}
     made |= {name: made[name].astype(np.float32) for name in _FLOATS}
     made |= {name: made[name].astype(np.int32) for name in _INTEGERS}
     made |= {"terminated": made["terminated"].astype(bool), "environment": str(made["environment"])}
     return LabelledSet(**made | {"task_names": tuple(str(name) for name in arrays["task_names"])})
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of plain numbers or words of an .npz archive. Raises one of _UNREADABLE.
+
+    Its header is compared with the file before memory is asked for: NumPy takes its word for any size.
+    """
+    start = io.BytesIO(read_member(archive, name, _MOST_HEADER))
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read_header[np.lib.format.read_magic(start)](start)
+    size, claimed = archive.getinfo(name).file_size - start.tell(), math.prod(shape) * dtype.itemsize
+    if dtype.kind not in "biufU" or claimed != size or math.prod(shape) > max(size, 1):
+        raise ValueError(f"its header claims {claimed:,} bytes of {name}, the file has {size:,}")
+    return np.lib.format.read_array(io.BytesIO(read_member(archive, name)), allow_pickle=False)
 
 
 def read_all(paths: list[str]) -> LabelledSet:
@@ -154,7 +175,9 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     if missing:
         raise refuse(f"lacks {', '.join(missing)}: see jaxrl/labelled.py for what it must hold")
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
-        raise refuse(f"is of version {arrays['version']}, this program reads version {VERSION}: make it anew")
+        raise refuse(
+            f"is of version {shown(arrays['version'].tolist())}, this program reads version {VERSION}: make it anew"
+        )
     rows = len(np.atleast_1d(arrays["step"]))
     if not rows:
         raise refuse("holds no steps: collect some")
@@ -162,12 +185,14 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         raise refuse("holds task_names as something else than str[K]: give a name for each task")
     names = [str(name) for name in arrays["task_names"]]
     if len({*names, ""}) <= len(names):
-        raise refuse(f"has the tasks {names}: give each a name of its own")
+        raise refuse(f"has the tasks {shown(names)}: give each a name of its own")
     for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
         array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
         if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
             what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
-            raise refuse(f"holds {name} as {array.dtype}{list(array.shape)} beside {rows} rows of step, not as {what}")
+            raise refuse(
+                f"holds {name} as {array.dtype}{shown(list(array.shape))} beside {rows} rows of step, not as {what}"
+            )
         with np.errstate(over="ignore"):
             finite = array.dtype.kind != "f" or np.isfinite(array.astype(np.float32)).reshape(rows, -1).all(1)
         if not np.all(finite):
@@ -199,12 +224,13 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
         row = int(np.argmax(wrong)) + 1 if begins[0] else 0
         raise refuse(f"breaks an episode at row {row}: rows of one episode must follow one another, steps from 0 on")
     inside = goes_on & ~begins[1:]
-    shown = np.isclose(arrays["next_observation"][:-1], arrays["observation"][1:], rtol=1e-4, atol=1e-4).all(1)
-    if (inside & ~shown).any():
-        row = int(np.argmax(inside & ~shown))
+    same = np.isclose(arrays["next_observation"][:-1], arrays["observation"][1:], rtol=1e-4, atol=1e-4).all(1)
+    if (inside & ~same).any():
+        row = int(np.argmax(inside & ~same))
         raise refuse(f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them one")
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(
-                f"has too few episodes of the task '{name}' to hold some out: {episodes}; collect {least_episodes}"
+                f"has too few episodes of the task {shown(str(name))} to hold some out: {episodes}; collect "
+                f"{least_episodes}"
             )

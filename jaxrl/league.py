@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.text import Text
 
-from envs_jax.base import Contest, closest
+from envs_jax.base import Contest, closest, shown
 from jaxrl.errors import UsageError
 from jaxrl.evaluation import Rival, held_out_key, interval, learned
 from jaxrl.report import tables
@@ -228,7 +228,7 @@ def league(runs: Sequence[Subject], scripted: Sequence[str] | None = None) -> Le
         raise UsageError(f"runs cannot meet where the other team is played as {told} says: leave it out")
     for name in scripted or ():
         if name not in contest.rivals:
-            raise UsageError(f"unknown player '{name}': {closest(name, contest.rivals)}")
+            raise UsageError(f"unknown player {shown(name)}: {closest(name, contest.rivals)}")
     names = [str(run.run_name) for run in runs]
     if len(set(names)) < len(names):  # of several folders of runs
         names = [str(run.run) for run in runs]

@@ -19,16 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import closest
+from envs_jax.base import closest, shown
 from envs_jax.viewing import Record, Viewer
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluate import FILE, check_writable, whole
+from jaxrl.evaluate import FILE, whole
 from jaxrl.evaluation import held_out_key
-from jaxrl.files import write_atomically
+from jaxrl.files import is_file, output, write_atomically
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.subject import LEARNED, Subject, parse
 
+_MOST_REPORT = 2**28  # bytes of an evaluation
 SUFFIXES = (".html", ".gif", ".png")
 _REFERENCES = 3  # scripted policies, besides "random", whose mean curves are shown
 _REST = 2.0  # seconds that an animation rests on its last frame
@@ -76,24 +77,40 @@ def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[s
         UserError: the file is not one, or it is about other settings of the environment.
     """
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(_MOST_REPORT + 1)
+        if len(content) > _MOST_REPORT:
+            raise ValueError(f"it is larger than {_MOST_REPORT:,} bytes")
+        report = json.loads(content)
         about = report["env"], _plain(report["env_settings"]), report["steps"]
-        finals = {policy: curves[report["score"]]["mean"][-1] for policy, curves in report["policies"].items()}
+        wanted = subject.name, _plain(subject.settings), subject.env.spec.horizon
+        policies = report["policies"]
+        if policies and about != wanted:
+            raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
         curves = {
-            policy: {metric: np.array([values["mean"], values["ci95"]], np.float64).T for metric, values in own.items()}
-            for policy, own in report["policies"].items()
+            policy: {metric: _curve(values, wanted[2]) for metric, values in policies[policy].items()}
+            for policy in subject.policies
+            if policy in policies
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} is not an evaluation that jaxrl.evaluate wrote ({type(error).__name__}: {error})"
-        ) from None
-    if curves and about != (subject.name, _plain(subject.settings), subject.env.spec.horizon):
-        raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
+        finals = {policy: own[report["score"]][-1, 0] for policy, own in curves.items()}
+        if report["score_mode"] not in ("min", "max"):
+            raise ValueError("score_mode is neither min nor max")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {shown(str(error))}"
+        raise UserError(f"{path} is not an evaluation that jaxrl.evaluate wrote ({reason})") from None
     sign = 1 if report["score_mode"] == "min" else -1
-    scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and finals[policy] is not None]
+    scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
     scripted.sort(key=lambda policy: sign * finals[policy])
     chosen = dict.fromkeys(["random", *(["learned"] if subject.run else []), *scripted[:_REFERENCES], name])
     return {policy: curves[policy] for policy in chosen if policy in curves}
+
+
+def _curve(values: Any, steps: int) -> np.ndarray:
+    """float64[T + 1, 2] of a metric's "mean" and "ci95". Raises ValueError for anything else."""
+    curve = np.array([values["mean"], values["ci95"]], np.float64).T
+    if curve.shape != (steps + 1, 2):
+        raise ValueError(f"a curve has the shape {curve.shape}, not {(steps + 1, 2)}")
+    return curve
 
 
 def _plain(settings: dict[str, Any]) -> Any:
@@ -138,20 +155,19 @@ def _rate(text: str | None) -> float | None:
     try:
         rate = float(text)
     except ValueError:
-        raise UsageError(f"--frames-per-second must be a number, not '{text}'") from None
+        raise UsageError(f"--frames-per-second must be a number, not {shown(text)}") from None
     if not 0.1 <= rate <= 50:
-        raise UsageError(f"--frames-per-second must lie between 0.1 and 50, not {text}")
+        raise UsageError(f"--frames-per-second must lie between 0.1 and 50, not {shown(rate)}")
     return rate
 
 
 def _out(text: str | None) -> Path:
     if text is None:
         raise UsageError("say what to write: --out mission.html (or .gif, .png)")
-    path = Path(text)
-    if path.suffix.lower() not in SUFFIXES:
-        hint = closest(path.suffix.lower(), SUFFIXES)
-        raise UsageError(f"--out {text}: cannot write '{path.suffix}' files; {hint}")
-    return path
+    suffix = Path(text).suffix
+    if suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--out {text}: cannot write {shown(suffix)} files; {closest(suffix.lower(), SUFFIXES)}")
+    return output(text, "--out")
 
 
 @exit_on_error
@@ -161,11 +177,10 @@ def main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
-    path = _out(flags.out)
     episode = whole(flags.episode, "--episode", 0, 2**31 - 1)
     seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
     rate = _rate(flags.frames_per_second)
-    check_writable(path)
+    path = _out(flags.out)
     subject = _with_opponents(read())
     name = flags.policy or ("learned" if subject.run else None)
     if name is None:
@@ -208,7 +223,7 @@ def _references(given: str | None, subject: Subject, name: str) -> dict[str, dic
     if given is not None:
         return read_references(Path(given), subject, name)
     path = subject.run / FILE if subject.run else None
-    if path is None or not path.is_file():
+    if path is None or not is_file(path):
         return {}
     try:
         return read_references(path, subject, name)

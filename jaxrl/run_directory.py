@@ -22,11 +22,12 @@ import jax.extend.backend
 
 import jaxrl
 from jaxrl.errors import UserError
-from jaxrl.files import write_atomically
+from jaxrl.files import is_file, write_atomically
 
 CONFIG = "config.yaml"
 _LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
+_LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -60,7 +61,13 @@ def check_root(root: Path | str) -> None:
         RunError: `root` is not a directory, or not writable.
     """
     path = Path(root).absolute()
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    try:
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(f"no run directory can be made under {root} ({reason}); choose another with --runs") from None
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise RunError(f"no run directory can be made under {root} (File name too long); choose another with --runs")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         problem = "is not writable" if existing.is_dir() else "is not a directory"
         raise RunError(f"no run directory can be made under {root} ({existing} {problem}); choose another with --runs")
@@ -161,10 +168,13 @@ def open_run(path: Path | str) -> Path:
         RunError: there is none; the sentence names runs that may have been meant.
     """
     run = follow_latest(path)
-    if (run / CONFIG).is_file():
+    if is_file(run / CONFIG):
         return run
-    problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
-    candidates = _near(run)
+    try:
+        problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
+        candidates = _near(run)
+    except (OSError, ValueError) as error:
+        problem, candidates = f"cannot be looked at ({getattr(error, 'strerror', None) or error})", []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise RunError(f"{path} {problem}; {advice}")
 

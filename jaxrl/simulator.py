@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, EnvSpec, TimeStep, closest
+from envs_jax.base import Array, EnvSpec, TimeStep, closest, shown
 from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
@@ -89,7 +89,7 @@ def own_task(flags: argparse.Namespace) -> str | None:
         UsageError: there is no such simulator, or several of its tasks are named, or one of them without it.
     """
     if flags.simulator is not None and flags.simulator not in SIMULATORS:
-        raise UsageError(f"unknown simulator '{flags.simulator}': {closest(flags.simulator, SIMULATORS)}")
+        raise UsageError(f"unknown simulator {shown(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
     task = getattr(flags, "task", None)
     names = [name.strip() for name in task.split(",") if name.strip()] if task else []
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):

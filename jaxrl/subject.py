@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax import base as environments
-from envs_jax.base import closest
+from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import config as configuration
 from jaxrl.algos.base import Algorithm, Mode
@@ -76,7 +76,7 @@ class Subject:
             return
         if name in LEARNED and self.algo is None:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
-        raise UsageError(f"unknown policy '{name}': {closest(name, self.policies)}")
+        raise UsageError(f"unknown policy {shown(name)}: {closest(name, self.policies)}")
 
     def moved(self, settings: Mapping[str, Any]) -> "Subject":
         """The same policies with other settings of the environment. Raises UsageError if the run's does not fit."""
@@ -259,7 +259,7 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
             value = next(words, None)
             env = value if word == "--env" else env
     if len(found) > 1:
-        raise UsageError(f"unexpected word '{found[1]}': flags begin with --, and one run is looked at at a time")
+        raise UsageError(f"unexpected word {shown(found[1])}: flags begin with --, and one run is looked at at a time")
     if not found:
         return None, env or DEFAULT_ENV, None
     run, config = configuration.read_run(found[0])

@@ -8,6 +8,7 @@ PyTorch is not needed.
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.base import Array
+from envs_jax.base import Array, shown
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.errors import UsageError, UserError
+from jaxrl.files import read_member
 
 SUFFIX = ".pth"
+_MOST_REASON = 200  # characters
 _LAYERS = {"prev_dense.0": "fc1", "post_dense.0": "fc2", "post_dense.2": "out"}
 _LSTM = {"weight_ih": "input_kernel", "bias_ih": "input_bias", "weight_hh": "state_kernel", "bias_hh": "state_bias"}
 
@@ -31,7 +34,11 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "")
-        super().__init__(io.BytesIO(archive.read(name)))
+        text = read_member(archive, name)
+        for code, argument, _ in pickletools.genops(text):  # one byte makes Python ask for gigabytes of memory
+            if "PUT" in code.name and int(argument or 0) > len(text):
+                raise pickle.UnpicklingError("it numbers more objects than it holds")
+        super().__init__(io.BytesIO(text))
         self._archive, self._folder = archive, name.removesuffix("data.pkl")
 
     def find_class(self, module: str, name: str) -> Any:
@@ -46,7 +53,7 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         _, _, name, _, _ = pid
-        return np.frombuffer(self._archive.read(f"{self._folder}data/{name}"), "<f4")
+        return np.frombuffer(read_member(self._archive, f"{self._folder}data/{name}"), "<f4")
 
 
 def _tensor(numbers: np.ndarray, start: int, shape: tuple[int, ...], strides: tuple[int, ...], *rest: Any) -> Any:
@@ -64,13 +71,16 @@ def read(path: Path) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             tensors = _Reader(archive).load()
-        if not isinstance(tensors, dict) or not all(isinstance(x, np.ndarray) for x in tensors.values()):
-            raise ValueError("it is not a dictionary of tensors")
+        if not isinstance(tensors, dict) or not all(
+            isinstance(name, str) and isinstance(x, np.ndarray) for name, x in tensors.items()
+        ):
+            raise ValueError("it is not a dictionary of tensors by name")
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): name a file of weights") from None
     except Exception as error:  # a pickle can go wrong in any way
+        reason = str(error)[:_MOST_REASON]
         raise UserError(
-            f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({error}): save it anew there"
+            f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it anew there"
         ) from None
     return dict(tensors)
 
@@ -88,7 +98,7 @@ def team_net(tensors: dict[str, np.ndarray]) -> Any:
     wanted = names | (lstm if any("lstm" in name for name in tensors) else {})
     if odd := sorted(tensors.keys() ^ wanted.keys()):
         problem = "has" if odd[0] in tensors else "lacks"
-        raise ValueError(f"it {problem} '{odd[0]}', unlike the networks of the published snakes trainer")
+        raise ValueError(f"it {problem} {shown(odd[0])}, unlike the networks of the published snakes trainer")
     params: dict[str, Any] = {ours: tensors[theirs].T for theirs, ours in names.items()}
     if len(wanted) > len(names):
         params["lstm"] = {ours: tensors[theirs].T for theirs, ours in lstm.items()}
@@ -98,6 +108,8 @@ def team_net(tensors: dict[str, np.ndarray]) -> Any:
 def _described(params: Any) -> str:
     """Words for the shapes of a network; critics have a leading axis."""
     own = params["params"]
+    if any(own[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
+        return "vectors instead of matrices"
     inputs, units = own["fc1_kernel"].shape[-2:]
     hidden = sum(name.startswith("fc") and name.endswith("kernel") for name in own)
     extras = ("an LSTM, " if "lstm" in own else "") + ("layer norm, " if "norm1_scale" in own else "")

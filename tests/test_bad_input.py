@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from tiny import Corridor
 
+import bench.measure
 from envs_jax import EnvSpec
-from jaxrl import run_directory, train
+from jaxrl import errors, evaluate, files, render, run_directory, train
 from jaxrl.config import parse
+from jaxrl.errors import UserError
 from jaxrl.plan import TooLargeError
 from jaxrl.prepare import prepare
 
@@ -98,6 +101,29 @@ USAGE = {
         "observation obs_full, reward lives, masks True; here opponent 2, stale_opponents True, observation obs26",
     ),
     "coma without a critic's view": ("--algo coma --env test_bad_input:Blind --total_env_steps 9", "no critic_input"),
+    "a rate beyond all rates": (f"{COMA} --actor_lr 1e30", "--actor_lr must lie between 1e-12 and 10, not 1e+30"),
+    "updates without end": (f"{DDPG} --updates_per_step 1e12", "--updates_per_step must lie between 1e-06 and 100000"),
+    "too many updates in a row": (
+        f"{DDPG} --updates_per_step 1e5 --update_interval 50", "makes more than 100,000 updates in a row: lower one of"
+    ),
+    "blocks without end": (f"{TINY} --block_iterations 1000000000", "--block_iterations must lie between 1 and 10,000"),
+    "evaluations without end": (f"{TINY} --eval_episodes 2000000000", "--eval_episodes must lie between 1 and 100,000"),
+    "n steps without end": (f"{DDPG} --n_step 100000", "--n_step must lie between 1 and 1,000, not 100000"),
+    "critics without end": (f"{DDPG} --critics 100000", "--critics must lie between 1 and 100, not 100000"),
+    "no depth": (f"{DDPG} --depth 0", "--depth must lie between 1 and 100, not 0"),
+    "a port that is none": (
+        f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"
+    ),
+    "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is no class: name one as module:Class"),
+    "half a path as environment": ("--algo coma --env .x:Y", "environment '.x:Y' is no class"),
+    "a class without methods": (
+        "--algo jaxrl.algos.base:Algorithm --env tiny:Corridor --total_env_steps 8", "an algorithm needs"
+    ),
+    "a long configuration": (f"--config {'x' * 5000}", "there is no configuration 'xxx"),
+    "a long algorithm": (f"--algo {'x' * 5000}", "unknown algorithm 'xxx"),
+    "a long flag": (f"{TINY} --{'x' * 5000} 1", "unknown flag '--xxx"),
+    "a long value": (f"{TINY} --seed {'x' * 5000}", "--seed must be a whole number, not 'xxx"),
+    "a bomb of aliases": ("--config {here}/bomb.yaml", "it holds an alias (*name): write the value itself"),
 }  # fmt: skip
 RUN_TIME = {
     "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
@@ -109,6 +135,11 @@ RUN_TIME = {
         "choose smaller networks, batches or environments",
     ),
     "a replay larger than memory": (f"{DDPG} --buffer_size 200000000", "the largest --buffer_size that fits is "),
+    "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
+    "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
+    "a long run": (f"--resume {'x' * 5000}", "cannot be looked at (File name too long)"),
+    "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
+    "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0.0 MiB may be used (--memory_gb)"),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
 
@@ -137,6 +168,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "unknown_key.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngama: 0.9\n")
     (tmp_path / "twice.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngamma: 0.9\ngamma: 0.8\n")
     (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
+    aliases = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 9))
+    (tmp_path / "bomb.yaml").write_text(f"algo: coma\na0: &a0 [x, x]\n{aliases}seed: *a8\n")
     (tmp_path / "torn.yaml").write_text("algo: [coma\n")
     (tmp_path / "teams").mkdir()
     run_directory.write_config(tmp_path / "teams", parse(f"{DDPG} --observation obs_full".split()).config.to_yaml())
@@ -153,6 +186,7 @@ def one_sentence(text: str, wanted: str) -> None:
     assert len(lines) == 1, text
     assert lines[0].startswith("error: ")
     assert wanted in lines[0]
+    assert len(lines[0]) <= 1000
     assert "Traceback" not in text
 
 
@@ -299,3 +333,42 @@ def test_a_disk_that_is_full_when_the_run_begins(
     monkeypatch.setattr(run_directory, "write_atomically", full)
     assert train.main(TINY.split()) == 1
     one_sentence(capsys.readouterr().err, "no run directory can be made under runs (No space left on device)")
+
+
+# Files that a verb would write
+
+
+def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(here / "pipe.json")
+    os.mkfifo(here / "pipe.png")
+    (here / "link.json").symlink_to(here / "pipe.json")
+    policy = ["--env", "coverage", "--q", "4", "--num_agents", "2", "--policy", "random"]
+    for verb, argv in (
+        (evaluate.main, [*policy, "--json", "pipe.json"]),
+        (evaluate.main, [*policy, "--out", "link.json"]),
+        (evaluate.main, [*policy, "--json", "/dev/null"]),
+        (render.main, [*policy, "--out", "pipe.png"]),
+    ):
+        assert verb(argv) == 1
+        one_sentence(capsys.readouterr().err, "it is no regular file")
+    for path in (here / "pipe.json", here / "pipe.png"):
+        assert stat.S_ISFIFO(path.stat().st_mode)
+        with pytest.raises(OSError, match="no regular file"):
+            files.write_atomically(path, "text")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    with pytest.raises(UserError, match="no regular file"):
+        bench.measure.output(str(here / "link.json"), "kind")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    files.write_atomically(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_text() == "new"
+
+
+def test_a_sentence_is_a_line_for_any_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--algo", "a\n\x1b[2Jb" * 3000]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "\x1b" not in err and len(err) < 1000
+    assert errors.one_line("a\nb\x1b" + "c" * 5000 + "end")[:5] == "a b?c"

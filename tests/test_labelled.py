@@ -1,6 +1,8 @@
 """Labelled sets: what is written is read again, and a file that will not do is refused in one sentence."""
 
 import dataclasses
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,47 @@ def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(LabelledSetError, match="cannot be written"):
         labelled.write(tmp_path / "absent" / "set.npz", made())
     assert not list(tmp_path.iterdir())
+
+
+def header(shape: str, kind: str) -> bytes:
+    """The head of an array's file."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        header(f"({10**13},)", "<f4"),
+        header(f"({10**26},)", "<f4"),
+        header(f"({10**26}, 0)", "<f4"),
+        header(f"({10**13},)", "<U0"),
+        header("(-1,)", "<f4"),
+        header("(3,)", "|O") + b"\x80" * 24,
+        header("(40, 40", "<f4"),
+        b"\x93NUMPY\x03\x00" + b"x" * 100,
+        b"",
+    ],
+)
+def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -> None:
+    path = saved(tmp_path / "set.npz", without=("reward",))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("reward.npy", claim)
+    with pytest.raises(LabelledSetError, match="cannot be read") as caught:
+        labelled.read(path)
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
+    path = saved(tmp_path / "set.npz", without=("reward",))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("reward.npy", header(f"({10**9},)", "<f4"))
+        archive.infolist()[-1].file_size = 4 * 10**9 + len(header(f"({10**9},)", "<f4"))  # closed with this in its list
+    with pytest.raises(LabelledSetError, match="cannot be read"):
+        labelled.read(path)
+
+
+def test_long_names_are_shortened(tmp_path: Path) -> None:
+    with pytest.raises(LabelledSetError) as caught:
+        labelled.read(saved(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))

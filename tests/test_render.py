@@ -141,3 +141,74 @@ def test_errors_are_one_sentence(argv, code, words, capsys, tmp_path: Path):
     out, err = capsys.readouterr()
     assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """An evaluation, as text."""
+    path = tmp_path_factory.mktemp("evaluated") / "numbers.json"
+    assert evaluate.main([*SMALL, "--policy", "random", "--episodes", "3", "--json", str(path)]) == 0
+    return path.read_text()
+
+
+def cut(report):
+    report["policies"]["random"]["entropy"]["mean"] = [0.5]
+
+
+def deep(report):
+    report["policies"]["random"]["entropy"]["mean"] = [[0.5]] * len(report["policies"]["random"]["entropy"]["mean"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda report: report.pop("score_mode"),
+        lambda report: report.update(score_mode="best"),
+        lambda report: report.update(score=["entropy"]),
+        lambda report: report.update(policies=[1]),
+        lambda report: report.update(policies={"random": {"entropy": 3}}),
+        lambda report: report.update(env_settings=None),
+        cut,
+        deep,
+    ],
+)
+def test_an_evaluation_that_somebody_has_changed(damage, numbers, capsys, tmp_path: Path):
+    report = json.loads(numbers)
+    damage(report)
+    (tmp_path / "numbers.json").write_text(json.dumps(report))
+    argv = [
+        *SMALL,
+        "--policy",
+        "random",
+        "--evaluation",
+        str(tmp_path / "numbers.json"),
+        "--out",
+        str(tmp_path / "x.png"),
+    ]
+    assert render.main(argv) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and len(err) < 400
+    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"env": ' + "9" * 5000 + "}", "\x00", "1e999", '"\\ud800"'])
+def test_an_evaluation_that_is_none(text, capsys, tmp_path: Path):
+    (tmp_path / "numbers.json").write_text(text)
+    argv = [
+        *SMALL,
+        "--policy",
+        "random",
+        "--evaluation",
+        str(tmp_path / "numbers.json"),
+        "--out",
+        str(tmp_path / "x.png"),
+    ]
+    assert render.main(argv) == 1
+    assert "is not an evaluation that jaxrl.evaluate wrote" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_named_like_a_picture(capsys, tmp_path: Path):
+    for name in ("there.png", "not_there.png"):
+        assert render.main([*SMALL, "--policy", "random", "--out", f"{tmp_path / name}/"]) == 1
+        assert "is a directory: name a file with --out" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

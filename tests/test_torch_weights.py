@@ -219,3 +219,27 @@ def test_files_that_are_something_else(tmp_path: Path, capsys: pytest.CaptureFix
         team_net(whole | {"module.x": whole["post_dense.2.bias"]})
     with pytest.raises(UserError, match="names 3 files"):
         torch_weights.load("a.pth,b.pth,c.pth", None, jax.random.key(0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (pickle.dumps({1: 2, "b": 3}), "it is not a dictionary of tensors by name"),
+        (pickle.dumps({1: {}, (2, 3): {}}), "it is not a dictionary of tensors by name"),
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "it numbers more objects than it holds"),  # two billion places, 16 GB
+        (b"\x80\x02" + b"(" * 50 + b"l" * 49 + b".", "is not a state dict"),
+        (b"", "is not a state dict"),
+    ],
+)
+def test_a_pickle_of_something_else(content: bytes, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        read(archive(tmp_path / "x.pth", tensors(3, 2, units=2), content))
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_vectors_where_matrices_should_be(tmp_path: Path) -> None:
+    flat = {name: x.reshape(-1) for name, x in tensors(26, 4).items()}
+    with pytest.raises(UsageError, match="holds vectors instead of matrices"):
+        torch_weights.load(
+            str(archive(tmp_path / "x.pth", flat)), algorithm("--config ddpg_competition"), jax.random.key(0)
+        )
