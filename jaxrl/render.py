@@ -84,7 +84,7 @@ def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[s
         report = json.loads(content)
         about = report["env"], _plain(report["env_settings"]), report["steps"]
         wanted = subject.name, _plain(subject.settings), subject.env.spec.horizon
-        policies = report["policies"]
+        policies = dict(report["policies"].items())
         if policies and about != wanted:
             raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
         curves = {

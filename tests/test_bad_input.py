@@ -123,6 +123,7 @@ USAGE = {
     "a long algorithm": (f"--algo {'x' * 5000}", "unknown algorithm 'xxx"),
     "a long flag": (f"{TINY} --{'x' * 5000} 1", "unknown flag '--xxx"),
     "a long value": (f"{TINY} --seed {'x' * 5000}", "--seed must be a whole number, not 'xxx"),
+    "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
     "a bomb of aliases": ("--config {here}/bomb.yaml", "it holds an alias (*name): write the value itself"),
 }  # fmt: skip
 RUN_TIME = {
@@ -138,8 +139,7 @@ RUN_TIME = {
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
     "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
     "a long run": (f"--resume {'x' * 5000}", "cannot be looked at (File name too long)"),
-    "a long file of weights": (f"{TINY} --init_from {'x' * 5000}.pth", "use them with ddpg or bicnet"),
-    "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0.0 MiB may be used (--memory_gb)"),
+    "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0 KiB may be used (--memory_gb)"),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
 
