@@ -138,7 +138,7 @@ MUTATIONS = [
             "envs_jax/coverage/actions.py",
             "closed &= jnp.sum(mask) > 1",
             "closed &= jnp.sum(mask) > 0",
-            "tests/test_coverage_against_oracle.py tests/test_coverage_baselines.py",
+            "tests/test_coverage_actions.py",
         ),
         (
             "rules", "coverage: the reward is a share of the entropy after the update",
