@@ -320,14 +320,14 @@ MUTATIONS = [
             "jaxrl/trainer.py",
             "jax.random.fold_in(key, t), indices)",
             "jax.random.fold_in(key, 0 * t), indices)",
-            "tests/test_trainer.py",
+            "tests/test_trainer.py::test_steps_and_environments_draw_from_other_keys",
         ),
         (
             "keys", "all updates of a call draw the same batch",
             "jaxrl/algos/off_policy.py",
             "jax.random.split(jax.random.fold_in(key, number))",
             "jax.random.split(jax.random.fold_in(key, 0 * number))",
-            "tests/test_off_policy.py tests/test_ddpg.py",
+            "tests/test_schedules.py",
         ),
         (
             "keys", "all episodes of a copy are the same",

@@ -1,4 +1,4 @@
-"""Schedules of algorithms with a replay go by the counter that they name, from their first to their last value."""
+"""Schedules of algorithms with a replay go by the counter that they name; every update draws a batch of its own."""
 
 import dataclasses
 from typing import Any
@@ -26,10 +26,11 @@ def test_ddpg_explores_by_steps_of_the_batch_not_of_each_environment() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Weighed(Ddpg):
-    """Learns nothing; reports the smallest weight of a batch, whose largest is 1."""
+    """Learns nothing; reports the smallest weight of a batch, whose largest is 1, and its mean reward."""
 
     def update(self, params: Any, batch: dict[str, Array], number: Any = None, rates: Any = 1.0) -> Any:
-        return params, {name: batch["weight"].min() for name in self.metric_names}, jnp.zeros_like(batch["weight"])
+        metrics = dict.fromkeys(self.metric_names, batch["weight"].min()) | {"target_mean": batch["reward"].mean()}
+        return params, metrics, jnp.zeros_like(batch["weight"])
 
 
 def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
@@ -52,3 +53,19 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
 
     for fraction, beta in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0)):
         np.testing.assert_allclose(smallest(jnp.float32(fraction)), 16.0**-beta, rtol=1e-5, err_msg=str(fraction))
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_every_update_draws_a_batch_of_its_own(prioritised: bool) -> None:
+    """Four updates of one call, from rows with rewards of their own."""
+    algo = Weighed(BOARDS, Layout(1), prioritised=prioritised, batch_size=8, buffer_size=100, units=4)
+    state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
+    reward = jax.random.normal(jax.random.key(1), state.split.reward.shape)
+    ring = dataclasses.replace(
+        state.split, reward=reward, filled=jnp.full_like(state.split.filled, reward.shape[1] - 1)
+    )
+    if prioritised:
+        ring = dataclasses.replace(ring, marks=Marks(jnp.ones_like(ring.marks.priority), jnp.ones(1)))
+    learn = jax.jit(lambda state, key: algo.learn(state, None, None, key, start(), Phase("train", 1, 4))[1])
+    means = np.asarray(learn(AlgoState(state.replicated, ring), jax.random.key(2))["target_mean"])
+    assert len(set(means.tolist())) == 4

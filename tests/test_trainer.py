@@ -273,6 +273,15 @@ def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
         assert 0.2 < np.mean(first == second) < 0.8
 
 
+def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
+    """Nearly all actions of the first phase are random."""
+    _, _, (fill, _) = corridor_run
+    action = np.asarray(fill.learning["action"])[: int(fill.done)]  # [iterations, T, B, A]
+    assert action.shape[1] > 1 and action.shape[2] > 1
+    for later, earlier in ((action[:, 1:], action[:, :-1]), (action[:, :, 1:], action[:, :, :-1])):
+        assert 0.2 < np.mean(later == earlier) < 0.8
+
+
 @dataclasses.dataclass(frozen=True)
 class Pooled(BatchedEnvironment):
     """Keeps the policy that it was given last."""
