@@ -1,11 +1,11 @@
-# make train | test | test-long | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
+# make train | test | test-long | nightly | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
 #   PYTHON=python3.11   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
-#   JOBS=8   pytest processes
+#   JOBS=8   pytest processes; by default as many as there are cores
 
 SHELL := /bin/bash
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTHON ?=
 PYTEST_ARGS ?=
 
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-.PHONY: train test test-long lint format bench clean
+.PHONY: train test test-long nightly lint format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -24,7 +24,11 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-long: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(PYTEST_ARGS)
+	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(PYTEST_ARGS)
+
+# Every test, compiled as users' programs are: the default run tells the compiler to be quick.
+nightly: $(INSTALLED)
+	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -194,7 +194,7 @@ class _Check:
         self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
         self.traces = {"reset": 0, "step": 0}
 
-        def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(name: str, function: Callable[..., Any]) -> Any:
             def call(*arguments: Any) -> Any:
                 self.traces[name] += 1
                 return function(*arguments)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.coverage import critic
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -67,34 +68,49 @@ def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, n
     scale = max(1.0, *mission.settings.class_weights)
     seen = np.maximum(mission.observe(), 0.0)  # the share of the budget left, where nobody acts any more
     np.testing.assert_allclose(timestep.observation, seen, atol=1e-5 * scale)
-    critic = env.spec.critic_input(timestep, jnp.asarray(next_action, jnp.int32))
-    np.testing.assert_allclose(critic, mission.critic_state(next_action, seen), atol=1e-5 * scale)
+    critic_sees = critic(env.num_actions)(timestep, np.asarray(next_action, np.int32))
+    np.testing.assert_allclose(critic_sees, mission.critic_state(next_action, seen), atol=1e-5 * scale)
     expected = mission.metrics()
     for name in ("entropy", "coverage", "roi_coverage"):
         np.testing.assert_allclose(timestep.metrics[name], expected[name], atol=2e-6, err_msg=name)
     np.testing.assert_allclose(timestep.metrics["f1"], expected["f1"], atol=1.0 / max(1, mission.truth.sum()))
 
 
-FEW = {"max_examples": 8, "phases": [Phase.generate]}  # a failing case compiles anew at every attempt to shrink it
+received = jax.jit(communication.received)
+
+few = functools.partial(  # a failing case compiles anew at every attempt to shrink it
+    settings, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @pytest.mark.parametrize("engine", ["dense", "windows"])
-@settings(**FEW, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@few(max_examples=4)
 @given(rule=rules, seed=st.integers(0, 2**31))
 def test_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], seed: int) -> None:
+    check_mission(engine, rule, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["dense", "windows"])
+@few(max_examples=16)
+@given(rule=rules, seed=st.integers(0, 2**31))
+def test_more_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], seed: int) -> None:
+    check_mission(engine, rule, seed)
+
+
+def check_mission(engine: str, rule: dict[str, Any], seed: int) -> None:
     mission = oracle.Mission(oracle.Settings(**rule), np.random.default_rng(seed))
     # its map comes from the oracle, cell by cell
     env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_engine=engine)
     assert (env.n, env.steps) == (mission.n, mission.settings.steps)
     advance = jax.jit(env.observe_and_fuse)
-    masks_of = jax.jit(functools.partial(sequential_masks, num_actions=rule["num_actions"]))
     ground, reach = any_terrain(mission.truth), jnp.float32(rule["communication_range"])
     state = env.begin(jax.random.key(0), ground, lattice(mission.positions), reach)
     state, timestep = advance(state, state.positions, jnp.asarray(mission.received), readings(mission))
     assert np.all(np.asarray(timestep.reward) == 0.0)
     before = oracle.entropy(mission.global_belief)
     while True:
-        heard = communication.received(lattice(mission.positions), reach)
+        heard = received(lattice(mission.positions), reach)
         assert np.all(heard | ~mission.received)
         if rule["failure_rate"] == 0.0:
             np.testing.assert_array_equal(heard, mission.received)
@@ -103,7 +119,7 @@ def test_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], s
         assert bool(timestep.terminated) == mission.done
         if mission.done:
             break
-        found, moved = masks_of(state.positions, jnp.asarray(chosen, jnp.int32))
+        found, moved = masks_of(state.positions, np.asarray(chosen, np.int32), rule["num_actions"])
         np.testing.assert_array_equal(found, masks)
         earned, _ = mission.step(chosen)
         np.testing.assert_array_equal(moved, lattice(mission.positions))
@@ -117,7 +133,8 @@ def test_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], s
         before = after
 
 
-def sequential_masks(positions: jax.Array, chosen: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnums=2)
+def masks_of(positions: jax.Array, chosen: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
     boundary = actions.boundary_mask(positions, num_actions)
     masks = actions.sequential_masks(positions, boundary, chosen, num_actions)
     return masks, actions.move(positions, chosen, num_actions)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import environment, lattice, rectangle, whole_map
+from helpers.coverage import advance, environment, lattice, rectangle, whole_map
+from helpers.programs import compiled
 
 import envs_jax
 from bench.coverage import oracle
@@ -21,12 +22,11 @@ def test_recorded_greedy_missions(name):
     state = env.begin(
         jax.random.key(0), rectangle(record), jnp.asarray(lattice(record["positions"][0])), jnp.float32(0)
     )
-    advance = jax.jit(env.observe_and_fuse)
     scores = jax.jit(functools.partial(baselines.ig_scores, env, communication=record.config["communication"]))
-    policy = jax.jit(functools.partial(env.baselines["ig"], env))
+    policy = compiled(env).policy("ig")
     for k in range(record.steps):
         positions = jnp.asarray(lattice(record["positions"][k]))
-        state, timestep = advance(
+        state, timestep = advance(env)(
             state, positions, jnp.asarray(record["comm"][k], bool), jnp.asarray(whole_map(record, k))
         )
         gain, score = scores(state, timestep)
@@ -39,26 +39,25 @@ def test_recorded_greedy_missions(name):
         np.testing.assert_allclose(np.take_along_axis(record["utility"][k], action[:, None], 1)[:, 0], best, rtol=1e-5)
 
 
-def play(env, policy, steps, key, state=None, timestep=None):
-    if state is None:
-        state, timestep = jax.jit(env.reset)(key, ())
-    act = jax.jit(functools.partial(policy, env))
-    step = jax.jit(env.step)
+def play(env, name, steps, key):
+    """States and time steps of a mission of a scripted policy; every action is open."""
+    programs = compiled(env)
+    state, timestep = programs.reset(key, ())
     seen = [(state, timestep)]
     for t in range(steps):
-        action = act(state, timestep, jax.random.fold_in(key, 1000 + t))
+        action = programs.policy(name)(state, timestep, jax.random.fold_in(key, 1000 + t))
         assert action.shape == (env.num_agents,) and action.dtype == jnp.int32
         assert np.all(np.take_along_axis(np.asarray(timestep.action_mask), np.asarray(action)[:, None], 1)), t
-        state, timestep = step(state, action, ())
+        state, timestep = programs.step(state, action, ())
         seen.append((state, timestep))
     return seen
 
 
-@pytest.mark.parametrize("num_actions", [4, 6, 27])
+@pytest.mark.parametrize("num_actions", [4, 6, pytest.param(27, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", sorted(baselines.BASELINES))
 def test_every_baseline_stays_inside(name, num_actions):
     env = envs_jax.make("coverage", q=3, num_agents=3, budget=4, num_actions=num_actions)
-    play(env, env.baselines[name], env.steps, jax.random.key(1))
+    play(env, name, env.steps, jax.random.key(1))
 
 
 def test_random_is_uniform_over_open_actions():
@@ -76,7 +75,7 @@ def test_random_is_uniform_over_open_actions():
 def test_lawnmower_flies_its_path(level):
     name, start = [("lawnmower_5", "paths_5"), ("lawnmower", "paths_10"), ("lawnmower_15", "paths_15")][level]
     env = envs_jax.make("coverage", q=3, num_agents=5, start=start)
-    seen = play(env, env.baselines[name], 14, jax.random.key(1))
+    seen = play(env, name, 14, jax.random.key(1))
     flown = np.stack([state.positions for state, _ in seen])  # [15, A, 3]
     np.testing.assert_array_equal(flown[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
     np.testing.assert_array_equal(flown[:, 4], flown[:, 0])
@@ -107,7 +106,7 @@ def test_expected_gain_by_hand():
 
 def test_lawnmower_finds_its_path():
     env = envs_jax.make("coverage", q=2, num_agents=4, budget=40)
-    seen = play(env, env.baselines["lawnmower"], 40, jax.random.key(5))
+    seen = play(env, "lawnmower", 40, jax.random.key(5))
     for agent in range(4):
         visited = {tuple(np.asarray(state.positions[agent])) for state, _ in seen}
         assert {(*point, 1) for point in baselines.PATHS[agent].tolist()} <= visited
@@ -116,8 +115,8 @@ def test_lawnmower_finds_its_path():
 def test_sequential_greedy_respects_collisions():
     env = envs_jax.make("coverage", q=3, num_agents=4, start="corners")
     masks = jax.jit(functools.partial(actions.sequential_masks, num_actions=6))
-    policy = jax.jit(functools.partial(env.baselines["ig_sequential"], env))
-    for state, timestep in play(env, env.baselines["ig_sequential"], 8, jax.random.key(3)):
+    policy = compiled(env).policy("ig_sequential")
+    for state, timestep in play(env, "ig_sequential", 8, jax.random.key(3)):
         action = np.asarray(policy(state, timestep, jax.random.key(0)))
         open_ = np.asarray(masks(state.positions, timestep.action_mask, action))
         assert np.all(np.take_along_axis(open_, action[:, None], 1))
@@ -129,7 +128,7 @@ def test_sequential_greedy_avoids_overlap():
     start = jnp.full((2, 3), 5, jnp.int32).at[:, 2].set(1)
     ground = terrain.split(jnp.int32(0), jnp.int32(40), env.n)
     state = env.begin(jax.random.key(0), ground, start, jnp.float32(25))
-    state, timestep = jax.jit(env.observe_and_fuse)(state, start, *env._draw(state, start))
+    state, timestep = advance(env)(state, start, *env._draw(state, start))
     action = jax.jit(functools.partial(env.baselines["ig_sequential"], env))(state, timestep, jax.random.key(0))
     assert action[0] != action[1]
 

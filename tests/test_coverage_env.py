@@ -1,35 +1,17 @@
 """Coverage as an environment: its contract, its settings, and what must hold in every mission."""
 
+import dataclasses
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import fly, make
+from helpers.coverage import advance, critic, fly, make
+from helpers.programs import compiled
 
 import envs_jax
-from envs_jax.batch import batched
 from envs_jax.coverage import communication, maps, reward, terrain, world
-from envs_jax.testing import check_env
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"num_agents": 1, "num_actions": 27, "belief_dtype": "float32", "terrain": "field", "prior": 0.3},
-        pytest.param(
-            {"num_agents": 6, "num_actions": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            {"start": "original", "reward_timing": "original", "map_engine": "windows"}, marks=pytest.mark.long
-        ),
-    ],
-)
-def test_contract(settings):
-    check_env(make(budget=3, **settings))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +43,18 @@ def test_impossible_settings(settings, words):
         make(**settings)
 
 
+USUAL = make(failure_rate=0.2)  # what most tests fly, so that it is compiled once
+COPIES = 300
+
+
 def test_a_mission_from_start_to_end():
-    env = make(budget=5)
+    env = USUAL
     seen = fly(env, jax.random.key(4))
     for t, (state, timestep) in enumerate(seen):
         assert int(state.t) == t
         assert bool(timestep.first) == (t == 0)
-        assert bool(timestep.terminated) == (t == 6) and not bool(timestep.truncated)
-        np.testing.assert_allclose(timestep.observation[..., 0], max(0.0, (5 - t) / 5), atol=1e-6)
+        assert bool(timestep.terminated) == (t == 5) and not bool(timestep.truncated)
+        np.testing.assert_allclose(timestep.observation[..., 0], max(0.0, (4 - t) / 4), atol=1e-6)
         assert np.all(np.asarray(timestep.reward) == np.asarray(timestep.reward)[0])
         observation = np.asarray(timestep.observation)
         assert observation.min() >= 0.0 and observation.max() <= 1.0
@@ -80,9 +66,11 @@ def test_a_mission_from_start_to_end():
 
 
 def test_reward_timing_shifts_by_one():
-    key = jax.random.key(8)
-    aligned = [float(ts.reward[0]) for _, ts in fly(make(), key)]
-    original = [float(ts.reward[0]) for _, ts in fly(make(reward_timing="original"), key)]
+    settings = {"failure_rate": 0.2}
+    aligned, original = (
+        [float(timestep.reward[0]) for _, timestep in replay(env, *surveys(env, 3, 6))]
+        for env in (make(**settings), make(reward_timing="original", **settings))
+    )
     assert original[2:] == aligned[1:-1]
     assert original[0] == 0.0 and original[1] != 0.0
 
@@ -92,12 +80,14 @@ def test_a_fusion_that_changes_nothing_earns_the_offset():
     start = jnp.full((2, 3), 5, jnp.int32).at[:, 2].set(0)
     ground = terrain.split(jnp.int32(0), jnp.int32(45), env.n)
     state = env.begin(jax.random.key(0), ground, start, jnp.float32(25))
-    advance = jax.jit(env.observe_and_fuse)
-    rewards = []
-    for _ in range(6):  # certain cells cannot become more certain
-        readings = jnp.ones((2, env.n, env.n), jnp.bool_)
-        state, timestep = advance(state, start, jnp.ones((2, 2), jnp.bool_), readings)
-        rewards.append(float(timestep.reward[0]))
+    readings = jnp.ones((2, env.n, env.n), jnp.bool_)
+
+    @jax.jit
+    def rewards_of(state):  # certain cells cannot become more certain
+        advance = lambda state, _: env.observe_and_fuse(state, start, jnp.ones((2, 2), jnp.bool_), readings)  # noqa: E731
+        return jax.lax.scan(advance, state, length=6)[1].reward[:, 0]
+
+    rewards = np.asarray(rewards_of(state))
     assert rewards[1] > -0.5
     assert rewards[-1] == -0.5
     zero = jnp.zeros((2,), jnp.int32)
@@ -128,19 +118,21 @@ def surveys(env, seed, steps, transpose=False):
     return jnp.asarray(poses), jnp.asarray(readings)
 
 
+heard = jax.jit(communication.received)
+
+
 def replay(env, poses, readings, side=0, reach=25.0):
     ground = terrain.split(jnp.int32(side), jnp.int32(40), env.n)
     state = env.begin(jax.random.key(0), ground, poses[0], jnp.float32(reach))
-    advance = jax.jit(env.observe_and_fuse)
     seen = []
     for k in range(len(poses)):
-        state, timestep = advance(state, poses[k], communication.received(poses[k], jnp.float32(reach)), readings[k])
+        state, timestep = advance(env)(state, poses[k], heard(poses[k], jnp.float32(reach)), readings[k])
         seen.append(jax.tree.map(np.asarray, (state.maps.beliefs, timestep)))
     return seen
 
 
 def test_exchanging_the_axes_exchanges_them_in_the_results():
-    env = make(q=4)
+    env = USUAL
     plain = replay(env, *surveys(env, 0, 5), side=0)
     turned = replay(env, *surveys(env, 0, 5, transpose=True), side=2)
     for (belief, a), (belief_turned, b) in zip(plain, turned, strict=True):
@@ -153,7 +145,7 @@ def test_exchanging_the_axes_exchanges_them_in_the_results():
 
 
 def test_unlimited_range_gives_everyone_the_belief_of_the_team():
-    env = make()
+    env = USUAL
     poses, readings = surveys(env, 1, 8)
     for k, (beliefs, _) in enumerate(replay(env, poses, readings, reach=100.0)):
         local, team = beliefs[:-1], beliefs[-1:]
@@ -166,11 +158,11 @@ def test_unlimited_range_gives_everyone_the_belief_of_the_team():
 
 
 def test_range_zero_leaves_own_measurements():
-    env, alone = make(num_agents=3), make(num_agents=1)
+    env, alone = USUAL, make(num_agents=1)
     poses, readings = surveys(env, 2, 4)
-    poses = poses.at[:, :, 0].set(jnp.array([[1, 4, 7]]))  # never in one place
+    poses = poses.at[:, :, 0].set(jnp.array([[1, 4, 7, 9]]))  # never in one place
     together = replay(env, poses, readings, reach=0.0)
-    for i in range(3):
+    for i in range(4):
         single = replay(alone, poses[:, i : i + 1], readings[:, i : i + 1], reach=0.0)
         for (beliefs, a), (own, b) in zip(together, single, strict=True):
             np.testing.assert_array_equal(beliefs[i], own[0])
@@ -178,7 +170,8 @@ def test_range_zero_leaves_own_measurements():
 
 
 def test_messages_fail_independently():
-    draws = np.stack([communication.delivered(jax.random.key(0), jnp.int32(i), 4, 0.3) for i in range(300)])
+    number = jnp.arange(300, dtype=jnp.int32)
+    draws = np.asarray(jax.jit(jax.vmap(lambda i: communication.delivered(jax.random.key(0), i, 4, 0.3)))(number))
     off = ~np.eye(4, dtype=bool)
     assert draws[:, off].mean() == pytest.approx(0.7, abs=0.03)
     assert not np.array_equal(draws, draws.swapaxes(1, 2))  # one-way failures
@@ -190,75 +183,73 @@ def test_messages_fail_independently():
 
 
 def test_critic_input():
-    env = make(num_agents=3)
-    _, timestep = fly(env, jax.random.key(3), steps=1)[-1]
-    action = jnp.array([5, 0, 2], jnp.int32)
-    critic = np.asarray(env.spec.critic_input(timestep, action))
-    assert critic.shape == (3, 11, 11, 12)
+    _, timestep = fly(USUAL, jax.random.key(3), steps=1)[-1]
+    action = jnp.array([5, 0, 2, 3], jnp.int32)
+    see = critic(6)
+    seen = np.asarray(see(timestep, action))
+    assert seen.shape == (4, 11, 11, 12)
     positions = np.asarray(timestep.mask_state)
-    for i in range(3):
+    assert len(np.unique(positions[:, :2], axis=0)) == 4  # else one would hide another
+    for i in range(4):
         plane, heights = np.zeros((11, 11)), np.zeros((11, 11))
-        for j in range(3):
+        for j in range(4):
             heights[positions[j, 0], positions[j, 1]] = (positions[j, 2] + 1) / 3
             if j != i:
                 plane[positions[j, 0], positions[j, 1]] = (action[j] + 1) / 6
-        np.testing.assert_allclose(critic[i, ..., 11], plane, atol=1e-6)
-        np.testing.assert_allclose(critic[i, ..., 7], heights, atol=1e-6)
-        np.testing.assert_array_equal(critic[i, ..., :7], timestep.observation[i])
-    half = env.spec.critic_input(
-        jax.tree.map(lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, timestep), action
-    )
-    assert half.dtype == jnp.float16
+        np.testing.assert_allclose(seen[i, ..., 11], plane, atol=1e-6)
+        np.testing.assert_allclose(seen[i, ..., 7], heights, atol=1e-6)
+        np.testing.assert_array_equal(seen[i, ..., :7], timestep.observation[i])
+    np.testing.assert_array_equal(USUAL.spec.critic_input(timestep, action), seen)
+    half = jax.tree.map(lambda x: x.astype(jnp.float16) if x.dtype == jnp.float32 else x, timestep)
+    assert jax.eval_shape(see, half, action).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("engine", "copies"), [("dense", 1000), pytest.param("windows", 12, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("engine", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
 def test_a_copy_alone_equals_the_copy_in_a_batch(engine, copies):
-    env = make(map_engine=engine, failure_rate=0.2)
-    batch = batched(env)
+    programs = compiled(dataclasses.replace(USUAL, map_engine=engine))
     keys = jax.random.split(jax.random.key(11), copies)
-    states, timesteps = jax.jit(batch.reset)(keys, ())
-    play = jax.jit(batch.play)
+    states, timesteps = programs.reset_batch(keys, ())
     history = [(states.env, timesteps)]
     actions_ = np.asarray(jax.random.randint(jax.random.key(1), (3, copies, 4), 0, 6, jnp.int32))
     for action in actions_:
-        states, timesteps = play(states, action, ())
+        states, timesteps = programs.step_batch(states, timesteps, action, ())
         history.append((states.env, timesteps))
-    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    history = jax.tree.map(_numbers, history)
     for i in (0, copies // 2, copies - 1):
-        state, timestep = reset(jax.random.fold_in(keys[i], 0), ())
-        for t, (many_states, many_timesteps) in enumerate(history):
+        state, timestep = programs.reset(jax.random.fold_in(keys[i], 0), ())
+        for t, many in enumerate(history):
             if t:
-                state, timestep = step(state, actions_[t - 1, i], ())
-            alone = jax.tree.leaves((state, timestep))
-            together = [leaf[i] for leaf in jax.tree.leaves((many_states, many_timesteps))]
-            for a, b in zip(alone, together, strict=True):
-                if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-                    a, b = jax.random.key_data(a), jax.random.key_data(b)
-                if jnp.issubdtype(a.dtype, jnp.floating):
-                    np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-6)
+                state, timestep = programs.step(state, actions_[t - 1, i], ())
+            alone = [_numbers(leaf) for leaf in jax.tree.leaves((state, timestep))]
+            for a, b in zip(alone, jax.tree.leaves(many), strict=True):
+                if np.issubdtype(a.dtype, np.floating):
+                    np.testing.assert_allclose(a, b[i], atol=1e-6, rtol=1e-6)
                 else:
-                    np.testing.assert_array_equal(a, b)
+                    np.testing.assert_array_equal(a, b[i])
+
+
+def _numbers(leaf):
+    """A leaf in NumPy, keys as their numbers."""
+    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
 
 
 def test_episodes_of_a_batch_follow_each_other():
-    env = make(budget=2)
-    batch = batched(env)
-    keys = jax.random.split(jax.random.key(0), 3)
-    state, timestep = jax.jit(batch.reset)(keys, ())
-    step = jax.jit(batch.step)
+    programs = compiled(USUAL)
+    keys = jax.random.split(jax.random.key(0), COPIES)
+    state, timestep = programs.reset_batch(keys, ())
     firsts, starts = [], []
-    for _ in range(9):
-        state, timestep = step(state, timestep, jnp.zeros((3, 4), jnp.int32), ())
+    for _ in range(13):
+        state, timestep = programs.step_batch(state, timestep, jnp.zeros((COPIES, 4), jnp.int32), ())
         firsts.append(bool(timestep.first[0]))
         starts.append(np.asarray(state.env.maps.sums.counts))
-    assert firsts == [False, False, False, True] * 2 + [False]
-    again, _ = jax.jit(env.reset)(jax.random.fold_in(keys[1], 1), ())
-    np.testing.assert_array_equal(again.maps.sums.counts, starts[3][1])
+    assert firsts == [False] * 5 + [True] + [False] * 5 + [True, False]
+    again, _ = programs.reset(jax.random.fold_in(keys[1], 1), ())
+    np.testing.assert_array_equal(again.maps.sums.counts, starts[5][1])
 
 
 def test_field_uses_packed_bits():
     env = make(q=5, terrain="field")
-    state, _ = jax.jit(env.reset)(jax.random.key(0), ())
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0), ())
     assert state.terrain.bits.dtype == jnp.uint8 and state.terrain.bits.shape == (-(-env.n // 8), env.n)
     assert make(terrain="mixed").spec.num_agents == 4
 

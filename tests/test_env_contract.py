@@ -17,11 +17,22 @@ from envs_jax.base import pytree
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.testing import ContractError, check_env
 
-# Settings that are small and quick, several for each registered environment; one without an entry is checked as it is.
+# Settings that are small and quick; the first of each registered environment are played in every run, the others
+# at night. One without an entry is checked as it is.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
-        {"q": 5, "num_agents": 2, "budget": 4},
         {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
+        {"q": 5, "num_agents": 2, "budget": 4},
+        {
+            "q": 3,
+            "num_agents": 1,
+            "num_actions": 27,
+            "budget": 3,
+            "belief_dtype": "float32",
+            "terrain": "field",
+            "prior": 0.3,
+        },
+        {"q": 3, "budget": 3, "start": "original", "reward_timing": "original", "map_engine": "windows"},
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
     ],
@@ -70,13 +81,11 @@ def test_the_corridor_keeps_the_contract(settings: dict[str, int]) -> None:
 
 
 def registered_cases() -> Iterator[Any]:
-    """The first settings of each environment always, the second among the slow tests, others among the long ones."""
+    """The first settings of each environment always, others among the long tests."""
     for name in envs_jax.registered():
         for number, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(
-                name, settings, id=label, marks=[[], [pytest.mark.slow], [pytest.mark.long]][min(number, 2)]
-            )
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))

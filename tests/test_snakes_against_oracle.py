@@ -22,15 +22,14 @@ from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes.board import Board
 
 BOARDS = [  # height, width, snakes, beans, teams
-    (3, 3, 1, 1, 1),
     (3, 3, 2, 3, 2),
     (4, 4, 3, 8, 1),
-    (3, 24, 4, 2, 2),
     (12, 3, 4, 6, 2),
-    (5, 7, 6, 5, 2),
-    (9, 8, 7, 4, 1),
     (10, 20, 6, 5, 2),
-    (12, 24, 8, 7, 2),
+    *(
+        pytest.param(case, marks=pytest.mark.long)
+        for case in ((3, 3, 1, 1, 1), (3, 24, 4, 2, 2), (5, 7, 6, 5, 2), (9, 8, 7, 4, 1), (12, 24, 8, 7, 2))
+    ),
 ]
 LANES = 24
 SCRIPTED = (1, 2, 3, 4, 5)  # indices in LEVELS
@@ -257,15 +256,19 @@ def test_level_3_weighs_ties_as_square_roots_do() -> None:
 # ---------------------------------------------------------------- whole environments
 
 MIXTURE = "1:1,2:1,3:1,4:1,evasion:1"
-ENVIRONMENTS: list[dict[str, Any]] = [
+ENVIRONMENTS: list[Any] = [
     {"seat": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
-    {"height": 5, "width": 9, "seat": "second", "observation": "obs30", "reward": "v1.1", "time_limit": "truncate"},
     {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "seat": "both", "exclusive_beans": True,
      "fixed_respawn": True, "reward": "v1.1_fixed"},
-    {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original"},
+    {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original",
+     "time_limit": "truncate"},
     {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "lives"},
-    {"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
-    {"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "seat": "both", "stale_opponents": True},
+    {"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "seat": "both", "stale_opponents": True,
+     "reward": "score"},
+    pytest.param({"height": 5, "width": 9, "seat": "second", "observation": "obs30", "reward": "v1.1",
+                  "time_limit": "truncate"}, marks=pytest.mark.long),
+    pytest.param({"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
+                 marks=pytest.mark.long),
 ]  # fmt: skip
 
 

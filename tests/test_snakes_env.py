@@ -1,6 +1,7 @@
 """Snakes as an environment: contract, settings, schedules, seats, the observation of our own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -107,9 +108,10 @@ def test_score_reward_is_the_difference_of_the_team_scores():
 def test_the_seat_only_renames_snakes():
     """What the second seat sees of a game is what the first sees of the game with exchanged halves."""
     first, second = (envs_jax.make("snakes", seat=seat, observation="obs_full") for seat in ("first", "second"))
-    state, _ = first.reset(jax.random.key(0), context(first))
+    state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
     turned = dataclasses.replace(state, game=snakes_env._half_turn(state.game, 3), second=jnp.bool_(True))
-    for a, b in zip(jax.tree.leaves(first.seen(state)), jax.tree.leaves(second.seen(turned)), strict=True):
+    seen = jax.jit(first.seen)(state), jax.jit(second.seen)(turned)
+    for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -117,8 +119,8 @@ def test_outside_both_teams_see_and_are_paid_as_the_learner_in_its_seat():
     """The same game, played with both teams outside and with the choices of level 2 for the other team."""
     inside = {seat: envs_jax.make("snakes", seat=seat, max_steps=30, reward="plus") for seat in ("first", "second")}
     outside = envs_jax.make("snakes", opponent="outside", max_steps=30, reward="plus")
-    states = {seat: env.reset(jax.random.key(7), context(env)) for seat, env in inside.items()}
-    both = outside.reset(jax.random.key(7), context(outside))
+    states = {seat: jax.jit(env.reset)(jax.random.key(7), context(env)) for seat, env in inside.items()}
+    both = jax.jit(outside.reset)(jax.random.key(7), context(outside))
     step, step_outside = {s: jax.jit(e.step) for s, e in inside.items()}, jax.jit(outside.step)
     level2 = {
         seat: jax.jit(lambda state, env=env: env.baselines["level2"](env, state, None, jax.random.key(0)))
@@ -142,9 +144,18 @@ def test_outside_both_teams_see_and_are_paid_as_the_learner_in_its_seat():
 BOARD = Board(6, 8)
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def see(game, agents, teams):
+    return full.columns(BOARD, game, agents, teams)
+
+
+open_directions = jax.jit(lambda game: full.open_directions(BOARD, game, 1)[0])
+room = jax.jit(lambda game: full.room(BOARD, game, 2, full.leaving(BOARD, game)))
+
+
 def _see(bodies, directions, beans, agents=1, teams=2):
     game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, beans, 3))
-    columns = np.asarray(full.columns(BOARD, game, agents, teams))
+    columns = np.asarray(see(game, agents, teams))
     layout = full.Layout(len(bodies), 3)
     assert len(columns) == layout.size
     crop = columns[: np.prod(layout.planes)].reshape(*layout.planes, agents)
@@ -207,12 +218,12 @@ def test_room_is_what_moves_come_to(bean, hungry):
         [(3, 3), (3, 4), (3, 5), (3, 6)],
     ]
     game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, [2, 2], [bean], 3))
-    found = np.asarray(full.room(BOARD, game, 2, full.leaving(BOARD, game)))
+    found = np.asarray(room(game))
     for agent, (r, c) in enumerate(body[0] for body in bodies):
         beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
         assert found[:, agent].tolist() == [_cells_behind(bodies, cell, hungry) for cell in beside]
     assert found[2, 0] == 0 < found[0, 0]
-    seen = full.columns(BOARD, game, 2, 2)[-8:]
+    seen = see(game, 2, 2)[-8:]
     np.testing.assert_array_equal(seen[:4], np.minimum(found * 5, 100))
     np.testing.assert_array_equal(seen[4:], np.minimum(found, 100))
 
@@ -247,7 +258,7 @@ OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, d
 @pytest.mark.parametrize(("bodies", "directions", "bean", "wanted"), OPEN_DIRECTIONS.values(), ids=OPEN_DIRECTIONS)
 def test_open_directions_by_hand(bodies, directions, bean, wanted):
     game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, [bean], 3))
-    np.testing.assert_array_equal(full.open_directions(BOARD, game, 1)[0], wanted)
+    np.testing.assert_array_equal(open_directions(game), wanted)
 
 
 def test_lives_are_paid_by_points_and_deaths():

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from envs_jax.coverage import terrain
+from envs_jax.coverage import observation, terrain
+from helpers.programs import compiled
 
 SPACING = 5  # metres
 
@@ -18,16 +19,28 @@ def make(**settings):
     return envs_jax.make("coverage", **{"q": 3, "budget": 4, **settings})
 
 
-def fly(env, key, policy=None, steps=None):
-    """Time steps and states of a mission with random open actions."""
-    reset, step = jax.jit(env.reset), jax.jit(env.step)
-    policy = policy or jax.jit(functools.partial(env.baselines["random"], env))
-    state, timestep = reset(key, ())
+def fly(env, key, steps=None):
+    """States and time steps of a mission with random open actions."""
+    programs = compiled(env)
+    state, timestep = programs.reset(key, ())
     seen = [(state, timestep)]
     for t in range(env.steps if steps is None else steps):
-        state, timestep = step(state, policy(state, timestep, jax.random.fold_in(key, 99 + t)), ())
+        action = programs.policy("random")(state, timestep, jax.random.fold_in(key, 99 + t))
+        state, timestep = programs.step(state, action, ())
         seen.append((state, timestep))
     return seen
+
+
+@functools.cache
+def advance(env):
+    """`env.observe_and_fuse`, compiled once for equal environments."""
+    return jax.jit(env.observe_and_fuse)
+
+
+@functools.cache
+def critic(num_actions):
+    """What the critic sees, compiled once for an action set."""
+    return jax.jit(functools.partial(observation.critic_input, num_actions=num_actions))
 
 
 def environment(record: golden.CoverageRecord, **settings: Any) -> Any:

@@ -1,17 +1,15 @@
-"""Compiled programs of environments, each compiled once in a process: tests wait for the compiler most of all."""
+"""Programs of environments, each compiled once in a process: most of the time, tests wait for the compiler."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-import envs_jax
-from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax import Environment
+from envs_jax.batch import batched
 
 
-@dataclasses.dataclass(frozen=True)
 class Programs:
     """An environment with its programs; each is compiled when it is first called.
 
@@ -21,24 +19,23 @@ class Programs:
         reset_batch, play, step_batch: of B copies, without auto-reset (`play`) and with it (`step_batch`).
     """
 
-    env: Any
-    batch: BatchedEnvironment
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
-    reset_batch: Callable[..., Any]
-    play: Callable[..., Any]
-    step_batch: Callable[..., Any]
+    def __init__(self, env: Environment):
+        self.env: Any = env
+        self.batch = batched(env)
+        self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
+        self.reset_batch, self.play, self.step_batch = map(
+            jax.jit, (self.batch.reset, self.batch.play, self.batch.step)
+        )
+        self._policies: Any = {}
 
-    @functools.cache  # noqa: B019 - lives as long as the process
     def policy(self, name: str) -> Callable[..., Any]:
         """The scripted policy `name` of one copy: action = policy(state, timestep, key)."""
-        return jax.jit(functools.partial(self.env.baselines[name], self.env))
+        if name not in self._policies:
+            self._policies[name] = jax.jit(functools.partial(self.env.baselines[name], self.env))
+        return self._policies[name]
 
 
 @functools.cache
-def compiled(name: str, **settings: Any) -> Programs:
-    """The programs of a registered environment under these settings (hashable values)."""
-    env = envs_jax.make(name, **settings)
-    batch = batched(env)
-    one = (jax.jit(env.reset), jax.jit(env.step))
-    return Programs(env, batch, *one, jax.jit(batch.reset), jax.jit(batch.play), jax.jit(batch.step))
+def compiled(env: Environment) -> Programs:
+    """The programs of an environment; equal environments share them."""
+    return Programs(env)
