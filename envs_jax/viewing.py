@@ -8,7 +8,7 @@ import dataclasses
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,7 @@ class Record:
         actions: [T, A, ...].
         curves: {metric: float[T + 1]}, "return" too: what the episode would report if it ended there.
         references: {policy: {metric: float[T + 1, 2]}}: mean over many episodes and half of its 95 % interval.
+        final_means: {opponent: {policy: {metric: mean at the end of many games}}}, where two teams play.
     """
 
     env: Environment
@@ -46,6 +47,7 @@ class Record:
     actions: np.ndarray
     curves: Mapping[str, np.ndarray]
     references: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    final_means: Mapping[str, Mapping[str, Mapping[str, float]]] = dataclasses.field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -77,6 +79,15 @@ class Line:
     values: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A line at one value over the whole episode, with a label at its end: a limit, or what others have at the end."""
+
+    label: str
+    colour: str
+    value: float
+
+
 class Viewer(Protocol):
     """Draws records of one environment.
 
@@ -96,9 +107,9 @@ class Viewer(Protocol):
         """A PIL image that tells the whole episode."""
 
 
-def colours(record: Record) -> dict[str, str]:
-    """A colour for every policy of `record.references`."""
-    others = [name for name in record.references if name not in _PLAIN]
+def colours(policies: Iterable[str]) -> dict[str, str]:
+    """A colour for every policy."""
+    others = [name for name in policies if name not in _PLAIN]
     return _PLAIN | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(others)}
 
 
@@ -111,16 +122,21 @@ _LABEL = 12.0  # height of a label's line, points
 
 
 def plot_metric(
-    axes: Any, record: Record, metric: str, step: int | None = None, lines: Sequence[Line] | None = None
+    axes: Any,
+    record: Record,
+    metric: str,
+    step: int | None = None,
+    lines: Sequence[Line] | None = None,
+    levels: Sequence[Level] = (),
 ) -> None:
     """A metric over the episode on matplotlib axes: this episode up to `step`, means of `references` with their bands.
 
     A `step` of -1 leaves the episode pale, without the point where it stands. Labels stand at the right ends of the
-    curves, moved apart where they would overlap. `lines`: see `page`.
+    curves, moved apart where they would overlap. `lines`, `levels`: see `page`.
     """
     if lines is None:
         lines = [Line(f"this episode ({record.policy})", INK, np.asarray(record.curves[metric]))]
-    steps, colour = np.arange(record.steps + 1), colours(record)
+    steps, colour = np.arange(record.steps + 1), colours(record.references)
     step = record.steps if step is None else step
     ends = []
     for name, curves in record.references.items():
@@ -129,6 +145,9 @@ def plot_metric(
             axes.plot(steps, mean, color=colour[name], linewidth=1.6, linestyle=(0, (5, 1.5)), zorder=2)
             axes.fill_between(steps, mean - half, mean + half, color=colour[name], alpha=0.14, linewidth=0)
             ends.append((mean[-1], label(name), colour[name], "normal"))
+    for level in levels:
+        axes.axhline(level.value, color=level.colour, linewidth=1.2, linestyle=(0, (2, 2)), zorder=2)
+        ends.append((level.value, level.label, level.colour, "normal"))
     for line in lines:
         own, ink = line.values, line.colour
         axes.plot(steps, own, color=ink, linewidth=1.2, alpha=0.22, zorder=3)
@@ -146,12 +165,21 @@ def plot_metric(
     for place, (_, text, ink, weight) in zip(places, ends, strict=True):
         axes.annotate(text, (1, place), (7, 0), xycoords="axes fraction", textcoords="offset points", color=ink,
                       weight=weight, va="center", fontsize=9.5)  # fmt: skip
+    _make_room(axes)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(colors="#4a5560", labelsize=9)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def _make_room(axes: Any) -> None:
+    """Make axes narrower where the labels beside them would leave the figure."""
+    beyond = max(text.get_window_extent().x1 for text in axes.texts) - axes.figure.bbox.x1
+    if beyond > 0:
+        box = axes.get_position()
+        axes.set_position((box.x0, box.y0, box.width - (beyond + 2) / axes.figure.bbox.width, box.height))
 
 
 def spread(places: list[float], gap: float) -> list[float]:
@@ -200,6 +228,7 @@ def page(
     data: Mapping[str, Any],
     figures: Sequence[str] | None = None,
     lines: Mapping[str, Sequence[Line]] | None = None,
+    levels: Mapping[str, Sequence[Level]] | None = None,
     moments: Sequence[str] | None = None,
     rate: int = 2,
 ) -> str:
@@ -214,6 +243,7 @@ def page(
         figures: names of `record.curves` in the order of their tiles, the one drawn first in front; None: all, the
             score in front.
         lines: {figure: curves drawn in place of the episode's only one}.
+        levels: {figure: lines across its chart}.
         moments: words for the time steps [T + 1] in place of the environment's.
         rate: steps per second at first, one of RATES.
     """
@@ -221,13 +251,15 @@ def page(
     if record.env.spec.fixed_horizon:
         names = [name for name in names if name != "length"]
     names = list(figures or names)
-    colour = colours(record)
+    colour = colours(record.references)
     shown = {
         "steps": record.steps,
         "moments": list(moments or [record.moment(step) for step in range(record.steps + 1)]),
         "policy": record.policy,
         "curves": {"reward": _list(record.rewards)} | {name: _list(record.curves[name]) for name in names},
         "metric": names[0],
+        "labels": {name: record.env.spec.label(name) for name in ("reward", *names)},
+        "levels": {name: [vars(level) for level in group] for name, group in (levels or {}).items()},
         "lines": {
             name: [{"name": line.label, "colour": line.colour, "curve": _list(line.values)} for line in group]
             for name, group in (lines or {}).items()
@@ -272,7 +304,9 @@ _PAGE = """<!doctype html>
 <title>@TITLE@</title>
 <style>
 :root { --ink: #1d2733; --soft: #66717d; --line: #dfe3e8; --paper: #f5f6f8; --card: #fff; --accent: #0072b2;
-  color-scheme: light; }
+  --scene: #fafbfc; --tint: 100%; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6eaef; --soft: #a3adb8; --line: #3a434e; --paper: #12161b;
+  --card: #1b2129; --accent: #4aa3dc; --tint: 60%; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, "Segoe UI", sans-serif; }
 header { max-width: 1240px; margin: 0 auto; padding: 18px 20px 10px; }
@@ -280,30 +314,41 @@ h1 { margin: 0; font-size: 20px; font-weight: 650; letter-spacing: -.01em; overf
 header p { margin: 2px 0 0; color: var(--soft); }
 main { max-width: 1240px; margin: 0 auto; padding: 0 20px 20px; display: grid; gap: 16px;
   grid-template-columns: minmax(320px, min(62vw, calc(100vh - 190px))) minmax(300px, 1fr); align-items: start; }
-@media (max-width: 820px) { main { grid-template-columns: 1fr; } }
+@media (max-width: 820px) { main { grid-template-columns: minmax(0, 1fr); } .keys { display: none; } }
+@media (max-width: 480px) { header { padding: 14px 12px 8px; } main { padding: 0 8px 12px; gap: 10px; }
+  .card { padding: 8px; } }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 12px; }
 .scene > svg, .scene > canvas { display: block; width: 100%; height: auto; }
-.bar { display: flex; gap: 6px; align-items: center; margin-top: 10px; }
+.bar { display: flex; flex-wrap: wrap; gap: 6px; align-items: center; margin-top: 10px; }
 .bar button { font: inherit; min-width: 38px; height: 36px; padding: 0 8px; border: 1px solid var(--line);
-  border-radius: 8px; background: #fff; color: var(--ink); cursor: pointer; }
+  border-radius: 8px; background: var(--card); color: var(--ink); cursor: pointer; }
 .bar button svg { display: block; width: 20px; height: 20px; margin: auto; fill: currentColor; }
 .bar button:hover { border-color: var(--accent); }
-.bar #play { background: var(--accent); border-color: var(--accent); color: #fff; min-width: 84px; font-weight: 600; }
-.bar input { flex: 1; min-width: 60px; accent-color: var(--accent); }
-.bar select { font: inherit; height: 36px; border: 1px solid var(--line); border-radius: 8px; background: #fff; }
+.bar #play { background: #0072b2; border-color: #0072b2; color: #fff; min-width: 84px; font-weight: 600; }
+.bar input { flex: 1; min-width: 90px; accent-color: var(--accent); }
+.bar select { font: inherit; height: 36px; border: 1px solid var(--line); border-radius: 8px; background: var(--card);
+  color: inherit; }
 .now { display: flex; justify-content: space-between; margin-top: 6px; color: var(--soft); font-size: 13px; gap: 12px; }
 .now b { color: var(--ink); font-variant-numeric: tabular-nums; }
 kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4px; padding: 0 4px;
-  font: 11px ui-monospace, monospace; background: #fff; }
-.side { display: grid; gap: 12px; }
+  font: 11px ui-monospace, monospace; background: var(--card); }
+.side { display: grid; grid-template-columns: minmax(0, 1fr); gap: 12px; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 8px; }
 .tiles button { font: inherit; text-align: left; background: var(--card); border: 1px solid var(--line); color: inherit;
   border-radius: 10px; padding: 7px 10px; cursor: pointer; }
 .tiles button[aria-pressed=true] { border-color: var(--accent); box-shadow: inset 0 0 0 1px var(--accent); }
 .tiles span { display: block; font-size: 12px; color: var(--soft); }
 .tiles b { font-size: 19px; font-weight: 620; font-variant-numeric: tabular-nums; }
+.tiles small { font-size: 12px; color: var(--soft); }
 #chart { display: block; width: 100%; height: auto; cursor: pointer; overflow: visible; }
-#chart text { font-size: 11px; fill: var(--soft); }
+#chart { font-size: 11px; }
+@media (max-width: 480px) { #chart { font-size: 14px; } }
+#chart text { fill: var(--soft); }
+#chart .fill { fill: var(--own); }
+@supports (color: color-mix(in srgb, red, blue)) {
+  #chart .ink { stroke: color-mix(in srgb, var(--own) var(--tint), #fff); }
+  #chart .fill { fill: color-mix(in srgb, var(--own) var(--tint), #fff); }
+  .tinted { color: color-mix(in srgb, var(--own) var(--tint), #fff) !important; } }
 .legend { font-size: 13px; color: var(--soft); display: grid; gap: 8px; }
 .legend label { display: inline-flex; align-items: center; gap: 6px; margin-right: 14px; cursor: pointer; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
@@ -328,7 +373,7 @@ kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4p
 <select id="speed" aria-label="steps per second">@RATES@</select>
 </div>
 <div class="now"><span><b id="step"></b> <span id="moment"></span></span>
-<span><kbd>space</kbd> play &nbsp; <kbd>&larr;</kbd> <kbd>&rarr;</kbd> step &nbsp; <kbd>Home</kbd>
+<span class="keys"><kbd>space</kbd> play &nbsp; <kbd>&larr;</kbd> <kbd>&rarr;</kbd> step &nbsp; <kbd>Home</kbd>
 <kbd>End</kbd></span></div>
 </section>
 <section class="side">
@@ -353,7 +398,8 @@ const all = @DATA@;
 
   for (const name of Object.keys(data.curves)) {
     const tile = document.createElement("button");
-    tile.innerHTML = `<span>${escaped(name)}</span><b></b>`;
+    const [words, unit] = data.labels[name].split(", ");
+    tile.innerHTML = `<span>${escaped(words)}</span><b></b>${unit ? ` <small>${escaped(unit)}</small>` : ""}`;
     tile.dataset.name = name;
     tile.onclick = () => { metric = name; show(step); };
     byId("tiles").append(tile);
@@ -376,7 +422,12 @@ const all = @DATA@;
   function chart() {
     const own = data.lines[metric] || [{name: "this episode", colour: "var(--ink)", curve: data.curves[metric]}];
     const others = data.references.filter(r => r.curves[metric]);
-    const values = [...own.flatMap(l => l.curve), ...others.flatMap(r => r.curves[metric][0])].filter(v => v !== null);
+    const levels = data.levels[metric] || [];
+    const values = [...own.flatMap(l => l.curve), ...others.flatMap(r => r.curves[metric][0]),
+      ...levels.map(l => l.value)].filter(v => v !== null);
+    const names = [...own, ...others, ...levels].map(l => (l.name || l.label).length);
+    const size = parseFloat(getComputedStyle(byId("chart")).fontSize), letter = 0.58 * size;
+    frame.right = Math.max(200, 450 - letter * Math.max(...names));
     let low = Math.min(...values), high = Math.max(...values);
     if (high - low < 1e-9) { low -= 0.5; high += 0.5; }
     const room = (high - low) * 0.05; low -= room; high += room;
@@ -384,33 +435,41 @@ const all = @DATA@;
     const y = v => frame.bottom - (frame.bottom - frame.top) * (v - low) / (high - low);
     const path = (curve, upto) => curve.slice(0, upto + 1).map((v, k) => v === null ? "" :
       `${k ? "L" : "M"}${x(k).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-    let svg = `<text x="${frame.left - 36}" y="14" style="font-weight:600;font-size:13px;fill:var(--ink)">` +
-      `${escaped(metric)}</text>`;
+    let svg = `<text x="${frame.left - 36}" y="14" style="font-weight:600;font-size:1.18em;fill:var(--ink)">` +
+      `${escaped(data.labels[metric])}</text>`;
     const [marks, digits] = ticks(low, high);
     for (const v of marks) svg += `<line x1="${frame.left}" x2="${frame.right}" y1="${y(v)}" y2="${y(v)}" ` +
       `stroke="var(--line)"/><text x="${frame.left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(digits)}</text>`;
     for (const k of [...new Set([0, Math.round(last / 3), Math.round(2 * last / 3), last])])
       svg += `<text x="${x(k)}" y="${frame.bottom + 17}" text-anchor="middle">${k}</text>`;
     svg += `<text x="${(frame.left + frame.right) / 2}" y="${frame.bottom + 33}" text-anchor="middle">step</text>`;
-    svg += `<line x1="${x(step)}" x2="${x(step)}" y1="${frame.top}" y2="${frame.bottom}" stroke="#b9c1ca" ` +
-      `stroke-dasharray="2 3"/>`;
+    svg += `<line x1="${x(step)}" x2="${x(step)}" y1="${frame.top}" y2="${frame.bottom}" stroke="var(--soft)" ` +
+      `stroke-opacity=".6" stroke-dasharray="2 3"/>`;
+    const coloured = colour => `class="ink" style="--own:${colour}" stroke="${colour}"`;
     const ends = [];
     for (const r of others) {
       const curve = r.curves[metric][0].slice(0, last + 1);
-      svg += `<path d="${path(curve, last)}" fill="none" stroke="${r.colour}" stroke-width="1.8" ` +
+      svg += `<path d="${path(curve, last)}" fill="none" ${coloured(r.colour)} stroke-width="1.8" ` +
         `stroke-dasharray="6 3"/>`;
       ends.push([y(curve[curve.length - 1]), r.name, r.colour, 400]);
     }
+    for (const l of levels) {
+      svg += `<line x1="${frame.left}" x2="${frame.right}" y1="${y(l.value)}" y2="${y(l.value)}" ` +
+        `${coloured(l.colour)} stroke-width="1.4" stroke-dasharray="2 2"/>`;
+      ends.push([y(l.value), l.label, l.colour, 400]);
+    }
     for (const {name, colour, curve} of own) {
-      const stroke = `fill="none" stroke="${colour}"`, end = curve[last];
+      const stroke = `fill="none" ${coloured(colour)}`, end = curve[last];
       svg += `<path d="${path(curve, last)}" ${stroke} stroke-opacity=".2" stroke-width="1.5"/>` +
         `<path d="${path(curve, step)}" ${stroke} stroke-width="2.8" stroke-linejoin="round"/>`;
-      if (curve[step] !== null) svg += `<circle cx="${x(step)}" cy="${y(curve[step])}" r="4.5" fill="${colour}"/>`;
+      if (curve[step] !== null) svg += `<circle cx="${x(step)}" cy="${y(curve[step])}" r="4.5" ` +
+        `class="fill" style="--own:${colour}" fill="${colour}"/>`;
       ends.push([end === null ? frame.bottom : y(end), name, colour, 650]);
     }
     ends.sort((a, b) => a[0] - b[0]);
-    spread(ends.map(e => e[0]), 14).forEach((place, i) => { svg += `<text x="${frame.right + 7}" y="${place + 4}" ` +
-      `style="fill:${ends[i][2]};font-weight:${ends[i][3]}">${escaped(ends[i][1])}</text>`; });
+    spread(ends.map(e => e[0]), 1.27 * size).forEach((place, i) => { svg += `<text x="${frame.right + 7}" ` +
+      `y="${place + 4}" class="fill" style="--own:${ends[i][2]};font-weight:${ends[i][3]}">` +
+      `${escaped(ends[i][1])}</text>`; });
     byId("chart").innerHTML = svg;
   }
 

@@ -36,7 +36,12 @@ _REST = 2.0  # seconds that an animation rests on its last frame
 
 
 def record(
-    subject: Subject, name: str, episode: int, seed: int, references: dict[str, dict[str, np.ndarray]] | None = None
+    subject: Subject,
+    name: str,
+    episode: int,
+    seed: int,
+    references: dict[str, dict[str, np.ndarray]] | None = None,
+    final_means: dict[str, dict[str, dict[str, float]]] | None = None,
 ) -> Record:
     """Fly one held-out episode, the same as episode number `episode` of `jaxrl.evaluate`.
 
@@ -45,7 +50,7 @@ def record(
         name: one of `subject.policies`.
         episode: its number.
         seed: of the held-out set.
-        references: see `Record.references`.
+        references, final_means: see `Record`.
     """
     fly = subject.evaluator([name], 1).record()
     flown = fly(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
@@ -63,6 +68,7 @@ def record(
         actions=actions[:steps],
         curves=curves,
         references=references or {},
+        final_means=final_means or {},
     )
 
 
@@ -77,11 +83,7 @@ def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[s
         UserError: the file is not one, or it is about other settings of the environment.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_REPORT + 1)
-        if len(content) > _MOST_REPORT:
-            raise ValueError(f"it is larger than {_MOST_REPORT:,} bytes")
-        report = json.loads(content)
+        report = _read_report(path)
         about = report["env"], _plain(report["env_settings"]), report["steps"]
         wanted = subject.name, _plain(subject.settings), subject.env.spec.horizon
         policies = dict(report["policies"].items())
@@ -105,12 +107,46 @@ def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[s
     return {policy: curves[policy] for policy in chosen if policy in curves}
 
 
+def _read_report(path: Path) -> Any:
+    """What stands in a JSON file. Raises OSError, ValueError, RecursionError."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_REPORT + 1)
+    if len(content) > _MOST_REPORT:
+        raise ValueError(f"it is larger than {_MOST_REPORT:,} bytes")
+    return json.loads(content)
+
+
 def _curve(values: Any, steps: int) -> np.ndarray:
     """float64[T + 1, 2] of a metric's "mean" and "ci95". Raises ValueError for anything else."""
     curve = np.array([values["mean"], values["ci95"]], np.float64).T
     if curve.shape != (steps + 1, 2):
         raise ValueError(f"a curve has the shape {curve.shape}, not {(steps + 1, 2)}")
     return curve
+
+
+def read_final_means(path: Path, subject: Subject) -> dict[str, dict[str, dict[str, float]]]:
+    """Return `Record.final_means` from the matches of an evaluation's JSON file.
+
+    Empty where the file is about something else: another environment, other settings, or no games.
+    """
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    try:
+        report = _read_report(path)
+        free = {*report["set"], "opponent"}  # every opponent has matches of its own
+        settings = [
+            {name: value for name, value in one.items() if name not in free}
+            for one in (report["env_settings"], _plain(subject.settings))
+        ]
+        if report["env"] != subject.name or settings[0] != settings[1]:
+            return {}
+        for match in report["matches"]:
+            means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
+            if not np.all(np.isfinite(list(means.values()))):
+                raise ValueError("a mean is not finite")
+            found.setdefault(str(match["second"]), {})[str(match["first"])] = means
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
+    return found
 
 
 def _plain(settings: dict[str, Any]) -> Any:
@@ -193,14 +229,18 @@ def main(argv: Sequence[str]) -> int:
             "envs_jax.viewing.Viewer"
         )
     references = _references(flags.evaluation, subject, name)
-    shown = record(subject, name, episode, seed, references)
+    games = Path(flags.evaluation) if flags.evaluation else subject.run / FILE if subject.run else None
+    means = read_final_means(games, subject) if games and subject.env.env.contest else {}
+    shown = record(subject, name, episode, seed, references, means)
     content = draw(viewer, shown, path.suffix.lower(), rate or viewer.rate)
     try:
         write_atomically(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another --out") from None
     score = subject.env.spec.score
-    print(f"{name}, episode {episode}: {shown.steps} steps, {score} {float(shown.curves[score][-1]):.3f} at the end")
+    words, _, unit = subject.env.spec.label(score).partition(", ")
+    told = f"{words} {float(shown.curves[score][-1]):.3f} {unit}".rstrip()
+    print(f"{name}, episode {episode}: {shown.steps} steps, {told} at the end")
     print(f"wrote {path} ({len(content) / 2**20:.2f} MiB) in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import io
+import itertools
 import json
 import re
 from pathlib import Path
@@ -115,6 +116,29 @@ def test_html_through_the_verb_with_an_evaluation(tmp_path, capsys):
     numbers.write_text("{}")
     assert render.main(argv) == 1
     assert "is not an evaluation that jaxrl.evaluate wrote" in capsys.readouterr().err
+
+
+def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
+    """Opponents may be others, each has matches of its own; a board of another size is another game."""
+    one, other, wide = (
+        load(None, "snakes_1v1", dict(make("snakes_1v1", **settings).__dict__))
+        for settings in ({"opponent": "2"}, {"opponent": "0,1,2", "seat": "both"}, {"width": 9})
+    )
+    path = tmp_path / "evaluation.json"
+    matches = [
+        {"first": first, "second": second, "score": {"mean": mean, "std": 1.0}, "win": {"mean": mean / 10, "std": 1.0}}
+        for mean, (first, second) in enumerate(itertools.product(("sampled", "random"), ("level1", "level2")))
+    ]
+    report = {"env": "snakes_1v1", "env_settings": other.settings, "set": {"seat": "both"}, "matches": matches}
+    path.write_text(json.dumps(report))
+    assert render.read_final_means(path, one) == {
+        "level1": {"sampled": {"score": 0.0, "win": 0.0}, "random": {"score": 2.0, "win": 0.2}},
+        "level2": {"sampled": {"score": 1.0, "win": 0.1}, "random": {"score": 3.0, "win": 0.3}},
+    }
+    assert render.read_final_means(path, wide) == {}
+    for broken in ("{}", "[1]", '{"env": 3', json.dumps({**report, "matches": [{"first": "a"}]})):
+        path.write_text(broken)
+        assert render.read_final_means(path, one) == {}
 
 
 @pytest.mark.parametrize(

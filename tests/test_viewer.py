@@ -1,13 +1,18 @@
-"""What the coverage viewer draws, against geometry and beliefs computed another way."""
+"""What the coverage viewer draws, against geometry and beliefs computed another way; what all viewers share."""
 
 import base64
+import dataclasses
+import functools
 import io
 import itertools
+import json
 import math
+import re
 import types
 
 import jax
 import jax.numpy as jnp
+import matplotlib.text
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -160,3 +165,113 @@ def test_labels_do_not_touch(places):
     assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(found))
     if all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(places))):
         np.testing.assert_allclose(found, sorted(places))
+
+
+# Pages and figures of every environment
+
+
+def records() -> dict[str, viewing.Record]:
+    """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
+    found = {}
+    for env, policy, made in (
+        ("coverage", "random", make("coverage", q=2, budget=3, num_agents=2)),
+        ("snakes_3v3", "random", make("snakes_3v3", max_steps=5, opponent="2")),
+        ("reach", "scripted", make("reach", horizon=8)),
+    ):
+        one = render.record(load(None, env, dict(made.__dict__)), policy, 0, 0)
+        means = {name: np.full((one.steps + 1, 2), 0.3) for name in one.curves}
+        record = dataclasses.replace(
+            one,
+            title=f"{env}: run ddpg_competition_{env}/0001, checkpoint 123456",
+            policy="ig_sequential",
+            references={} if env == "snakes_3v3" else {"random": means, "lawnmower_15": means, "ig_sequential": means},
+            final_means={
+                "level2": {"sampled": dict.fromkeys(one.curves, 4.5), "random": dict.fromkeys(one.curves, 1.0)}
+            },
+        )
+        found[env] = record
+    return found
+
+
+@pytest.fixture(scope="module", params=["coverage", "snakes_3v3", "reach"])
+def any_record(request) -> viewing.Record:
+    return all_records()[request.param]
+
+
+all_records = functools.cache(records)
+
+
+def test_pages_fit_a_phone_and_have_a_dark_mode(any_record):
+    page = any_record.env.viewer().html(any_record)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    style = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
+    narrow = re.sub(r"max-width: *\d+px|@media[^{]*", "", style)  # what they allow, not what they need
+    main = re.search(r"@media \(max-width: 820px\) \{ main \{ grid-template-columns: ([^;]+);", style)
+    assert main is not None and main[1] == "minmax(0, 1fr)"  # one column, not wider than the screen
+    narrow = narrow.replace("minmax(320px, min(62vw, calc(100vh - 190px))) minmax(300px, 1fr)", "")
+    sizes = [int(size) for size in re.findall(r"(?:width|minmax)[:(] *(\d+)px", narrow)]
+    assert sizes and max(sizes) <= 120  # several stand side by side, in rows that wrap
+    assert re.search(r"\.bar \{[^}]*flex-wrap: wrap", style)
+    dark = re.search(r"@media \(prefers-color-scheme: dark\) \{ :root \{([^}]*)\}", style)
+    light = re.search(r":root \{([^}]*)\}", style)
+    assert dark is not None and light is not None and "color-scheme: light dark" in light[1]
+
+    def grey(block: str, name: str) -> float:
+        colour = re.search(rf"--{name}: #(\w+)", block)[1]
+        colour = "".join(2 * letter for letter in colour) if len(colour) == 3 else colour
+        return sum(int(colour[k : k + 2], 16) for k in (0, 2, 4)) / 765
+
+    for name in ("paper", "card"):
+        assert grey(dark[1], name) < 0.2 < 0.9 < grey(light[1], name)
+    for name in ("ink", "soft"):
+        assert grey(dark[1], name) > 0.6 > grey(light[1], name)
+    colours = re.findall(r"[^-](?:background|color|fill): *#(\w+)", style.replace(dark[0], "").replace(light[0], ""))
+    assert set(colours) <= {"fff", "0072b2", "fafbfc", "1d2733"}  # the button, and what lies on pictures
+
+
+def test_charts_of_pages_show_what_pictures_show(any_record):
+    """Baselines with names and units, and the limit of success."""
+    page = any_record.env.viewer().html(any_record)
+    player = json.loads(re.search(r"^const all = (.*);$", page, re.MULTILINE)[1])["player"]
+    spec = any_record.env.spec
+    assert player["labels"] == {name: spec.label(name) for name in player["curves"]}
+    assert not any("_" in words for words in player["labels"].values())
+    levels = {name: [(line["label"], line["value"]) for line in lines] for name, lines in player["levels"].items()}
+    if spec.name == "snakes":
+        assert levels["score"] == [("sampled (mean)", 4.5), ("random (mean)", 1.0)]
+        assert levels["score_difference"] == levels["score"]
+    else:
+        assert [line["name"] for line in player["references"]] == [f"{name} (mean)" for name in any_record.references]
+    if spec.name == "reach":
+        assert levels == {"distance": [("success below 5 cm", 0.05)]}
+
+
+def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
+    """Every text of every figure lies within it; the legend says what colours and signs mean."""
+    seen = []
+
+    def look(figure):
+        drawn = image(figure)
+        texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text()]
+        boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
+        shown = figure.bbox
+        for words, box in boxes:
+            if box.width > 0 and any(axes.get_visible() for axes in figure.axes):
+                assert box.x0 >= shown.x0 - 1 and box.x1 <= shown.x1 + 1, (words, box)
+                assert box.y0 >= shown.y0 - 1 and box.y1 <= shown.y1 + 1, (words, box)
+        seen.append([words for words, _ in boxes])
+        return drawn
+
+    image = viewing.image
+    monkeypatch.setattr(viewing, "image", look)
+    viewer_ = any_record.env.viewer()
+    viewer_.frames(any_record)
+    legend = {
+        "coverage": ["believed of interest", "never seen", "footprint seen from 15 m", "message", "random (mean)"],
+        "snakes": ["chosen by a learner", "bean", "died here, paler with time", "random (mean)"],
+        "reach": ["red: path of the tool centre", "green: sphere that counts", "success below 5 cm", "random (mean)"],
+    }[any_record.env.spec.name]
+    for words in seen:
+        assert all(any(sign in text for text in words) for sign in legend)
+    assert len(seen) == (1 if any_record.env.spec.name == "reach" else any_record.steps + 1)
+    viewer_.picture(any_record)

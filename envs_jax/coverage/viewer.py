@@ -18,7 +18,7 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.coverage import belief, communication, terrain, world
-from envs_jax.viewing import INK, Record
+from envs_jax.viewing import GREY, INK, Record
 
 if TYPE_CHECKING:
     from envs_jax.coverage.env import Coverage
@@ -177,12 +177,12 @@ class CoverageViewer:
         marks = "".join(
             f'<text x="{metre}" y="{side + 2.2:.2f}" text-anchor="middle">{metre}</text>'
             f'<text x="-0.8" y="{side - metre + 0.6:.2f}" text-anchor="end">{metre}</text>'
-            for metre in range(0, 51, 10)
+            for metre in range(0, 50, 10)
         )
         return (
             f'<svg id="map" viewBox="-4.4 -1.4 56 {side + 5.6:.2f}" role="img" aria-label="map of the mission">'
-            "<style>#map .ticks text{font-size:1.5px;fill:#66717d}#map .agent text{font-size:1.75px;font-weight:700;"
-            "fill:#fff;text-anchor:middle}</style>"
+            "<style>#map .ticks text{font-size:1.5px;fill:var(--soft)}"
+            "#map .agent text{font-size:1.75px;font-weight:700;fill:#fff;text-anchor:middle}</style>"
             f'<g class="ticks">{marks}<text x="{side / 2:.2f}" y="{side + 3.8:.2f}" text-anchor="middle">x in m</text>'
             f'<text transform="translate(-3.2 {side / 2:.2f}) rotate(-90)" text-anchor="middle">y in m</text></g>'
             f'{images}<rect width="{side:.3f}" height="{side:.3f}" fill="none" stroke="#9aa4af" stroke-width=".15"/>'
@@ -201,8 +201,8 @@ class CoverageViewer:
         )
         samples = "".join(
             '<span style="display:inline-flex;gap:6px;align-items:center;margin-right:14px"><svg width="34" height="8" '
-            f'viewBox="0 0 6.8 1.6"><path d="M0 .8H6.8" stroke="{INK}" stroke-width=".45" stroke-dasharray="{dash}"/>'
-            f"</svg>from {altitude} m</span>"
+            f'viewBox="0 0 6.8 1.6"><path d="M0 .8H6.8" stroke="currentColor" stroke-width=".45" '
+            f'stroke-dasharray="{dash}"/></svg>from {altitude} m</span>'
             for dash, altitude in zip(DASHES, ALTITUDES, strict=True)
         )
         return (
@@ -218,20 +218,25 @@ class CoverageViewer:
     def frames(self, record: Record) -> list[Any]:
         """One image per time step: the map, and the curve of the score beside it."""
         shown, spec = scene(record, side=400), record.env.spec
+        width, height, below = 9.6, 5.7, 0.7  # of the picture and of the key under it, inches
+        up = lambda y: (below + y * (height - below)) / height  # noqa: E731
         images = []
         for step in range(record.steps + 1):
-            drawn = viewing.figure(9.6, 5.0, dpi=100)
-            self._map(drawn.add_axes((0.055, 0.1, 0.43, 0.43 * 9.6 / 5.0)), shown, step, size=1.0)
-            chart = drawn.add_axes((0.56, 0.16, 0.27, 0.52))
+            drawn = viewing.figure(width, height, dpi=100)
+            self._map(drawn.add_axes((0.055, up(0.1), 0.43, 0.43 * width / height)), shown, step, size=1.0)
+            chart = drawn.add_axes((0.56, up(0.16), 0.27, 0.46 * (height - below) / height))
             viewing.plot_metric(chart, record, spec.score, step)
             chart.set_xlabel("step", color="#4a5560", fontsize=9)
+            chart.set_title(spec.label(spec.score), loc="left", fontsize=10, color=INK, weight="bold")
             x = 0.56
             title = "\n".join(textwrap.wrap(record.title, 50))
-            drawn.text(x, 0.945, title, fontsize=10, color=INK, weight="bold", va="top")
-            drawn.text(x, 0.845, record.subtitle, fontsize=9, color="#4a5560", va="top")
-            drawn.text(x, 0.765, f"step {step} of {record.steps} · {record.moment(step)}", fontsize=10, color="#4a5560")
-            values = "   ".join(f"{name} {record.curves[name][step]:.3f}" for name in (spec.score, "f1", "return"))
-            drawn.text(x, 0.715, values, fontsize=10, color=INK)
+            drawn.text(x, up(0.945), title, fontsize=10, color=INK, weight="bold", va="top")
+            drawn.text(x, up(0.845), record.subtitle, fontsize=9, color="#4a5560", va="top")
+            words = f"step {step} of {record.steps} · {record.moment(step)}"
+            drawn.text(x, up(0.765), words, fontsize=10, color="#4a5560")
+            values = "   ".join(_told(record, name, step) for name in (spec.score, "f1", "return"))
+            drawn.text(x, up(0.715), values, fontsize=9, color=INK)
+            self._key_rows(drawn, below / height)
             images.append(viewing.image(drawn))
         return images
 
@@ -247,13 +252,12 @@ class CoverageViewer:
         for place, (step, name) in enumerate(zip(moments, ("start", "a third", "two thirds", "end"), strict=True)):
             axes = drawn.add_axes((0.035 + place * 0.2415, 0.452, edge, edge * width / height))
             self._map(axes, shown, step, size=0.9, ticks=place == 0)
-            score = record.curves[spec.score][step]
             axes.set_title(name, loc="left", fontsize=12, weight="bold", color=INK, pad=22)
-            note = f"{record.moment(step)} · {spec.score} {score:.3f}"
-            axes.text(0, 1.022, note, transform=axes.transAxes, fontsize=10, color="#4a5560")
+            note = f"{record.moment(step)} · {_told(record, spec.score, step)}"
+            axes.text(0, 1.022, note, transform=axes.transAxes, fontsize=9, color="#4a5560")
         chart = drawn.add_axes((0.062, 0.085, 0.50, 0.29))
         viewing.plot_metric(chart, record, spec.score)
-        chart.set_ylabel(spec.score, color=INK, fontsize=10.5)
+        chart.set_ylabel(spec.label(spec.score), color=INK, fontsize=10.5)
         chart.set_xlabel("step", color="#4a5560", fontsize=9.5)
         for step in moments:
             chart.axvline(step, color="#b9c1ca", linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
@@ -302,6 +306,31 @@ class CoverageViewer:
         axes.tick_params(colors="#66717d", labelsize=8, length=2.5)
         axes.spines[:].set_color("#9aa4af")
 
+    def _key_rows(self, drawn: Any, height: float) -> None:
+        """What colours and lines mean, in two rows at the foot of a figure."""
+        from matplotlib.lines import Line2D
+
+        shades = (_ANCHORS[0][1], _ANCHORS[2][1], _ANCHORS[-1][1], _UNSEEN)
+        cells = [
+            Line2D(
+                (), (), color=shade, marker="s", linestyle="", markersize=8, markeredgewidth=0.5, markeredgecolor=GREY
+            )
+            for shade in shades
+        ]
+        border = Line2D((), (), color=INK, linewidth=1.5)
+        path = Line2D((), (), color=AGENTS[1], linewidth=1.7, marker=".", markersize=5)
+        seen = [Line2D((), (), color=INK, linewidth=1.5, linestyle=_dash(level)) for level in range(len(ALTITUDES))]
+        message = Line2D((), (), color=INK, linewidth=1.1, linestyle=(0, (1, 1.6)))
+        words = ("believed to be free", "unknown", "believed of interest", "never seen", "border of the true region")
+        rows = (
+            ([*cells, border], words),
+            ([*seen, path, message], [*(f"footprint seen from {metre} m" for metre in ALTITUDES), "path", "message"]),
+        )
+        for place, (signs, names) in zip((0.72, 0.3), rows, strict=True):
+            drawn.legend(signs, names, loc="center left", bbox_to_anchor=(0.045, place * height), ncols=len(signs),
+                         frameon=False, borderaxespad=0, borderpad=0, handletextpad=0.5, columnspacing=1.5,
+                         handlelength=2.2, fontsize=8.5, labelcolor="#4a5560")  # fmt: skip
+
     def _key(self, axes: Any) -> None:
         """What colours and lines mean."""
         axes.axis("off")
@@ -324,6 +353,12 @@ class CoverageViewer:
         axes.plot((0.56, 0.66), (0.32, 0.32), ".-", color=AGENTS[1], linewidth=1.7, markersize=5)
         axes.plot(0.675, 0.32, "o", color=AGENTS[1], markersize=9, markeredgecolor="white")
         axes.text(0.73, 0.32, "path", va="center", **words)
+
+
+def _told(record: Record, metric: str, step: int) -> str:
+    """A metric at a time step in words."""
+    words, _, unit = record.env.spec.label(metric).partition(", ")
+    return f"{words} {record.curves[metric][step]:.3f} {unit}".rstrip()
 
 
 def _dash(level: int) -> Any:

@@ -97,7 +97,7 @@ class Reach(Environment):
             horizon=self.horizon,
             fixed_horizon=True,
             metrics={"success": "any", "success_at_end": "last", "distance": "last"},
-            labels={"success_at_end": "success at the end", "distance": "distance, m"},
+            labels={"success_at_end": "success at the end", "distance": "distance of the tool centre, m"},
             score="success",
             tie_breakers=("success_at_end", "return"),
             num_tasks=len(self.tasks),

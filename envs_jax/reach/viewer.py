@@ -13,7 +13,7 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.reach import dynamics, reward
-from envs_jax.viewing import GREY, INK, Line, Record
+from envs_jax.viewing import GREY, INK, Level, Line, Record
 
 if TYPE_CHECKING:
     from envs_jax.reach.env import Reach
@@ -25,7 +25,7 @@ PUCK_SIZE = 0.02  # radius and half height, m
 
 
 _CAPTION = (
-    "blue: arm (pale: earlier) · red: path of the tool centre · green: sphere that counts, ring: goal shown "
+    "blue: arm{} · red: path of the tool centre · green: sphere that counts, ring: goal shown "
     "· yellow: puck · ×: pulls the hand"
 )
 
@@ -41,6 +41,7 @@ class View(NamedTuple):
     high: float = 0.94
 
 
+_LEVELS = (Level(f"success below {100 * reward.RADIUS:.0f} cm", POINT, reward.RADIUS),)
 VIEWS = (View("from the side", 1, -0.15, 1.1), View("from behind", 0, -0.55, 0.55))
 
 
@@ -117,7 +118,15 @@ class ReachViewer:
             "success": "".join(str(int(x)) for x in shown.success),
         }
         return viewing.page(
-            record, _html(shown), _LEGEND, _SCRIPT, data, _figures(record), None, moments(shown), self.rate
+            record,
+            _html(shown),
+            _LEGEND,
+            _SCRIPT,
+            data,
+            _figures(record),
+            levels={"distance": _LEVELS},
+            moments=moments(shown),
+            rate=self.rate,
         )
 
     # Pictures
@@ -133,7 +142,7 @@ class ReachViewer:
         shown, steps = scene(record), record.steps
         times = sorted({0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))})
         colours = (*PALE, ARM)[-len(times) :]
-        canvas = _Canvas(record, shown, dpi=300)
+        canvas = _Canvas(record, shown, dpi=300, caption=_CAPTION.format(" (pale: earlier)"))
         return canvas.draw(list(zip(times, colours, strict=True)), steps).reduce(2)
 
 
@@ -149,7 +158,7 @@ def _millimetres(values: np.ndarray) -> list[Any]:
 class _Canvas:
     """The parts of a picture that stay, drawn once by matplotlib, and where points lie on it in pixels."""
 
-    def __init__(self, record: Record, shown: Scene, dpi: int) -> None:
+    def __init__(self, record: Record, shown: Scene, dpi: int, caption: str = _CAPTION.format("")) -> None:
         self._record, self._shown, self._scale = record, shown, dpi / 72
         width, views, chart = 9.6, 3.0, 1.25
         drawn = viewing.figure(width, 0.85 + views + 0.75 + chart + 0.55, dpi)
@@ -165,14 +174,13 @@ class _Canvas:
             _still(axes, view, shown)
             self._axes.append(axes)
             left += wide + 0.3
-        text(0.25, 0.95 + views + 0.17, _CAPTION, fontsize=8, color=SOFT)
+        text(0.25, 0.95 + views + 0.17, caption, fontsize=8, color=SOFT)
         below = 0.95 + views + 0.6
         chart_axes = drawn.add_axes((0.75 / width, 1 - (below + chart) / height, (width - 3.2) / width, chart / height))
-        line = Line(f"distance ({record.policy})", INK, np.asarray(record.curves["distance"]))
-        viewing.plot_metric(chart_axes, record, "distance", -1, [line])
-        chart_axes.axhline(reward.RADIUS, color=POINT, linewidth=1, linestyle=(0, (2, 2)))
+        line = Line(f"this episode ({record.policy})", INK, np.asarray(record.curves["distance"]))
+        viewing.plot_metric(chart_axes, record, "distance", -1, [line], _LEVELS)
         chart_axes.set_xlabel("step", fontsize=9, color=SOFT, labelpad=1)
-        chart_axes.set_title("distance of the tool centre, m", loc="left", fontsize=10, color=INK, weight="bold")
+        chart_axes.set_title(record.env.spec.label("distance"), loc="left", fontsize=10, color=INK, weight="bold")
         self._chart = chart_axes
         self._image = viewing.image(drawn)
 
@@ -263,12 +271,18 @@ def _html(shown: Scene) -> str:
 _STYLE = """
 #views { display: flex; gap: 8px; }
 #views svg { min-width: 0; background: #fafbfc; border: 1px solid var(--line); border-radius: 6px; }
-#views text { font: 600 34px system-ui, sans-serif; fill: var(--ink); }
-"""
+#views text { font: 600 34px system-ui, sans-serif; fill: @ink; }
+@media (max-width: 560px) { #views { flex-direction: column; } #views svg { flex: none !important; width: 100%; } }
+""".replace("@ink", INK)
 
-_LEGEND = f"""<div><b style="color:{ARM}">arm</b>, <b style="color:{PATH}">path of the tool centre</b>,
-<b style="color:{POINT}">sphere that counts</b> (ring: the goal as it is shown to the agent),
-<b style="color:{PUCK}">puck</b>, × what the hand is pulled to</div>"""
+
+def _coloured(colour: str, words: str) -> str:
+    return f'<b class="tinted" style="--own:{colour};color:{colour}">{words}</b>'
+
+
+_LEGEND = f"""<div>{_coloured(ARM, "arm")}, {_coloured(PATH, "path of the tool centre")},
+{_coloured(POINT, "sphere that counts")} (ring: the goal as it is shown to the agent),
+{_coloured(PUCK, "puck")}, × what the hand is pulled to</div>"""
 
 _SCRIPT = (
     """

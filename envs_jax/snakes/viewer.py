@@ -19,7 +19,7 @@ from envs_jax.snakes.baselines import BASELINES
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board, column, row
 from envs_jax.snakes.rules import START_LENGTH
 from envs_jax.snakes.segments import Cell, to_segments
-from envs_jax.viewing import GREY, INK, Line, Record
+from envs_jax.viewing import GREY, INK, Level, Line, Record
 
 if TYPE_CHECKING:
     from envs_jax.snakes.env import Snakes
@@ -84,6 +84,16 @@ class Scene:
     def lengths(self) -> np.ndarray:
         """int[K, n]."""
         return np.array([[len(body) for body in bodies] for bodies in self.bodies])
+
+    def levels(self, record: Record, metric: str) -> list[Level]:
+        """Means of policies at the end of many games against this game's opponent."""
+        ends = record.final_means.get(self.sides[1].player, {}) if len(self.sides) > 1 else {}
+        colour = viewing.colours(ends)
+        return [
+            Level(viewing.label(name), colour[name], values[metric])
+            for name, values in ends.items()
+            if metric in values
+        ]
 
     @property
     def lines(self) -> list[Line]:
@@ -254,8 +264,10 @@ class SnakesViewer:
                  "opponent_deaths")  # fmt: skip
         figures = [name for name in names if name in record.curves]
         lines: dict[str, list[Line]] = {name: shown.lines for name in figures if name.endswith("score")}
-        moments = events(shown)
-        return viewing.page(record, self._html(shown.board), _LEGEND, _SCRIPT, data, figures, lines, moments, self.rate)
+        levels = {name: shown.levels(record, name) for name in figures}
+        board = self._html(shown.board)
+        legend = _LEGEND + (_LEVELS if any(levels.values()) else "")
+        return viewing.page(record, board, legend, _SCRIPT, data, figures, lines, levels, events(shown), self.rate)
 
     def _html(self, board: Board) -> str:
         height, width = board
@@ -282,7 +294,7 @@ class SnakesViewer:
         height, width = shown.board
         n, cell = len(shown.colours), min(6.0 / width, 4.8 / height, 0.6)
         top, chart_height, bars = 0.95, 1.5, 0.19 * n
-        whole = top + max(height * cell, chart_height + 0.75 + bars) + 0.42
+        whole = top + max(height * cell, chart_height + 0.75 + bars) + 0.8
         most = shown.lengths.max()
         images = []
         for step in range(record.steps + 1):
@@ -297,6 +309,7 @@ class SnakesViewer:
             self._curves(chart, record, shown, step)
             axes = _axes(drawn, 6.75, top + chart_height + 0.72, 2.2, bars)
             self._bars(axes, shown, step, most)
+            self._key(_axes(drawn, 0.25, whole - 0.38, 8.6, 0.3))
             images.append(viewing.image(drawn))
         return images
 
@@ -344,9 +357,9 @@ class SnakesViewer:
                   va="center_baseline", ha="right")  # fmt: skip
 
     def _curves(self, axes: Any, record: Record, shown: Scene, step: int) -> None:
-        viewing.plot_metric(axes, record, "score", step, shown.lines)
+        viewing.plot_metric(axes, record, "score", step, shown.lines, shown.levels(record, "score"))
         axes.yaxis.get_major_locator().set_params(integer=True)
-        axes.set_title("score", loc="left", fontsize=10, color=INK, weight="bold")
+        axes.set_title(record.env.spec.label("score"), loc="left", fontsize=10, color=INK, weight="bold")
         axes.set_xlabel("step", color=SOFT, fontsize=9)
 
     def _bars(self, axes: Any, shown: Scene, step: int, most: int) -> None:
@@ -361,7 +374,7 @@ class SnakesViewer:
             axes.text(-0.02 * most, place, str(i + 1), fontsize=8.5, weight="bold", color=shown.colours[i], ha="right",
                       va="center_baseline")  # fmt: skip
             axes.text(lengths[i] + 0.02 * most, place, str(lengths[i]), fontsize=8.5, color=SOFT, va="center_baseline")
-        axes.set_title("length", loc="left", fontsize=10, color=INK, weight="bold", pad=3)
+        axes.set_title("length, cells", loc="left", fontsize=10, color=INK, weight="bold", pad=3)
 
     def _lives(self, axes: Any, shown: Scene) -> None:
         """For every snake a band as broad as it is long, and a cross where it died."""
@@ -516,13 +529,15 @@ _STYLE = """
 
 _LEGEND = f"""<div>Snakes are thick at the head and thin at the tail; the eyes look in the stored direction. The board
 has no border: a snake that leaves on one side comes in on the other.</div>
-<div><svg width="14" height="14" viewBox="-1 -1 2 2"><path d="M0 -.8L.8 .6H-.8z" fill="{INK}"/></svg> what a learner
-chooses (hollow: straight back, where the rules draw one of the other three directions)
+<div><svg width="14" height="14" viewBox="-1 -1 2 2"><path d="M0 -.8L.8 .6H-.8z" fill="currentColor"/></svg> what a
+learner chooses (hollow: straight back, where the rules draw one of the other three directions)
 &nbsp; <svg width="14" height="14" viewBox="-1 -1 2 2"><circle r=".7" fill="{BEAN}"/></svg> bean
-&nbsp; <svg width="14" height="14" viewBox="-1 -1 2 2"><path d="M-.6 -.6L.6 .6M.6 -.6L-.6 .6" stroke="{INK}"
+&nbsp; <svg width="14" height="14" viewBox="-1 -1 2 2"><path d="M-.6 -.6L.6 .6M.6 -.6L-.6 .6" stroke="currentColor"
 stroke-width=".35"/></svg> where a snake died</div>
 <div><label><input type="checkbox" checked data-layer="choices">choices</label><label><input type="checkbox" checked
 data-layer="deaths">deaths</label><label><input type="checkbox" checked data-layer="ghosts">the dead</label></div>"""
+
+_LEVELS = "<div>Dotted lines: means of policies at the end of many games against this opponent.</div>"
 
 _SCRIPT = """
 const layer = id => document.getElementById(id);
@@ -563,8 +578,8 @@ function head(s, i, cell, way) {
 }
 
 function table(s) {
-  layer("sides").innerHTML = s.sides.map(side => `<div style="color:${side.colour}"><b></b><span></span></div>`)
-    .join("");
+  layer("sides").innerHTML = s.sides.map(side => `<div class="tinted" ` +
+    `style="--own:${side.colour};color:${side.colour}"><b></b><span></span></div>`).join("");
   s.sides.forEach((side, k) => { layer("sides").children[k].lastChild.textContent = side.label; });
   const order = s.sides.flatMap(side => side.snakes);
   layer("lengths").style.gridTemplateRows = `repeat(${Math.ceil(order.length / 2)}, auto)`;
