@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 
 setup(
     packages=[
-        *find_packages(include=["envs_jax", "envs_jax.*", "jaxrl", "jaxrl.*", "bench", "bench.*"]),
+        *find_packages(include=["envs_jax", "envs_jax.*", "jaxrl", "jaxrl.*"]),
         "jaxrl.configs",
     ],
     package_dir={"jaxrl.configs": "configs"},

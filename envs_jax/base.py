@@ -191,7 +191,7 @@ class EnvSpec:
 class Contest:
     """How policies are compared where another team plays: by `EnvSpec.score` at the end of games, and by who wins.
 
-    The metrics "win", "draw" and "loss" (0 or 1) tell how a game stands. Where `outside` is set, the batched
+    The metrics "win", "draw" and "defeat" (0 or 1) tell how a game stands. Where `outside` is set, the batched
     environment shows `rivals(state)` what the other team sees, and `play` takes its actions behind the learner's.
 
     Attributes:

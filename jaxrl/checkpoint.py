@@ -15,6 +15,7 @@ Orbax is given one flat dictionary from leaf names ("algo.params.Conv_0.kernel")
 on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -37,6 +38,21 @@ from jaxrl.files import write_atomically
 
 # Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+
+
+@functools.cache
+def _hush_late_writes() -> None:
+    """When one array cannot be written, orbax closes its event loop, and TensorStore prints an error of Python for each
+    array that comes to its end after that; these errors are left out, the first one is reported."""
+    former = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+            former(unraisable)
+
+    sys.unraisablehook = hook
+
 
 _ARRAYS, _META, _MANIFEST = "arrays", "meta.json", "manifest.json"
 _WRITING, _TRASH = ".writing", ".trash"
@@ -103,6 +119,7 @@ class Checkpoints:
             CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
+        _hush_late_writes()
         leaves = _leaves(state)
         arrays = {
             leaf.name: _plain(value)

@@ -21,7 +21,7 @@ from jaxrl.evaluation import Rival, held_out_key, interval, learned
 from jaxrl.report import tables
 from jaxrl.subject import LEARNED, Subject
 
-OUTCOMES = ("win", "draw", "loss")
+OUTCOMES = ("win", "draw", "defeat")
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 
 # Ratings
@@ -178,7 +178,7 @@ class League:
         wins, draws = np.zeros((2, len(number), len(number)))
         for match in matches:
             i, j = number[match["first"]], number[match["second"]]
-            wins[i, j], wins[j, i] = (round(games * match[outcome]["mean"]) for outcome in ("win", "loss"))
+            wins[i, j], wins[j, i] = (round(games * match[outcome]["mean"]) for outcome in ("win", "defeat"))
             draws[i, j] = draws[j, i] = round(games * match["draw"]["mean"])
         rating, half = elo(wins, draws, number[self.anchor], self.contest.anchor[1])
         points = (wins + draws / 2).sum(1) / (games * (len(number) - 1))

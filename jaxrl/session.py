@@ -41,7 +41,7 @@ from jaxrl.trainer import BlockMetrics, TrainState
 SELECTION = "selection"
 _FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
 GROWTH = 4  # a block is at most so many times as long as the one before: the first ones say little about their pace
-COMPARABLE = 2**28  # a plan of fewer bytes drowns in what the process needs besides
+COMPARABLE = 2**30  # of a plan of fewer bytes nothing is told: it drowns in what the process needs besides
 
 
 class NotFiniteError(UserError):
@@ -371,7 +371,7 @@ class Session:
 
 
 class Ended(NamedTuple):
-    """How a run ended in this process."""
+    """How a run ended in this process; `memory` is empty where there is nothing to say."""
 
     directory: Path
     sentence: str
@@ -507,10 +507,8 @@ def _train(
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
     held, planned = peak.read(), programs.peak * sharing
     what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
-    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)}"
-    if planned > COMPARABLE:
-        memory += f" ({held / planned - 1:+.0%})"
-    return Ended(directory, sentence, memory)
+    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
+    return Ended(directory, sentence, memory if planned > COMPARABLE else "")
 
 
 # Policies of runs

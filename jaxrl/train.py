@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
             ended = session.resume(request.resume, request.config, request.changes)
         else:
             ended = session.start(request.config)
-        print(f"{ended.sentence}\n{ended.memory}\nrun directory: {ended.directory}")
+        print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n")
     return 0
 
 

@@ -113,6 +113,8 @@ class Train:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
         with log.open("w") as file:
+            # The log is written by a process of its own, to which the limit does not apply.
+            self._copy = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file)
             self._process = subprocess.Popen(
                 [sys.executable, *program, *flags],
                 env=os.environ
@@ -122,10 +124,12 @@ class Train:
                     "JAX_NUM_CPU_DEVICES": "2",
                     "PJRT_NPROC": "2",
                 },
-                stdout=file,
+                stdout=self._copy.stdin,
                 stderr=subprocess.STDOUT,
                 preexec_fn=limit,
             )
+        assert self._copy.stdin is not None
+        self._copy.stdin.close()
 
     @property
     def runs(self) -> bool:
@@ -162,7 +166,9 @@ class Train:
 
     def end(self) -> int:
         """Wait for the exit code."""
-        return self._process.wait()
+        code = self._process.wait()
+        self._copy.wait()
+        return code
 
     def finish(self) -> None:
         """Wait for a good end."""

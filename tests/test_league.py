@@ -118,7 +118,7 @@ def test_runs_meet_each_with_its_own_eyes(two):
              ("ddpg/2", "random"), ("ddpg/2", "level2")]  # fmt: skip
     assert list(played) == pairs
     wanted = by_hand(*two, 40, 3)
-    for name in ("score", "opponent_score", "score_difference", "win", "draw", "loss"):
+    for name in ("score", "opponent_score", "score_difference", "win", "draw", "defeat"):
         np.testing.assert_array_equal(played["ddpg/1", "ddpg/2"][name], wanted[name], err_msg=name)
     assert len(np.unique(wanted["score_difference"])) > 1
     turned = by_hand(two[1], two[0], 40, 3)
@@ -202,7 +202,7 @@ def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
 
 
 def _match(first: str, second: str, difference: float, half: float, win: float) -> dict:
-    numbers = {"score_difference": (difference, half), "win": (win, 0.0), "draw": (0.0, 0.0), "loss": (1 - win, 0.0)}
+    numbers = {"score_difference": (difference, half), "win": (win, 0.0), "draw": (0.0, 0.0), "defeat": (1 - win, 0.0)}
     return {"first": first, "second": second} | {
         name: {"mean": mean, "std": 1.0, "ci95": ci95, "error": ci95 / 1.96} for name, (mean, ci95) in numbers.items()
     }

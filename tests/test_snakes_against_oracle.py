@@ -302,7 +302,7 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> Non
         "score_difference": own.sum() - other.sum(),
         "win": own.sum() > other.sum(),
         "draw": own.sum() == other.sum(),
-        "loss": own.sum() < other.sum(),
+        "defeat": own.sum() < other.sum(),
         "opponent_deaths": game.hit[theirs].sum(),
         "opponent_meals": (game.rewards[theirs] > 0).sum(),
     }

@@ -102,7 +102,7 @@ def play(env, policy, games, key=0, steps=None):
 def test_score_reward_is_the_difference_of_the_team_scores():
     metrics = play(envs_jax.make("snakes", reward="score", max_steps=40), "level2", 20)
     np.testing.assert_allclose(metrics["rewards"], np.repeat(metrics["score_difference"][:, None], 3, 1))
-    assert (metrics["win"] + metrics["draw"] + metrics["loss"] == 1).all()
+    assert (metrics["win"] + metrics["draw"] + metrics["defeat"] == 1).all()
 
 
 def test_the_seat_only_renames_snakes():

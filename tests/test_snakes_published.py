@@ -48,7 +48,7 @@ def test_the_oracle_plays_the_same_games(monkeypatch, tmp_path, capsys):
     """Both engines fill the same figures; the verdict goes to the exit code and the file."""
     few = published.play_numpy(CASE, 3, 0)
     assert set(few) == set(games())
-    assert (few["win"] + few["loss"] + few["draw"] == 1).all()
+    assert (few["win"] + few["defeat"] + few["draw"] == 1).all()
     assert (few["opponent_deaths"] > 0).all() and (few["opponent_meals"] > few["opponent_score"]).all()
     monkeypatch.setattr(published, "CASES", (CASE,))
     monkeypatch.setattr(published, "play", lambda case, episodes, seed: games(meals=9.0))

@@ -30,7 +30,7 @@ from jaxrl.report.cache import enable_compilation_cache
 ERRORS = 3.0
 ENGINES = ("jax", "numpy")
 SCORES = ("score", "opponent_score")
-RESULTS = ("win", "loss", "draw")
+RESULTS = ("win", "defeat", "draw")
 EVENTS = ("deaths", "opponent_deaths", "meals", "opponent_meals")
 LINES = (SCORES, RESULTS, EVENTS[:2], EVENTS[2:])  # what the table shows together
 
@@ -146,7 +146,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = [f"{r['found']:.2f} ({r['published']:.2f} ± {r['allowed']:.2f})" for r in group]
         verdict = "agrees" if all(r["within"] for r in group) else "DIFFERS"
         title = rows[0]["case"] if metrics is SCORES else ""
-        names = "win, loss, draw %" if metrics is RESULTS else metrics[0]
+        names = "win, defeat, draw %" if metrics is RESULTS else metrics[0]
         lines.append(f"{title:<26} {names:<18} {'   '.join(f'{cell:<23}' for cell in cells):<75} {verdict}")
     return "\n".join(lines)
 

@@ -41,7 +41,7 @@ _LABELS = {
     "opponent_deaths": "opponents' deaths",
     "win": "games won",
     "draw": "games drawn",
-    "loss": "games lost",
+    "defeat": "games lost",
 }
 MOST_SNAKES = 14
 MOST_BEANS = 32
@@ -184,7 +184,7 @@ class Snakes(Environment):
                 "score_difference": "last",
                 "win": "last",
                 "draw": "last",
-                "loss": "last",
+                "defeat": "last",
                 "opponent_deaths": "sum",
                 "opponent_meals": "sum",
             }
@@ -405,7 +405,7 @@ class Snakes(Environment):
                 "score_difference": own - others,
                 "win": own > others,
                 "draw": own == others,
-                "loss": own < others,
+                "defeat": own < others,
                 "opponent_deaths": other_deaths,
                 "opponent_meals": other_meals,
             }
