@@ -1,4 +1,4 @@
-"""Adam steps as every algorithm here takes them; a thin layer over optax."""
+"""Steps of optimisers as every algorithm here takes them; a thin layer over optax."""
 
 import math
 from typing import Any
@@ -10,30 +10,40 @@ from jax.flatten_util import ravel_pytree
 
 from envs_jax.base import Array
 
+BETA1, BETA2 = 0.9, 0.999  # Adam's
+
 
 def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTransformation:
-    """Adam's direction (betas 0.9, 0.999) for a step size given at every update, after clipping if asked for.
+    """Adam (betas 0.9, 0.999) with a learning rate of 1, for `descend`, after clipping to a norm if asked for.
+
+    `optax.adam` but for the bias correction 1 - beta^t: in float32 that difference of two numbers near 1 is off by
+    1e-5 of itself for the first second moments, and with it the steps.
 
     References:
         Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
     """
+
+    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        del params
+        count = optax.safe_increment(state.count)
+        t = count.astype(jnp.float32)
+        first, second = (-jnp.expm1(t * math.log(beta)) for beta in (BETA1, BETA2))
+        mu = jax.tree.map(lambda g, m: (1 - BETA1) * g + BETA1 * m, gradient, state.mu)
+        nu = jax.tree.map(lambda g, n: (1 - BETA2) * jnp.square(g) + BETA2 * n, gradient, state.nu)
+        step = jax.tree.map(lambda m, n: -(m / first) / (jnp.sqrt(n / second) + epsilon), mu, nu)
+        return step, optax.ScaleByAdamState(count, mu, nu)
+
     clip = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm else []
-    return optax.chain(*clip, optax.scale_by_adam(b1=0.9, b2=0.999, eps=epsilon))
+    return optax.chain(*clip, optax.GradientTransformation(optax.scale_by_adam().init, update))
 
 
 def descend(
     optimiser: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
 ) -> tuple[Any, Any]:
-    """One step against the gradient: (new parameters, new optimiser state)."""
+    """One step of an optimiser that is made for a learning rate of 1, `rate` times as long: (parameters, its state)."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
-        direction, state = optimiser.update(gradient, state, params)
-    return jax.tree.map(lambda p, d: p - rate * d, params, direction), state
-
-
-def steps(state: Any) -> Array:
-    """How many steps the state of an `adam` has seen, int32[]."""
-    count: Array = optax.tree_utils.tree_get(state, "count")
-    return count
+        step, state = optimiser.update(gradient, state, params)
+    return jax.tree.map(lambda p, d: p + rate * d, params, step), state
 
 
 def flat(tree: Any) -> Array:

@@ -135,7 +135,8 @@ class Layout:
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
         several devices only, merges them before. Without it every branch compiles to the same instructions on any
-        number of devices.
+        number of devices. With --xla_backend_optimization_level=0 in XLA_FLAGS this is not so: the instructions of
+        equal HLO then depend on the program around it.
         """
         return {"xla_disable_hlo_passes": "algsimp"} if self.exact else None
 

@@ -49,8 +49,8 @@ def trained(folder: Path) -> Path:
     return Path((folder / "runs" / "latest").read_text().strip())
 
 
-def test_the_page_shows_three_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.glob("*.py")) == ["actor_critic.py", "check.py", "orchard.py"]
+def test_the_page_shows_four_files(folder: Path) -> None:
+    assert sorted(path.name for path in folder.glob("*.py")) == ["actor_critic.py", "check.py", "orchard.py", "sgd.py"]
     for path in folder.glob("*.py"):
         assert max(map(len, path.read_text().splitlines())) <= 120
 

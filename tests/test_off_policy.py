@@ -20,6 +20,7 @@ from jaxrl.algos.base import total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
+from jaxrl.parallel import Layout
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
 
 
@@ -141,7 +142,12 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
         pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
     ],
 )
-def test_exact_training_has_the_same_bits_on_any_number_of_devices(case: str, counts: tuple[int, ...]) -> None:
+def test_exact_training_has_the_same_bits_on_any_number_of_devices(
+    case: str, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the instructions that users get: told not to optimise, the compiler makes other ones of the same program."""
+    options = Layout(1, exact=True).compiler_options | {"xla_backend_optimization_level": 3}
+    monkeypatch.setattr(Layout, "compiler_options", options)
     states = []
     for devices in counts:
         trainer = trainer_of(case, 16, devices, True, update_interval=2)

@@ -23,6 +23,7 @@ from envs_jax.testing import check_env
 from jaxrl import algos, distributions
 from jaxrl.algos import sac
 from jaxrl.algos.base import Phase, count, start
+from jaxrl.algos.off_policy import smallest
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.evaluation import Evaluator, learned, scripted
 from jaxrl.parallel import Layout, make_mesh
@@ -55,6 +56,16 @@ def test_the_density_of_squashed_actions_integrates_to_one(mean: float, log_std:
     inside = np.abs(u) < 3
     normal = np.exp(-0.5 * ((u - mean) / math.exp(log_std)) ** 2) / math.exp(log_std) / math.sqrt(2 * math.pi)
     np.testing.assert_allclose(density[inside], (normal * np.cosh(u) ** 2)[inside], rtol=2e-3)
+
+
+def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
+    """Also where critics agree: a gradient divided by how many have the smallest value is NaN when none seems to."""
+    values = jnp.array(
+        [[[1.0], [2.0], [0.5], [jnp.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
+    )
+    np.testing.assert_allclose(smallest(values)[:, 0], [1.0, 2.0, 0.25, 1e30])
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(smallest(x))))(values)
+    np.testing.assert_array_equal(gradient[..., 0], [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
 
 
 def test_components_add_up_and_the_far_ends_stay_finite() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, check_settings, closest, pytree, setting, shown
 from envs_jax.batch import BatchedEnvironment, BatchState
@@ -14,6 +15,7 @@ from envs_jax.reach import baselines, constants, dynamics, goals, observation, r
 GOALS = ("pool", "order", "uniform")
 MOST_STEPS = 500
 _SCALE = 0.01  # m the target moves per unit of action
+TARGET_UNIT = 2.0**-30  # m; summed up as whole numbers, 500 moves of the target leave no rounding error behind
 
 
 @pytree
@@ -26,7 +28,7 @@ class State:
         puck, goal: float32[3], m.
         point: float32[3], where the tool centre should be, m.
         width: float32[2], openings of the gripper that count, from and to.
-        target: float32[3], what the hand is pulled to, m.
+        target: int32[3], what the hand is pulled to, in TARGET_UNIT.
         q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
         seen: float32[18], the frame that the next observation shows as the one before.
     """
@@ -41,6 +43,11 @@ class State:
     q: Array
     v: Array
     seen: Array
+
+
+def _units(metres: Any) -> np.ndarray:
+    """int32[...] in TARGET_UNIT of lengths in m."""
+    return np.round(np.asarray(metres, np.float64) / TARGET_UNIT).astype(np.int32)
 
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
@@ -134,8 +141,8 @@ class Reach(Environment):
         """An episode with puck and goal float32[3, ...] and a task int32[...]."""
         start, lanes = constants.reset(self.weld), puck.shape[1:]
 
-        def spread(values: Any) -> Array:
-            column = jnp.asarray(values, jnp.float32)
+        def spread(values: Any, dtype: Any = jnp.float32) -> Array:
+            column = jnp.asarray(values, dtype)
             return jnp.broadcast_to(column.reshape(-1, *(1,) * len(lanes)), (len(column), *lanes))
 
         def of_task(values: Any) -> Array:
@@ -153,7 +160,7 @@ class Reach(Environment):
             goal=goal,
             point=point + of_task([one.offset for one in self.tasks]),
             width=of_task([one.width for one in self.tasks]),
-            target=spread(start.target),
+            target=spread(_units(start.target), jnp.int32),
             q=q,
             v=spread(start.v),
             seen=observation.frame(pose, puck, t),
@@ -164,9 +171,11 @@ class Reach(Environment):
         """One control period with actions float32[1, 4, ...]."""
         wanted = jnp.clip(action[0], -1.0, 1.0)
         known = constants.data()
-        column = lambda name: jnp.asarray(known[name], jnp.float32).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
-        target = jnp.clip(state.target + jnp.float32(_SCALE) * wanted[:3], column("mocap_low"), column("mocap_high"))
-        q, v = dynamics.period(state.q, state.v, target, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
+        bound = lambda name: jnp.asarray(_units(known[name])).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
+        moved = jnp.round(wanted[:3] * jnp.float32(_SCALE / TARGET_UNIT)).astype(jnp.int32)
+        target = jnp.clip(state.target + moved, bound("mocap_low"), bound("mocap_high"))
+        place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
+        q, v = dynamics.period(state.q, state.v, place, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
         pose, t = dynamics.pose(q), state.t + 1
         seen = observation.frame(pose, state.puck, t)
         after = dataclasses.replace(state, t=t, target=target, q=q, v=v, seen=seen)

@@ -13,6 +13,7 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.reach import dynamics, reward
+from envs_jax.reach.env import TARGET_UNIT
 from envs_jax.viewing import GREY, INK, Level, Line, Record
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def scene(record: Record) -> Scene:
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
     return Scene(
         arm=np.moveaxis(arm, -1, 0),
-        target=np.asarray(states.target),
+        target=np.asarray(states.target) * TARGET_UNIT,
         opening=np.asarray(states.seen)[:, 3],
         point=np.asarray(states.point[0]),
         goal=np.asarray(states.goal[0]),

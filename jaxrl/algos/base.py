@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting
+from jaxrl import optimise
 from jaxrl.parallel import Layout
 
 __all__ = [
@@ -232,6 +234,14 @@ class Algorithm:
     def arrange(self, recording: dict[str, Any]) -> Any:
         """Arrays that `init` gets of a recording as of `adopt`."""
         raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
+
+    def optimiser(self, name: str) -> optax.GradientTransformation:
+        """Return what turns gradients of the parameters `name`, such as "actor", into steps; to override.
+
+        Give it a learning rate of 1, as in `optax.sgd(1.0)`: updates are multiplied by the rate of the settings.
+        """
+        del name
+        return optimise.adam()
 
     @property
     def phases(self) -> tuple[Phase, ...]:

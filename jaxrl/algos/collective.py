@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, pytree
 from jaxrl import distributions, labelled_ring, nets, optimise, replay, world_model
@@ -463,8 +464,10 @@ class Collective(Algorithm):
             fresh = lambda key: self.worker.weights(self.worker.init(key, None))  # noqa: E731
             workers = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
         own = self.networks(key)
-        begin = lambda params: optimise.adam().init(optimise.flat(params))  # noqa: E731
-        optimisers = {f"{name}_optimiser": begin(tree) if tree else () for name, tree in own.items()}
+        optimisers = {
+            f"{name}_optimiser": self._falling(name).init(optimise.flat(tree)) if tree else ()
+            for name, tree in own.items()
+        }
         params = CollectiveParameters(workers=workers, **own, **optimisers, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(self._seen, self._answer, 1, shards, self.rows, envs)
@@ -661,27 +664,30 @@ class Collective(Algorithm):
     ) -> tuple[Any, dict[str, Array]]:
         """One Adam step of a network, as a vector, for each key: parameters, metrics float32[updates]."""
         network, rate = getattr(params, name), jnp.float32(getattr(self, f"{_SETTING.get(name, name)}_lr"))
-        last = self._updates_of(name)
+        optimiser = self._falling(name)
 
         def of_vector(vector: Array, sample: Any) -> tuple[Array, Any]:
             return loss(optimise.unflat(vector, network), sample)
 
-        def step(gradient: Array, vector: Array, optimiser: Any) -> Any:
-            share = jnp.minimum(optimise.steps(optimiser).astype(jnp.float32) / last, 1.0)
-            falling = rate * (1 - (1 - self.lr_final) * share)
-            new = optimise.descend(optimise.adam(), gradient + decay * vector, vector, optimiser, falling)
+        def step(gradient: Array, vector: Array, state: Any) -> Any:
+            new = optimise.descend(optimiser, gradient + decay * vector, vector, state, rate)
             return *new, optimise.norm(gradient)
 
         def update(carry: Any, key: Array) -> Any:
-            vector, optimiser = carry
+            vector, state = carry
             gradient, (value, parts) = layout.gradient(of_vector, vector, batch(key))
-            vector, optimiser, norm = layout.alone(step)(gradient, vector, optimiser)
-            return (vector, optimiser), {f"{name}_loss": value, f"{name}_grad_norm": norm, **parts}
+            vector, state, norm = layout.alone(step)(gradient, vector, state)
+            return (vector, state), {f"{name}_loss": value, f"{name}_grad_norm": norm, **parts}
 
         carry = optimise.flat(network), getattr(params, f"{name}_optimiser")
-        (vector, optimiser), metrics = jax.lax.scan(update, carry, keys)
-        new = {name: optimise.unflat(vector, network), f"{name}_optimiser": optimiser}
+        (vector, state), metrics = jax.lax.scan(update, carry, keys)
+        new = {name: optimise.unflat(vector, network), f"{name}_optimiser": state}
         return dataclasses.replace(params, **new), metrics
+
+    def _falling(self, name: str) -> optax.GradientTransformation:
+        """The optimiser of a network, whose steps shrink over all its updates to `lr_final` of their length."""
+        fall = optax.linear_schedule(1.0, self.lr_final, max(self._updates_of(name), 1))
+        return optax.chain(self.optimiser(name), optax.scale_by_schedule(fall))
 
     def _updates_of(self, name: str) -> int:
         """Updates that a network gets in all phases."""

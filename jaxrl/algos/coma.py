@@ -290,8 +290,9 @@ class Coma(Algorithm):
         advantages = out[:, 1:]
         return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
-    @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def optimiser(self, name: str) -> optax.GradientTransformation:
+        """Of "actor" and "critic"."""
+        del name
         return optimise.adam(self.adam_epsilon, self.max_grad_norm)
 
     # Protocol
@@ -310,8 +311,8 @@ class Coma(Algorithm):
                 actor=actor,
                 critic=critic,
                 target=jax.tree.map(jnp.copy, critic),
-                actor_optimiser=self._optimiser.init(actor),
-                critic_optimiser=self._optimiser.init(critic),
+                actor_optimiser=self.optimiser("actor").init(actor),
+                critic_optimiser=self.optimiser("critic").init(critic),
                 first_target=jax.tree.map(jnp.copy, critic) if self.td_target == "original" else (),
             ),
             split=(),
@@ -531,7 +532,7 @@ class Coma(Algorithm):
 
         gradient, (value, _) = self.layout.gradient(loss, params.critic, batch)
         critic, optimiser, norm = self._apply(
-            self.critic_lr, gradient, params.critic, params.critic_optimiser, jnp.bool_(True), progress
+            "critic", gradient, params.critic, params.critic_optimiser, jnp.bool_(True), progress
         )
         return dataclasses.replace(params, critic=critic, critic_optimiser=optimiser), value, norm
 
@@ -570,9 +571,7 @@ class Coma(Algorithm):
 
         gradient, (value, means) = self.layout.gradient(loss, params.actor, batch)
         active = total(progress.learn_calls) >= self.critic_warmup
-        actor, optimiser, norm = self._apply(
-            self.actor_lr, gradient, params.actor, params.actor_optimiser, active, progress
-        )
+        actor, optimiser, norm = self._apply("actor", gradient, params.actor, params.actor_optimiser, active, progress)
         metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
         return dataclasses.replace(params, actor=actor, actor_optimiser=optimiser), metrics
 
@@ -597,13 +596,14 @@ class Coma(Algorithm):
         return jnp.full_like(advantage, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
     def _apply(
-        self, rate: float, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
+        self, name: str, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
     ) -> tuple[Any, Any, Array]:
-        """One Adam step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
+        """One step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
+        rate = getattr(self, f"{name}_lr")
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimise.descend(self._optimiser, gradient, params, state, decayed)
+            new = optimise.descend(self.optimiser(name), gradient, params, state, decayed)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimise.norm(gradient)
 

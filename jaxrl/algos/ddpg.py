@@ -7,6 +7,7 @@ al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published setting
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -192,8 +193,8 @@ class Ddpg(OffPolicy):
             critic=critic,
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self._optimiser.init(optimise.flat(actor)),
-            critic_optimiser=self._optimiser.init(optimise.flat(critic)),
+            actor_optimiser=self.optimiser("actor").init(optimise.flat(actor)),
+            critic_optimiser=self.optimiser("critic").init(optimise.flat(critic)),
         )
         return AlgoState(params, self._empty_replay())
 
@@ -285,7 +286,7 @@ class Ddpg(OffPolicy):
             return self._actor_loss(self.tree("actor", actor), improved, sample)
 
         gradient, (loss, means) = self.layout.gradient(of_actor, params.actor, batch)
-        actor, target_actor, actor_optimiser, norm = self.layout.alone(self._step)(
+        actor, target_actor, actor_optimiser, norm = self.layout.alone(functools.partial(self._step, "actor"))(
             gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
         )
         metrics |= {"actor_loss": loss, "actor_grad_norm": norm, **means}

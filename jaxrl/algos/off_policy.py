@@ -30,6 +30,17 @@ def critic_loss(values: Array, target: Array, weight: Array) -> Array:
     return jnp.sum(jnp.mean(weight[None, :, None] * jnp.square(target[None] - values), axis=(1, 2)))
 
 
+def smallest(values: Array) -> Array:
+    """Return the smallest over critics, [...], of values [C, ...]; its gradient goes to the first critic that has it.
+
+    The gradient of `values.min(0)` asks which values equal the smallest and divides by their number: zero by zero
+    where a compiler rounds the values anew for that comparison, with other instructions than the first time.
+    """
+    index = jax.lax.stop_gradient(values).argmin(0)
+    critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
+    return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0)
+
+
 @dataclasses.dataclass(frozen=True)
 class OffPolicy(Algorithm):
     """An algorithm that learns from a replay, with an actor and critics whose targets follow slowly."""
@@ -248,8 +259,9 @@ class OffPolicy(Algorithm):
         flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
         return flat / self._largest if self.scale_observation else flat
 
-    @property
-    def _optimiser(self) -> optax.GradientTransformation:
+    def optimiser(self, name: str) -> optax.GradientTransformation:
+        """Of "actor" and "critic", whose parameters are one vector [P]."""
+        del name
         return optimise.adam(self.adam_epsilon, self.max_grad_norm)
 
     @property
@@ -438,7 +450,7 @@ class OffPolicy(Algorithm):
             return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
 
         gradient, (loss, means) = layout.gradient(of_critic, params.critic, batch)
-        critic, target, optimiser, norm = layout.alone(self._step)(
+        critic, target, optimiser, norm = layout.alone(functools.partial(self._step, "critic"))(
             gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr) * rates
         )
         target_mean = layout.average(batch["target"].reshape(*batch["weight"].shape[:1], -1))
@@ -446,10 +458,10 @@ class OffPolicy(Algorithm):
         return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
 
     def _step(
-        self, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
+        self, name: str, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
-        """One clipped Adam step [P] and the target's, if any: parameters, target, optimiser, norm before clipping."""
-        params, state = optimise.descend(self._optimiser, gradient, params, state, rate)
+        """One step [P] of a network and its target's, if any: parameters, target, optimiser, norm of the gradient."""
+        params, state = optimise.descend(self.optimiser(name), gradient, params, state, rate)
         if target is not None:
             target = (1 - self.tau) * target + self.tau * params
         return params, target, state, optimise.norm(gradient)

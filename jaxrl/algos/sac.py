@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from envs_jax.base import Array, Box, TimeStep, pytree
 from jaxrl import distributions, nets, optimise
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
-from jaxrl.algos.off_policy import OffPolicy
+from jaxrl.algos.off_policy import OffPolicy, smallest
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, K tasks, m samples of a shard.
 
@@ -26,7 +27,7 @@ def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
 
     values [C, N, A], log_prob [N, A], alpha [N].
     """
-    return values.min(0) - alpha[:, None] * log_prob
+    return smallest(values) - alpha[:, None] * log_prob
 
 
 def actor_loss(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
@@ -229,9 +230,9 @@ class Sac(OffPolicy):
             critic=critic,
             target_critic=jax.tree.map(jnp.copy, critic),
             log_alpha=log_alpha,
-            actor_optimiser=self._optimiser.init(optimise.flat(actor)),
-            critic_optimiser=self._optimiser.init(optimise.flat(critic)),
-            alpha_optimiser=self._alpha_optimiser.init(log_alpha),
+            actor_optimiser=self.optimiser("actor").init(optimise.flat(actor)),
+            critic_optimiser=self.optimiser("critic").init(optimise.flat(critic)),
+            alpha_optimiser=self.optimiser("alpha").init(log_alpha),
             shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
         )
         return AlgoState(params, self._empty_replay())
@@ -274,9 +275,9 @@ class Sac(OffPolicy):
 
     # Updates
 
-    @property
-    def _alpha_optimiser(self) -> Any:
-        return optimise.adam(self.adam_epsilon)
+    def optimiser(self, name: str) -> optax.GradientTransformation:
+        """Of "actor", "critic" (one vector [P] each) and "alpha" (the temperatures' logarithms [K], never clipped)."""
+        return optimise.adam(self.adam_epsilon) if name == "alpha" else super().optimiser(name)
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
@@ -320,10 +321,15 @@ class Sac(OffPolicy):
 
         def step(params: SacParameters, gradient: Any, rates: Array) -> Any:
             actor, _, actor_optimiser, norm = self._step(
-                gradient["actor"], params.actor, None, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
+                "actor",
+                gradient["actor"],
+                params.actor,
+                None,
+                params.actor_optimiser,
+                jnp.float32(self.actor_lr) * rates,
             )
             log_alpha, alpha_optimiser = optimise.descend(
-                self._alpha_optimiser, gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
+                self.optimiser("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
                 self.alpha_lr * rates,
             )  # fmt: skip
             return actor, actor_optimiser, log_alpha, alpha_optimiser, norm

@@ -271,7 +271,7 @@ class Student(Sac):
             sample = {"observation": batch["observation"], "weight": weight}
             sample |= {name: batch["answer"][name] for name in ("mu", "log_std")}
             gradient, (value, _) = self.layout.gradient(loss, actor, sample)
-            actor, _, optimiser, norm = self.layout.alone(self._step)(
+            actor, _, optimiser, norm = self.layout.alone(functools.partial(self._step, "actor"))(
                 gradient, actor, None, optimiser, jnp.float32(self.actor_lr)
             )
             return (actor, optimiser), {"imitation_loss": value, "actor_grad_norm": norm}

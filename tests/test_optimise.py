@@ -1,0 +1,103 @@
+"""Adam's arithmetic, and optimisers of one's own in the place of it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from off_policy_cases import CASES, at_step
+from tiny import Corridor
+
+from envs_jax import Box
+from jaxrl import optimise
+from jaxrl.algos.base import Algorithm
+from jaxrl.algos.collective import Collective
+from jaxrl.algos.coma import Coma
+from jaxrl.parallel import Layout
+
+
+def test_adam_in_float32_is_adam() -> None:
+    """Against float64, from the first step on; with 1 - beta^t taken in float32 the second one is off by 6e-6."""
+    random = np.random.default_rng(0)
+    gradients = [(10.0 ** random.uniform(-6, 2, 40) * random.choice([-1, 1], 40)).astype(np.float32) for _ in range(30)]
+    adam = optimise.adam(1e-8)
+    state, step = adam.init(jnp.zeros(40)), jax.jit(adam.update)
+    mu, nu = np.zeros(40), np.zeros(40)
+    for t, gradient in enumerate(gradients, 1):
+        mu, nu = 0.9 * mu + 0.1 * gradient, 0.999 * nu + 0.001 * gradient.astype(np.float64) ** 2
+        wanted = -(mu / (1 - 0.9**t)) / (np.sqrt(nu / (1 - 0.999**t)) + 1e-8)
+        found, state = step(jnp.asarray(gradient), state)
+        np.testing.assert_allclose(found, wanted, rtol=5e-7, atol=2e-7 * np.abs(wanted).max())
+
+
+def test_gradients_are_clipped_to_a_norm() -> None:
+    adam = optimise.adam(max_grad_norm=1.0)
+    _, state = jax.jit(adam.update)(jnp.array([3.0, 4.0]), adam.init(jnp.zeros(2)))
+    np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), [0.06, 0.08], rtol=1e-6)
+
+
+def with_sgd(algorithm: type[Algorithm]) -> Any:
+    """The algorithm with plain gradient descent, as docs/own_environment_and_algorithm.md replaces the optimiser."""
+
+    @dataclasses.dataclass(frozen=True)
+    class WithSgd(algorithm):
+        def optimiser(self, name: str) -> optax.GradientTransformation:
+            return optax.sgd(1.0)
+
+    return WithSgd
+
+
+def tree_norm(a: Any, b: Any) -> float:
+    """Euclidean distance of two trees."""
+    return float(
+        np.sqrt(sum(np.square(np.asarray(x) - y).sum() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)))
+    )
+
+
+@pytest.mark.parametrize("case", ["ddpg expected", "sac"])
+def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
+    """A step of gradient descent is as long as the gradient times the rate, each network's own."""
+    algorithm, env, settings, _ = CASES[case]
+    settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1}
+    algo = with_sgd(algorithm)(env.spec, Layout(1), **settings)
+    params = jax.jit(lambda: algo.pack(algo.init(jax.random.key(0), None).replicated))()
+    batch = {"weight": jnp.ones((1, 4)), "reward": jnp.ones((1, 4, 1, 2)), "end": jnp.zeros((1, 4, 1), jnp.uint8)}
+    for name, shape in algo._seen.items():
+        batch |= {prefix + name: jnp.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
+    batch["observation"] = jax.random.uniform(jax.random.key(1), batch["observation"].shape)
+    batch["answer"] = jnp.zeros((1, 4, *algo._answer.shape), algo._answer.dtype)
+    noise = jax.eval_shape(lambda: algo._noise(jax.random.key(0), 4))
+    if noise is not None:
+        batch["noise"] = jnp.full((1, *noise.shape), 0.3)
+    new, metrics, _ = jax.jit(algo.update)(params, batch, jnp.uint32(0))
+    for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
+        gradient = float(metrics[f"{name}_grad_norm"])
+        assert tree_norm(getattr(new, name), getattr(params, name)) == pytest.approx(rate * gradient, rel=1e-3) != 0
+
+
+def test_coma_takes_another_optimiser() -> None:
+    spec = dataclasses.replace(Corridor().spec, critic_input_spec=Box((3,)), critic_input=lambda *_: None)
+    algo = with_sgd(Coma)(spec, Layout(1), actor_lr=1e-3, critic_lr=1e-2)
+    weights, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
+    for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
+        state = algo.optimiser(name).init(weights)
+        new, _, norm = jax.jit(algo._apply, static_argnums=0)(
+            name, gradient, weights, state, jnp.bool_(True), at_step(0)
+        )
+        np.testing.assert_allclose(new, weights - rate * gradient, rtol=1e-6)
+        assert float(norm) == 5.0
+
+
+def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
+    algo = with_sgd(Collective)(CASES["student"].env.spec, Layout(1), window=4, lr_final=0.5)
+    last = algo._updates_of("encoder")
+    optimiser, gradient = algo._falling("encoder"), jnp.array([3.0, -4.0])
+    state = optimiser.init(gradient)
+    for seen in (0, last // 2, last, last + 7):
+        at = optax.tree_utils.tree_set(state, count=jnp.int32(seen))
+        with jax.numpy_dtype_promotion("standard"):  # as in `descend`
+            step, _ = optimiser.update(gradient, at)
+        np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(seen / last, 1.0)), rtol=1e-6)
