@@ -464,7 +464,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            word = message.removeprefix(prefix).split()[0].split("=")[0]
+            word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
             if not word.startswith("-"):
                 raise UsageError(f"unexpected word {shown(word)}: flags begin with --")
             if self.trains and (owners := _owners(word.removeprefix("--"))):

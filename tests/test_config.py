@@ -176,6 +176,7 @@ def test_wrong_values_in_yaml(name: str, value: Any, wanted: str) -> None:
 
 def test_a_word_without_dashes_and_a_flag_without_value() -> None:
     assert "unexpected word '7'" in sentence(*TINY, "7")
+    assert "unexpected word ' '" in sentence(*TINY, "\n")
     assert sentence(*TINY, "--seed") == "--seed needs a value"
     assert "--algo needs a value" in sentence("--algo")
 

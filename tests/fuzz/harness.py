@@ -1,6 +1,6 @@
 """What the fuzzers share: a folder with runs and odd files, verbs called in process, and the judgement of what they do.
 
-A verb is stopped where its computing would begin (a compilation, an evaluator, a measurement): what comes before is
+A verb is stopped where its computing would begin (the memory plan, an evaluator, a measurement): what comes before is
 what looks at the user's input. That counts as exit code 0.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from bench import compare, convolution, env_throughput, learning, measure, plots, train_throughput
-from jaxrl import collect, doctor, evaluate, export, render, session, simulator, train
+from jaxrl import collect, doctor, evaluate, export, plan, render, session, simulator, train
 from jaxrl.subject import Subject
 
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
@@ -31,6 +31,7 @@ REACH = (
     "--algo sac --env reach --num_envs 8 --devices 1 --total_env_steps 16 --units 4 --buffer_size 64 --batch_size 8 "
     "--init_steps 8 --n_step 1 --horizon 4 --eval_every 0"
 )
+RUNS = {"tiny": TINY, "snakes": SNAKES, "reach": REACH}
 COVERAGE = "--env coverage --q 4 --num_agents 2 --budget 2"
 VERBS: dict[str, Callable[..., int]] = {
     "train": train.main,
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "convolution": convolution.main,
     "learning": learning.main,
 }
+make_plan = plan.make_plan
 SECONDS = 120  # after which a verb counts as one that does not answer
 MOST_LINES, MOST_CHARACTERS = 12, 1000  # of stderr
 
@@ -67,7 +69,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, made once."""
     folder = tmp_path_factory.mktemp("world")
     with contextlib.chdir(folder):
-        for argv, name in ((TINY, "tiny"), (SNAKES, "snakes"), (REACH, "reach")):
+        for name, argv in RUNS.items():
             assert train.main([*argv.split(), "--runs", "made"]) == 0
             shutil.move(Path("made/latest").read_text().strip(), name)
         shutil.rmtree("made")
@@ -93,6 +95,8 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     monkeypatch.chdir(made)
     monkeypatch.setattr(session, "_compile", _computes)
+    monkeypatch.setattr(plan, "flying_bytes", lambda env: 1000)
+    monkeypatch.setattr(plan, "make_plan", _computes)
     monkeypatch.setattr(Subject, "evaluator", _computes)
     monkeypatch.setattr(simulator, "play", _computes)
     monkeypatch.setattr(doctor, "examine", _computes)

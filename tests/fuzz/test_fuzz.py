@@ -12,20 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import COVERAGE, REACH, SNAKES, TINY, VERBS, call, made, told, world
+from harness import COVERAGE, REACH, SNAKES, TINY, VERBS, call, made, make_plan, told, world
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_labelled import saved
 from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
+from jaxrl import plan
 from jaxrl.algos import ALGORITHMS
 from jaxrl.config import presets
 
 __all__ = ["made", "world"]
 pytestmark = pytest.mark.fuzz
 
-COMMANDS, CONFIGURATIONS, FILES = 60, 20, 8  # examples; FILES of each kind
+COMMANDS, CONFIGURATIONS, FILES = 3000, 500, 100  # examples; FILES of each kind
 
 
 def fuzz(examples: int) -> settings:
@@ -378,7 +379,7 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
         saved(file, **(changes if how else {}))
         if how < 2:
             file.write_bytes(damaged(file.read_bytes(), seed))
-        argv = "--algo collective --env reach --devices 1 --memory_gb 8 --workers reach --labelled fuzzed.npz"
+        argv = "--algo collective --env reach --devices 1 --memory_gb 8 --labelled fuzzed.npz"
         call("train", argv.split(), world, outcomes)
 
     one()
@@ -386,8 +387,9 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told(outcomes, capsys, "labelled sets")
 
 
-def test_weights(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: Counter[str] = Counter()
+    monkeypatch.setattr(plan, "make_plan", make_plan)  # weights are read behind it
     file = world / "fuzzed.pth"
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
