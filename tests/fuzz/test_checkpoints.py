@@ -95,7 +95,11 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def folders(checkpoints: Path) -> list[Path]:
-    return sorted(p for p in [*checkpoints.glob("*"), *checkpoints.glob("best/*")] if p.is_dir() and p.name != "best")
+    return sorted(
+        p
+        for p in [*checkpoints.glob("*"), *checkpoints.glob("best/*")]
+        if p.is_dir() and not p.is_symlink() and p.name != "best"
+    )
 
 
 def files(folder: Path) -> list[Path]:
