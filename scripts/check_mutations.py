@@ -274,10 +274,10 @@ MUTATIONS = [
             DDPG,
         ),
         (
-            "losses", "sac: the mean critic",
+            "targets", "sac: targets by the first critic alone",
             "jaxrl/algos/sac.py",
-            "return values.min(0) - alpha[:, None] * log_prob",
-            "return values.mean(0) - alpha[:, None] * log_prob",
+            "return self._returns(sample, soft_value(values, log_prob, alpha))",
+            "return self._returns(sample, soft_value(values[:1], log_prob, alpha))",
             SAC,
         ),
         (
