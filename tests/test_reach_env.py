@@ -14,7 +14,7 @@ from bench.reach import oracle
 from envs_jax import make
 from envs_jax.base import Box
 from envs_jax.batch import batched
-from envs_jax.reach import baselines, constants, goals, observation, reward, tasks
+from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.env import TARGET_UNIT
 
 LANES = 40  # as in the replay of recorded episodes, so that the arm is compiled once
@@ -204,6 +204,19 @@ def test_a_gripper_that_should_be_closed():
     amiss = reward.outside(jnp.float32([0.3, 0.4, 0.65, 0.9]), width[:, None])
     np.testing.assert_allclose(amiss, [0, 0, 0.25, 0.5], atol=1e-6)
     np.testing.assert_allclose(reward.grip_share(amiss), [1, 1, 1 / 3.25, 0.1], rtol=1e-5)
+
+
+def test_success_by_hand():
+    """Tool centres 4.5 and 5.5 cm from the point, with the open gripper of the start, and at the start itself."""
+    env = make("reach", task="closed")
+    state, _ = begin(env)
+    pose = jax.jit(dynamics.pose)(state.q)
+    show = jax.jit(lambda state: env.show(state, state.seen, pose).metrics["success"])
+    for far, wide, steps, reached in ((0.045, 1.0, 1, 1), (0.055, 1.0, 1, 0), (0.045, 0.4, 1, 0), (0.045, 1.0, 0, 0)):
+        point = pose.tool + jnp.float32([far, 0.0, 0.0])[:, None]
+        width = jnp.stack([jnp.zeros(LANES), jnp.full(LANES, wide)])
+        put = dataclasses.replace(state, point=point, width=width, t=jnp.full_like(state.t, steps))
+        np.testing.assert_array_equal(show(put), np.full(LANES, reached), err_msg=f"{far} m, {wide}, step {steps}")
 
 
 # Scripted policies
