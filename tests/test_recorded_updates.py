@@ -25,7 +25,7 @@ FILE = Path(__file__).parent / "data" / "torch_updates.npz"
 Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]
 
 # Two float32 learners: shares of the longest move, of the largest weight (3 roundings) and of a loss; half was seen.
-MOVES, WEIGHTS, LOSSES = 2e-5, 2e-7, 2e-6
+MOVES, WEIGHTS, LOSSES = 4e-6, 2e-7, 2e-6
 
 
 @functools.cache
