@@ -47,7 +47,6 @@ VERBS: dict[str, Callable[..., int]] = {
     "convolution": convolution.main,
     "learning": learning.main,
 }
-make_plan = plan.make_plan
 SECONDS = 120  # after which a verb counts as one that does not answer
 MOST_LINES, MOST_CHARACTERS = 12, 1000  # of stderr
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import COVERAGE, REACH, SNAKES, TINY, VERBS, call, made, make_plan, told, world
+from harness import COVERAGE, REACH, SNAKES, TINY, VERBS, call, made, told, world
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_labelled import saved
 from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
-from jaxrl import plan
+from jaxrl import plan, prepare, session
 from jaxrl.algos import ALGORITHMS
-from jaxrl.config import presets
+from jaxrl.config import parse, presets
 
 __all__ = ["made", "world"]
 pytestmark = pytest.mark.fuzz
@@ -40,6 +40,8 @@ def fuzz(examples: int) -> settings:
         suppress_health_check=list(HealthCheck),
     )
 
+
+make_plan = plan.make_plan
 
 # Command lines
 
@@ -389,8 +391,13 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: Counter[str] = Counter()
-    monkeypatch.setattr(plan, "make_plan", make_plan)  # weights are read behind it
     file = world / "fuzzed.pth"
+    argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --units 8 --first_layer linear"
+    words = argv.replace("--algo ddpg --env snakes_1v1 ", "").split()
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "make_plan", make_plan)
+        setup = prepare.assemble(parse(words).config)
+    monkeypatch.setattr(session, "prepare", lambda config: setup)  # weights are read behind it
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
         lambda inner: (
@@ -414,8 +421,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
             with zipfile.ZipFile(file, "w") as made:
                 for name, member in members.items():
                     made.writestr(name, damaged(member, seed) if name.endswith("data.pkl") == (how == 3) else member)
-        argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --units 8 --first_layer linear"
-        call("train", argv.replace("--algo ddpg --env snakes_1v1 ", "").split(), world, outcomes)
+        call("train", words, world, outcomes)
 
     one()
     file.unlink()
@@ -425,7 +431,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_evaluations(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcomes: Counter[str] = Counter()
     file = world / "fuzzed.json"
-    curve = {"mean": [0.5, 0.4, 0.3], "ci95": [0.1, None, 0.1], "std": [0.1, 0.1, 0.1]}
+    curve = {"mean": [0.5, 0.4, 0.3, 0.2], "ci95": [0.1, None, 0.1, 0.1]}
     settings_of_env = dataclasses.asdict(make("coverage", q=4, num_agents=2, budget=2))
     values = st.sampled_from(
         [None, [], {}, "", "x" * 5000, "\ud800", 0, -1, 10**400, 1e308, float("nan"), True, [[1]], curve]
