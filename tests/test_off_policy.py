@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy_cases import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
+from off_policy_cases import CASES, SAC, VARIANTS, at_step, digest, make_trainer, run, trainer_of
 from tiny import Corridor, CorridorState, PointMass, PointState
 
 from envs_jax import TimeStep
-from jaxrl.algos.base import total
+from jaxrl.algos.base import AlgoState, Phase, total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
 from jaxrl.parallel import Layout
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
+
+ONE_UPDATE = Phase("train", 0, 1)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -180,3 +182,33 @@ def test_learning_rates_fall_to_their_final_share(case: str) -> None:
         seen.append((int(total(state.progress.env_steps)), digest(networks)))
     assert seen[0][0] < 4000 < seen[1][0]
     assert seen[0][1] != seen[1][1] == seen[2][1]
+
+
+def test_priorities_are_corrected_in_part_at_first_and_fully_at_the_end() -> None:
+    """Drawn weights are (N P)^-beta over their largest: at the run's total (beta 1) the power 1 / 0.4 of the first."""
+    algorithm, env, settings, _ = CASES["ddpg prioritised"]
+
+    @dataclasses.dataclass(frozen=True)
+    class Watched(algorithm):
+        metric_names = tuple(f"weight {k}" for k in range(16))
+
+        def update(self, params: Any, batch: Any, number: Any = None, rates: Any = 1.0) -> Any:
+            return params, dict(zip(self.metric_names, batch["weight"][0], strict=True)), jnp.ones((1, 16))
+
+    algo = Watched(env.spec, Layout(4), **settings)
+    state = algo.init(jax.random.key(0), None)
+    ring = state.split
+    priority = jax.random.uniform(jax.random.key(1), ring.marks.priority.shape, minval=0.1, maxval=10.0)
+    ring = dataclasses.replace(
+        ring, marks=dataclasses.replace(ring.marks, priority=priority), filled=jnp.full_like(ring.filled, algo.rows - 1)
+    )
+
+    @jax.jit
+    def weights(fraction: Any) -> Any:
+        progress = dataclasses.replace(at_step(0), fraction=fraction)
+        _, metrics = algo.learn(AlgoState(state.replicated, ring), None, None, jax.random.key(2), progress, ONE_UPDATE)
+        return jnp.stack([metrics[name][0] for name in algo.metric_names])
+
+    begin, end = weights(jnp.float32(0)), weights(jnp.float32(1))
+    assert begin.min() < 0.8 and begin.max() == 1
+    np.testing.assert_allclose(end, begin ** (1 / 0.4), rtol=1e-4)

@@ -59,11 +59,13 @@ def tree_norm(a: Any, b: Any) -> float:
 
 @pytest.mark.parametrize("case", ["ddpg expected", "sac"])
 def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
-    """A step of gradient descent is as long as the gradient times the rate, each network's own."""
+    """A step of gradient descent is as long as the gradient times the network's own rate; targets follow by tau."""
     algorithm, env, settings, _ = CASES[case]
-    settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1}
+    settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1, "tau": 0.05}
     algo = with_sgd(algorithm)(env.spec, Layout(1), **settings)
     params = jax.jit(lambda: algo.pack(algo.init(jax.random.key(0), None).replicated))()
+    targets = {name: 0.5 * getattr(params, name) for name in algo.network_names if name.startswith("target")}
+    params = dataclasses.replace(params, **targets)
     batch = {"weight": jnp.ones((1, 4)), "reward": jnp.ones((1, 4, 1, 2)), "end": jnp.zeros((1, 4, 1), jnp.uint8)}
     for name, shape in algo._seen.items():
         batch |= {prefix + name: jnp.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
@@ -76,6 +78,9 @@ def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
     for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
         gradient = float(metrics[f"{name}_grad_norm"])
         assert tree_norm(getattr(new, name), getattr(params, name)) == pytest.approx(rate * gradient, rel=1e-3) != 0
+    for name, old in targets.items():
+        online = getattr(new, name.removeprefix("target_"))
+        np.testing.assert_allclose(getattr(new, name), 0.95 * old + 0.05 * online, rtol=1e-5, atol=1e-7)
 
 
 def test_coma_takes_another_optimiser() -> None:

@@ -97,6 +97,12 @@ def test_the_temperature_rises_where_entropy_is_missing() -> None:
     assert float(slope(jnp.zeros(1), -5.0)[0]) < 0 < float(slope(jnp.zeros(1), -3.0)[0])  # descent goes against it
 
 
+def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
+    for agents in (1, 2):
+        assert Sac(dataclasses.replace(ARM, num_agents=agents), Layout(1))._target_entropy == -ACTIONS
+    assert Sac(ARM, Layout(1), target_entropy=-7.5)._target_entropy == -7.5
+
+
 SETTINGS = {"units": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_step": 2, "alpha_lr": 0.01, "tau": 0.1}
 
 

@@ -187,7 +187,10 @@ class RealReach(ReachBatch):
     def _vector(self, number: int) -> np.ndarray:
         """What an episode of the list draws, float64[n]."""
         if self.vectors is None:
-            return goals.pool(self.reach.pool_seed)[number // len(self.reach.tasks) % goals.POOL]
+            env = self.reach
+            if env.goals == "uniform":
+                return np.asarray(goals.listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
+            return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
         return self.vectors[number % len(self.vectors)]
 
     def play(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:

@@ -250,10 +250,10 @@ class ReachBatch(BatchedEnvironment):
         return BatchState(env=lanes_first(state), key=keys, episode=episode), lanes_first(timestep)
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-        """Episodes int32[B] of one list without end: pairs of the pool in turn, each for all tasks; keys key[B]."""
+        """Episodes int32[B] of one list without end, see `goals.listed`, each pair for all tasks; keys key[B]."""
         env = self.reach
         count = len(env.tasks)
-        pairs = jnp.asarray(goals.pool(env.pool_seed), jnp.float32)[numbers // count % goals.POOL].T
+        pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
         return BatchState(env=lanes_first(state), key=keys, episode=numbers.astype(jnp.uint32)), lanes_first(timestep)
 

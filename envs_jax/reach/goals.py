@@ -34,6 +34,13 @@ def from_pool(key: Array, seed: int) -> Array:
     return jnp.asarray(pool(seed), jnp.float32)[number.astype(jnp.int32)]
 
 
+def listed(kind: str, seed: int, number: Array) -> Array:
+    """float32[6], entry int32[] of a list without end: the pool again and again, or ("uniform") fresh draws."""
+    if kind == "uniform":
+        return fresh(jax.random.fold_in(jax.random.key(seed), number))
+    return jnp.asarray(pool(seed), jnp.float32)[number % POOL]
+
+
 def fresh(key: Array) -> Array:
     """float32[6], the first of sixteen draws that are far enough apart."""
     low, high = jnp.asarray(np.concatenate([PUCK, GOAL]).T, jnp.float32)
