@@ -159,13 +159,14 @@ class Checkpoints:
         """The sentence for a save that failed; the space it took is freed."""
         if hosts.writes():
             shutil.rmtree(folder, ignore_errors=True)
+            self._swept = False  # writes of other arrays that were under way may make the folder anew
         return CheckpointError(
             f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
             "writable and free disk space there, then continue with --resume"
         )
 
     def _sweep(self) -> None:
-        """Once per run: delete what a killed process left half written or half deleted."""
+        """Once per run, and after a failure: delete what was left half written or half deleted."""
         if not self._swept:
             for folder in (self.directory, self._best):
                 for name in _names(folder):
