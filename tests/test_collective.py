@@ -1,6 +1,7 @@
 """The collective stage: windows and codes, losses by hand, labels, phases that resume exactly, runs of workers."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -23,7 +24,7 @@ from envs_jax.testing import check_env
 from jaxrl import algos, labelled, labelled_ring, session, train, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos import collective
-from jaxrl.algos.base import Source, Trajectory, start
+from jaxrl.algos.base import AlgoState, Source, Trajectory, start
 from jaxrl.algos.collective import Collective, distillation_loss
 from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
@@ -71,6 +72,22 @@ TINY = {
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
 
 
+def begun(algo: Collective, inputs: Any = None) -> AlgoState:
+    """The state at the start, made in one program."""
+    return jax.jit(algo.init)(jax.random.key(0), inputs)
+
+
+@functools.cache
+def begun_net() -> Any:
+    """Parameters of `NET`."""
+    one = jax.tree.map(lambda x: x[0], windows(1))
+    return jax.jit(lambda key: NET.init(key, one))(jax.random.key(1))
+
+
+code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
+codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
+
+
 def windows(number: int, seed: int = 0) -> Window:
     """Random windows of four steps, three numbers of a state and two of an action."""
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -102,49 +119,49 @@ def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
 
 
 def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
-    batch, order = windows(5), jnp.array([3, 0, 4, 2, 1])
-    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
-    codes = jax.vmap(lambda window: NET.apply(params, window)[0])
-    shuffled = codes(jax.tree.map(lambda x: x[order], batch))
-    np.testing.assert_allclose(shuffled, codes(batch)[order], rtol=1e-5, atol=1e-6)
-    assert np.ptp(np.asarray(codes(batch)), axis=0).min() > 1e-3  # and windows do have different codes
+    batch, order = windows(5), np.array([3, 0, 4, 2, 1])
+    codes = np.asarray(codes_of(begun_net(), batch))
+    shuffled = codes_of(begun_net(), jax.tree.map(lambda x: x[order], batch))
+    np.testing.assert_allclose(shuffled, codes[order], rtol=1e-5, atol=1e-6)
+    assert np.ptp(codes, axis=0).min() > 1e-3  # and windows do have different codes
 
 
 def test_a_code_tells_when_something_happened() -> None:
-    batch = windows(1)
-    params = NET.init(jax.random.key(1), jax.tree.map(lambda x: x[0], batch))
-    one = jax.tree.map(lambda x: x[0], batch)
+    params, one = begun_net(), jax.tree.map(lambda x: x[0], windows(1))
     turned = jax.tree.map(lambda x: x[::-1], one)
-    assert np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-5)  # times are zeros at first
+    assert np.allclose(code_of(params, one), code_of(params, turned), atol=1e-5)  # times are zeros at first
     times = jax.random.normal(jax.random.key(2), params["params"]["times"].shape)
     params = {"params": params["params"] | {"times": times}}
-    assert not np.allclose(NET.apply(params, one)[0], NET.apply(params, turned)[0], atol=1e-3)
+    assert not np.allclose(code_of(params, one), code_of(params, turned), atol=1e-3)
 
 
 def test_dropout_is_random_in_training_only() -> None:
     net, one = dataclasses.replace(NET, dropout=0.5), jax.tree.map(lambda x: x[0], windows(1))
-    params = net.init(jax.random.key(1), one)
-    draws = [net.apply(params, one, True, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 1)]
-    assert not np.allclose(*draws) and np.array_equal(net.apply(params, one)[0], net.apply(params, one)[0])
+    drawn = jax.jit(lambda params, key: net.apply(params, one, True, rngs={"dropout": key})[0])
+    plain = jax.jit(lambda params: net.apply(params, one)[0])
+    draws = [drawn(begun_net(), jax.random.key(seed)) for seed in (0, 1)]
+    assert not np.allclose(*draws) and np.array_equal(plain(begun_net()), code_of(begun_net(), one))
 
 
 def test_only_masked_tokens_are_to_be_reconstructed() -> None:
     target, predicted = windows(2), windows(2, seed=5)
-    masked = jax.tree.map(lambda x: jnp.zeros(x.shape[:-1], bool).at[:, -1].set(True), target)
-    slope = jax.grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))(target)
+    masked = jax.tree.map(lambda x: np.arange(x.shape[1]) == np.full((len(x), 1), x.shape[1] - 1), target)
+    found, slope = jax.jit(
+        jax.value_and_grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))
+    )(target)
     for rows in jax.tree.leaves(slope):
         assert not np.asarray(rows[:, :-1]).any() and np.asarray(rows[:, -1]).all()
     by_hand = sum(
         np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
         for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
     )
-    assert float(transformer.reconstruction_loss(predicted, target, masked)) == pytest.approx(by_hand, rel=1e-5)
+    assert float(found) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_masks_hide_as_often_as_they_should() -> None:
     batch = Window(jnp.full((2000, 20, 3), 7.0), jnp.full((2000, 19, 2), 7.0), jnp.full((2000, 19, 1), 7.0))
     keys = jax.random.split(jax.random.key(0), 2000)
-    view, masked = jax.vmap(transformer.mask_tokens)(keys, batch)
+    view, masked = jax.jit(jax.vmap(transformer.mask_tokens))(keys, batch)
     for rows, hit in zip(jax.tree.leaves(view), jax.tree.leaves(masked), strict=True):
         rows, hit = np.asarray(rows), np.asarray(hit)
         assert (rows[~hit] == 7).all() and hit.any(1).all()
@@ -166,12 +183,14 @@ def test_contrast_by_hand() -> None:
         -math.log(cosines[2, 2] / cosines[2].sum()),
     ]
 
+    contrast = jax.jit(transformer.contrastive_loss)
+
     def loss(tasks: list[int], weight: list[float], rows: slice = slice(None)) -> float:
         one, two = (
-            transformer.Views(jnp.asarray(code, jnp.float32), jnp.array(tasks), jnp.array(weight))
+            transformer.Views(code.astype(np.float32), np.array(tasks, np.int32), np.array(weight, np.float32))
             for code in (first, second)
         )
-        return float(transformer.contrastive_loss(jax.tree.map(lambda x: x[rows], one), two, rows.start or 0))
+        return float(contrast(jax.tree.map(lambda x: x[rows], one), two, np.int32(rows.start or 0)))
 
     assert loss([4, 4, 1], [1.0, 1.0, 1.0]) == pytest.approx(np.mean(rows), rel=1e-4)
     assert loss([2, 2, 2], [1.0, 1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
@@ -186,8 +205,9 @@ def test_contrast_by_hand() -> None:
 def test_neighbours_by_hand() -> None:
     known, task = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([0, 1])
     asked = jnp.array([[5.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    compiled = jax.jit(collective.neighbour_accuracy)
     accuracy = lambda *weights: float(  # noqa: E731
-        collective.neighbour_accuracy(known, task, asked, jnp.array([0, 1, 0]), *map(jnp.array, weights))
+        compiled(known, task, asked, jnp.array([0, 1, 0]), *map(jnp.array, weights))
     )
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
@@ -196,15 +216,16 @@ def test_neighbours_by_hand() -> None:
 
 # ---------------------------------------------------------------- windows
 
+next_window = jax.jit(transformer.next_window)
+
 
 def test_windows_at_the_start_of_an_episode_by_hand() -> None:
     """Steps of two environments; the second one starts anew at its third step."""
-    states = jnp.arange(8.0).reshape(4, 2, 1) + 1  # 1 3 5 7, 2 4 6 8
-    window = transformer.first_window(states[0], 1, 3)
-    first = jnp.array([False, False])
+    states = np.arange(8, dtype=np.float32).reshape(4, 2, 1) + 1  # 1 3 5 7, 2 4 6 8
+    window = jax.jit(lambda state: transformer.first_window(state, 1, 3))(states[0])
     for t in (1, 2, 3):
-        action, reward = 10.0 * states[t - 1], 100.0 * states[t, :, 0]
-        window = transformer.next_window(window, states[t], action, reward, jnp.array([False, t == 2]) | first)
+        action, reward = 10 * states[t - 1], 100 * states[t, :, 0]
+        window = next_window(window, states[t], action, reward, np.array([False, t == 2]))
         if t == 1:
             assert window.state[0, :, 0].tolist() == [1, 1, 3] and window.action[0, :, 0].tolist() == [0, 10]
             assert window.reward[0, :, 0].tolist() == [0, 300]
@@ -224,18 +245,16 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
     first[0] = True
     state, action = rng.normal(size=(rows, envs, 2)), rng.normal(size=(rows, envs, 1))
     reward, step = rng.normal(size=(rows, envs)), np.zeros((rows, envs), np.int32)
-    to32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
-    window, seen = transformer.first_window(to32(state[0]), 1, steps), []
+    to32 = lambda x: np.asarray(x, np.float32)  # noqa: E731
+    window, seen = jax.jit(lambda state: transformer.first_window(state, 1, steps))(to32(state[0])), []
     for t in range(rows):
         if t:
             step[t] = np.where(first[t], 0, step[t - 1] + 1)
-            window = transformer.next_window(
-                window, to32(state[t]), to32(action[t - 1]), to32(reward[t]), jnp.asarray(first[t])
-            )
+            window = next_window(window, to32(state[t]), to32(action[t - 1]), to32(reward[t]), first[t])
         seen.append(window)
-    acted = jax.tree.map(lambda *x: jnp.concatenate(x), *seen)
-    stored = transformer.stored_windows(
-        to32(state), to32(action), to32(reward), jnp.asarray(step), jnp.arange(rows * envs), steps
+    acted = jax.tree.map(lambda *x: np.concatenate(x), *seen)
+    stored = jax.jit(transformer.stored_windows, static_argnums=5)(
+        to32(state), to32(action), to32(reward), step, np.arange(rows * envs, dtype=np.int32), steps
     )
     for a, b in zip(jax.tree.leaves(acted), jax.tree.leaves(stored), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -249,10 +268,9 @@ def test_distillation_by_hand() -> None:
     mu, expert = jnp.array([[0.5, 0.0], [0.0, 0.0]]), jnp.array([[0.0, -8.0], [-2.0, -5.0]])
     first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
     second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
+    loss = jax.jit(distillation_loss)
     for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
-        assert float(distillation_loss(mean, log_std, mu, expert, jnp.array(weight))) == pytest.approx(
-            by_hand, rel=1e-5
-        )
+        assert float(loss(mean, log_std, mu, expert, jnp.array(weight))) == pytest.approx(by_hand, rel=1e-5)
 
 
 # ---------------------------------------------------------------- the phases
@@ -403,7 +421,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
     algo = Collective(Corners().spec, Layout(4, 2), **settings)
-    ring = algo.init(jax.random.key(0), {"labelled": algo.arrange(own)}).split
+    ring = begun(algo, {"labelled": algo.arrange(own)}).split
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
@@ -417,12 +435,10 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     adopted = {"tasks": ["near", "far", "push", "pull"], "labelled": [len(made()) + 10, 5]}
     algo = Collective(Corners().spec, Layout(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"})
-    state = algo.init(jax.random.key(0), {"labelled": algo.arrange(vars(made()))})
+    state = begun(algo, {"labelled": algo.arrange(vars(made()))})
+    fit = jax.jit(lambda params: algo._fit(params, state.split, jax.random.key(1), 2, "actor"))
     fitted = [
-        algo._fit(
-            dataclasses.replace(state.replicated, coded=jnp.int32(rows)), state.split, jax.random.key(1), 2, "actor"
-        )
-        for rows in (0, algo.labelled_rows)
+        fit(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
     ]
     actors = [digest(params.actor) for params, _ in fitted]
     assert actors[0] == digest(state.replicated.actor) != actors[1]
@@ -432,17 +448,22 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
 
 def test_a_world_model_by_hand() -> None:
     rewards = jnp.array([0.0, 10.0, -50.0, math.e - 1])
-    shares = np.asarray(world_model.two_hot(rewards))
+    shares = np.asarray(jax.jit(world_model.two_hot)(rewards))
     np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
     places = shares @ np.linspace(-math.log(11), math.log(11), 101)
     np.testing.assert_allclose(places, [0, math.log(11), -math.log(11), 1], atol=1e-5)
     predicted, latent = jnp.array([[1.0, 0.0], [0.0, 0.0]]), jnp.array([[0.0, 0.0], [0.5, 0.0]])
-    loss = world_model.world_loss(predicted, latent, jnp.zeros((2, 101)), rewards[:2], jnp.array([1.0, 1.0]))
+    loss = jax.jit(world_model.world_loss)(predicted, latent, jnp.zeros((2, 101)), rewards[:2], jnp.array([1.0, 1.0]))
     assert float(loss) == pytest.approx((0.5 + 0.125) / 2 + math.log(101), rel=1e-5)
     net = world_model.WorldModel(16)
     rows = jnp.ones((3, 2)), jnp.ones((3, 6)), jnp.ones((3, 2))
-    params = net.init(jax.random.key(0), *rows, method="step")
-    for latents in (net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]):
+
+    @jax.jit
+    def latents_of(key: Any) -> Any:
+        params = net.init(key, *rows, method="step")
+        return net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]
+
+    for latents in latents_of(jax.random.key(0)):
         np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
 
 
@@ -477,35 +498,36 @@ def test_windows_are_compared_across_devices() -> None:
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
     algo = Collective(Corners().spec, Layout(2), **TINY)
-    state = algo.init(jax.random.key(0), None)
+    state = begun(algo)
     workers = jax.tree.map(jnp.zeros_like, state.replicated.workers)
     workers["critic"]["params"]["out_bias"] += 3.0  # V is 3, less exp(-20) log pi
     workers["log_alpha"] -= 20.0
     env = Corners()
-    _, first = jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(jax.random.key(1), 2))
+    _, first = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 2))
     row = lambda reward, ended: dataclasses.replace(  # noqa: E731
         first, reward=jnp.full((2, 1), reward), terminated=jnp.array([False, ended])
     )
-    steps = jax.tree.map(lambda *x: jnp.stack(x), row(0.0, False), row(1.0, False))
+    steps = jax.tree.map(lambda *x: np.stack(x), row(0.0, False), row(1.0, False))
     extras = {"action": jnp.zeros((2, 2, 2)), "code": jnp.zeros((2, 2, 6)), "step": jnp.zeros((2, 2), jnp.int32)}
     trajectory = Trajectory(steps, jnp.zeros((2, 2, 1, 2)), extras | {"held_out": jnp.zeros((2, 2), bool)})
     params = dataclasses.replace(state.replicated, workers=workers)
-    ring = algo._store(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
+    ring = jax.jit(algo._store)(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
     np.testing.assert_allclose(ring.answer["value"][0, 0], 1 + 0.5 * 3, rtol=1e-5)
     np.testing.assert_allclose(ring.answer["value"][0, 1], [7 + 0.5 * 3, 7], rtol=1e-5)
 
 
 def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     algo = Collective(Corners().spec, Layout(4), **TINY)
-    policy = algo.weights(algo.init(jax.random.key(0), None))
+    policy, state = algo.weights(begun(algo)), np.ones((3, 2), np.float32)
     window = transformer.first_window(jnp.ones((3, 2)), 2, 4)
-    code, state = algo.codes(policy["encoder"], window), jnp.ones((3, 2))
-    for zero, own in ((False, code), (True, jnp.zeros((3, 6)))):
-        wanted = algo.gaussian(policy["actor"], jnp.concatenate([own, state], axis=-1))
-        found = algo.answer(policy, window, zero)
+    code = jax.jit(algo.codes)(policy["encoder"], window)
+    gaussian, answer = jax.jit(algo.gaussian), jax.jit(algo.answer, static_argnums=2)
+    answers = [answer(policy, window, zero) for zero in (False, True)]
+    for own, found in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
+        wanted = gaussian(policy["actor"], np.concatenate([own, state], axis=-1))
         for a, b in zip(wanted, found, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
-    assert not np.allclose(*(algo.answer(policy, window, zero)[0] for zero in (False, True)))
+    assert not np.allclose(answers[0][0], answers[1][0])
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.config import parse
 from jaxrl.errors import UsageError
 from jaxrl.parallel import Layout
-from jaxrl.prepare import prepare
+from jaxrl.prepare import _layout, prepare
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 
@@ -45,6 +45,17 @@ def random_timestep(generator: np.random.Generator, lead: tuple[int, ...], spec:
         first=flags,
         metrics={},
     )
+
+
+_BEGUN: dict[Any, ComaParameters] = {}
+
+
+def begun(algo: Coma) -> ComaParameters:
+    """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
+    alike = (algo.actor_net, algo.critic_net, algo.td_target)
+    if alike not in _BEGUN:
+        _BEGUN[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
+    return _BEGUN[alike]
 
 
 def close(a: Any, b: Any, atol: float, rtol: float = 0.0) -> None:
@@ -125,6 +136,11 @@ class Recorded:
         return dataclasses.replace(self.algo, **settings)
 
     @functools.cached_property
+    def values(self) -> Any:
+        """Values of (weights of a critic, its inputs), in one program."""
+        return jax.jit(self.algo.values)
+
+    @functools.cached_property
     def data(self) -> dict[str, jax.Array]:
         """Transitions and targets, [1, 300, ...]."""
         arguments = (self.params, self.trajectory, self.last, jax.random.key(0), self.progress)
@@ -137,7 +153,6 @@ class Recorded:
     def training(self) -> dict[str, Any]:
         """The recorded five minibatches, critic first, through the algorithm's two update functions."""
         critic_update, actor_update = jax.jit(self.algo._critic_update), jax.jit(self.algo._actor_update)
-        values_of = jax.jit(self.algo.values)
         params, rows = self.params, {"critic_loss": [], "critic_gradient": [], "q_after": [], "actor_gradient": []}
         rows["actor"] = []
         for number in range(MISSIONS):
@@ -145,7 +160,7 @@ class Recorded:
             params, loss, norm = critic_update(params, batch, self.progress)
             rows["critic_loss"].append((loss, norm))
             rows["critic_gradient"].append(to_torch(gradient_of(params.critic_optimiser, before.critic_optimiser)))
-            rows["q_after"].append(values_of(params.critic, batch["critic_input"][0]))
+            rows["q_after"].append(self.values(params.critic, batch["critic_input"][0]))
         for number in range(MISSIONS):
             batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, params
             params, metrics = actor_update(params, batch, self.progress)
@@ -158,32 +173,33 @@ class Recorded:
 def recorded() -> Recorded:
     arrays = golden.load("coverage_learner")
 
-    def by_mission(values: np.ndarray) -> jax.Array:  # [75, ...] -> [T, B, ...]
+    def by_mission(values: np.ndarray) -> np.ndarray:  # [75, ...] -> [T, B, ...]
         values = values.astype(np.float32) if values.dtype == np.float64 else values
-        return jnp.asarray(values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1))
+        return values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1)
 
-    reward = jnp.repeat(by_mission(arrays["reward"])[..., None], AGENTS, axis=-1)
+    reward = np.repeat(by_mission(arrays["reward"])[..., None], AGENTS, axis=-1)
     done = by_mission(arrays["done"]).astype(bool)
     state = by_mission(np.concatenate([arrays["obs"], arrays["state_extra"]], axis=-1))
     timestep = TimeStep(
         observation=by_mission(arrays["obs"]),
-        action_mask=jnp.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
+        action_mask=np.ones((STEPS, MISSIONS, AGENTS, ACTIONS), bool),
         mask_state=(),
         global_state=state,
-        reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward[:-1]]),  # that of the action before
-        terminated=jnp.concatenate([jnp.zeros_like(done[:1]), done[:-1]]),
-        truncated=jnp.zeros_like(done),
-        first=jnp.zeros_like(done).at[0].set(True),
+        reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),  # that of the action before
+        terminated=np.concatenate([np.zeros_like(done[:1]), done[:-1]]),
+        truncated=np.zeros_like(done),
+        first=np.arange(STEPS)[:, None] * np.ones_like(done) == 0,
         metrics={},
     )
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)
-    extras = {"mask": mask, "log_prob": jnp.zeros(mask.shape[:-1])}
+    extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
     algo = Coma(recorded_spec(), Layout(MISSIONS), actor_loss="original", td_target="original")
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
-    params = algo.init(jax.random.key(0), {"actor": actor, "critic": critic}).replicated
-    params = dataclasses.replace(params, first_target=target)
-    trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(jnp.int32), extras)
+    begin = jax.jit(lambda given: algo.init(jax.random.key(0), given).replicated)
+    params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
+    trajectory = Trajectory(timestep, by_mission(arrays["action"]).astype(np.int32), extras)
+    trajectory, last = jax.tree.map(jnp.asarray, (trajectory, last))
     return Recorded(arrays, algo, params, trajectory, last, progress(episodes=2 * MISSIONS))
 
 
@@ -192,7 +208,7 @@ def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
         label = "target" if name == "first_target" else name
         for row, tensor in to_torch(getattr(recorded.params, name)).items():
             close([tensor.sum(), (tensor**2).sum()], recorded.arrays[f"{label}_param_summary_init"][row], 1e-9)
-    fresh = recorded.algo.init(jax.random.key(1), None).replicated
+    fresh = jax.eval_shape(lambda: recorded.algo.init(jax.random.key(1), None)).replicated
     shapes = [jax.tree.map(jnp.shape, tree) for tree in (fresh.actor, recorded.params.actor)]
     assert shapes[0] == shapes[1]
 
@@ -203,14 +219,18 @@ def test_epsilon_is_that_of_the_last_mission(recorded: Recorded) -> None:
 
 def test_recorded_networks(recorded: Recorded) -> None:
     batch = recorded.minibatch(0)
-    logits = recorded.algo.actor_net.apply(recorded.params.actor, batch["observation"][0])
-    probs = distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
+
+    @jax.jit
+    def mixed(actor: Any, observation: jax.Array) -> jax.Array:
+        logits = recorded.algo.actor_net.apply(actor, observation)
+        return distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
+
+    probs = mixed(recorded.params.actor, batch["observation"][0])
     close(probs, recorded.arrays["probs_first_batch"], VALUE)
-    close(
-        recorded.algo.values(recorded.params.critic, batch["critic_input"][0]), recorded.arrays["q_first_batch"], VALUE
-    )
+    values = recorded.values(recorded.params.critic, batch["critic_input"][0])
+    close(values, recorded.arrays["q_first_batch"], VALUE)
     state = recorded.data["critic_input"][0]
-    q_target = recorded.algo.values(recorded.params.first_target, state).reshape(-1, AGENTS, ACTIONS)
+    q_target = recorded.values(recorded.params.first_target, state).reshape(-1, AGENTS, ACTIONS)
     close(q_target, recorded.arrays["q_target_net"], VALUE)
 
 
@@ -221,8 +241,9 @@ def test_recorded_targets(recorded: Recorded) -> None:
         ..., 0
     ]
     reward, done = jnp.float32(recorded.arrays["reward"]), jnp.asarray(recorded.arrays["done"], bool)
+    ours = jax.jit(lambda q: returns.ipp_marl_targets(reward, done, q, 0.99, 0.8, STEPS))
     for agent in range(AGENTS):
-        target, full = returns.ipp_marl_targets(reward, done, jnp.asarray(q[:, agent]), 0.99, 0.8, STEPS)
+        target, full = ours(jnp.asarray(q[:, agent]))
         close(target, recorded.arrays["td_target"][:, agent], TD)
         close(full, recorded.arrays["discounted_return"][:, agent], TD, rtol=1e-6)
 
@@ -313,18 +334,25 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 # ---------------------------------------------------------------- networks
 
 
-@pytest.mark.parametrize("shape", [(11, 11, 3), (9, 12, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((11, 11, 3), marks=pytest.mark.long), (9, 12, 2)])
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int]) -> None:
     x = jax.random.uniform(jax.random.key(0), (3, *shape))
     stacks = {method: nets.ConvStack(5, 8, methods=(method,) * 3) for method in get_args(nets.Convolution)}
-    params = stacks["conv"].init(jax.random.key(1), x)
-    results = {
-        method: jax.jit(jax.value_and_grad(lambda p, x, net=net: jnp.sum(jnp.sin(net.apply(p, x))), argnums=(0, 1)))(
-            params, x
-        )
-        for method, net in stacks.items()
-    }
-    outputs = {method: net.apply(params, x) for method, net in stacks.items()}
+    params = jax.jit(stacks["conv"].init)(jax.random.key(1), x)
+
+    @jax.jit
+    def all_ways(params: Any, x: jax.Array) -> Any:
+        """Outputs; the sum of their sines with its slopes, by parameters and by pixels."""
+        outputs = {method: net.apply(params, x) for method, net in stacks.items()}
+        slopes = {
+            method: jax.value_and_grad(lambda p, x, net=net: jnp.sum(jnp.sin(net.apply(p, x))), argnums=(0, 1))(
+                params, x
+            )
+            for method, net in stacks.items()
+        }
+        return outputs, slopes
+
+    outputs, results = all_ways(params, x)
     for method in ("dense", "patches"):
         close(outputs[method], outputs["conv"], 1e-6)
         jax.tree.map(lambda a, b: close(a, b, 2e-6, 1e-5), results[method], results["conv"])
@@ -335,18 +363,19 @@ def test_networks_return_float32_whatever_they_compute_in() -> None:
     x = jax.random.uniform(jax.random.key(0), (3, 11, 11, 2))
     exact = nets.ConvStack(5, 8)
     coarse = nets.ConvStack(5, 8, dtype=jnp.bfloat16)
-    params = coarse.init(jax.random.key(1), x)
+    params = jax.jit(coarse.init)(jax.random.key(1), x)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
-    assert coarse.apply(params, x).dtype == jnp.float32
-    close(coarse.apply(params, x), exact.apply(params, x), 2e-2)
-    assert np.abs(coarse.apply(params, x) - exact.apply(params, x)).max() > 0
+    roughly, exactly = jax.jit(lambda params: (coarse.apply(params, x), exact.apply(params, x)))(params)
+    assert roughly.dtype == jnp.float32
+    close(roughly, exactly, 2e-2)
+    assert np.abs(np.asarray(roughly) - np.asarray(exactly)).max() > 0
 
 
 def test_he_networks_start_near_zero() -> None:
     x = jax.random.uniform(jax.random.key(0), (4, 11, 11, 2))
     net = nets.ConvStack(5, 32, initialiser="he")
-    params = net.init(jax.random.key(1), x)
-    assert np.abs(net.apply(params, x)).max() < 0.05
+    params = jax.jit(net.init)(jax.random.key(1), x)
+    assert np.abs(jax.jit(net.apply)(params, x)).max() < 0.05
     assert all(not leaf.any() for path, leaf in jax.tree_util.tree_leaves_with_path(params) if "bias" in str(path))
 
 
@@ -355,7 +384,7 @@ def test_he_networks_start_near_zero() -> None:
 
 def test_lambda_returns_by_hand() -> None:
     # Rows end in: an ordinary step, a termination, a truncation, the end of the data. gamma = lambda = 1/2.
-    targets = returns.lambda_returns(
+    targets = jax.jit(returns.lambda_returns)(
         jnp.array([1.0, 2.0, 3.0, 4.0]),
         jnp.array([0.5, 0.0, 0.5, 0.5]),
         jnp.array([10.0, 20.0, 30.0, 8.0]),
@@ -392,18 +421,17 @@ def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
         terminated=jnp.array([False, True, False, False, False]).reshape(5, 1),
         truncated=jnp.array([False, False, False, False, True]).reshape(5, 1),
     )
-    last = jax.tree.map(lambda x: x[0], timestep)
+    last = jax.tree.map(lambda x: np.asarray(x)[0], timestep)
     last = dataclasses.replace(last, reward=jnp.zeros((1, 1)))
     trajectory = Trajectory(timestep, jnp.zeros((5, 1, 1), jnp.int32), ())
     value = jnp.array([100.0, 200.0, 300.0, 40.0, 16.0]).reshape(5, 1, 1)
-    targets = algo._targets(trajectory, last, value, jnp.full((1, 1), 9.0))[:, 0, 0]
+    targets = jax.jit(algo._targets)(trajectory, last, value, jnp.full((1, 1), 9.0))[:, 0, 0]
     # row 0: the action was paid 1 and ended it; row 3: 4 + 1/2 16, cut; row 2: 2 + 1/2 [1/2 40 + 1/2 12]
-    close(targets[np.array([0, 2, 3])], [1.0, 15.0, 12.0], 1e-6)
+    close(np.asarray(targets)[[0, 2, 3]], [1.0, 15.0, 12.0], 1e-6)
     # rows 1 and 4 hold final time steps, whose action was ignored: they weigh nothing
     extras = {"mask": jnp.ones((5, 1, 1, 4), bool), "log_prob": jnp.zeros((5, 1, 1))}
-    params = algo.init(jax.random.key(0), None).replicated
     trajectory = dataclasses.replace(trajectory, extras=extras)
-    weight = jax.jit(algo._data)(params, trajectory, last, jax.random.key(1), start())["weight"]
+    weight = jax.jit(algo._data)(begun(algo), trajectory, last, jax.random.key(1), start())["weight"]
     close(weight, [[5 / 3, 0, 5 / 3, 5 / 3, 0]], 1e-6)
 
 
@@ -411,23 +439,23 @@ def test_a_trajectory_that_is_cut_bootstraps_from_what_follows() -> None:
     spec = dataclasses.replace(VECTOR, num_agents=1)
     algo = small(1, spec, gamma=0.5, td_lambda=0.5)
     timestep = random_timestep(np.random.default_rng(0), (5, 1), spec)
-    last = dataclasses.replace(jax.tree.map(lambda x: x[0], timestep), reward=jnp.full((1, 1), 3.0))
+    last = dataclasses.replace(jax.tree.map(lambda x: np.asarray(x)[0], timestep), reward=jnp.full((1, 1), 3.0))
     trajectory = Trajectory(timestep, jnp.zeros((5, 1, 1), jnp.int32), ())
-    targets = algo._targets(trajectory, last, jnp.zeros((5, 1, 1)), jnp.full((1, 1), 8.0))
+    targets = jax.jit(algo._targets)(trajectory, last, jnp.zeros((5, 1, 1)), jnp.full((1, 1), 8.0))
     close(targets[-1, 0, 0], 3 + 0.5 * 8, 1e-6)
 
 
 def test_a_uniform_critic_gives_no_advantage() -> None:
     algo, generator = small(), np.random.default_rng(0)
-    policy = distributions.renormalise(
-        jnp.asarray(generator.random((50, 4)), jnp.float32),
-        jnp.asarray(generator.random((50, 4)) < 0.6).at[:, 0].set(True),
-    )
+    chances, mask = generator.random((50, 4)).astype(np.float32), generator.random((50, 4)) < 0.6
+    mask[:, 0] = True
+    policy = jax.jit(distributions.renormalise)(jnp.asarray(chances), jnp.asarray(mask))
     action = jnp.asarray(generator.integers(0, 4, 50), jnp.int32)
     sample = {"values": jnp.full((50, 4), 3.5), "action": action, "target": jnp.full(50, 4.0)}
-    close(algo._advantage(sample, policy), np.zeros(50), 1e-6)
-    close(coma_module.counterfactual_baseline(jnp.array([[1.0, 2.0]]), jnp.array([[0.25, 0.75]])), [1.75], 1e-6)
-    paid = dataclasses.replace(algo, advantage="return")._advantage(sample, policy)
+    close(jax.jit(algo._advantage)(sample, policy), np.zeros(50), 1e-6)
+    baseline = jax.jit(coma_module.counterfactual_baseline)(jnp.array([[1.0, 2.0]]), jnp.array([[0.25, 0.75]]))
+    close(baseline, [1.75], 1e-6)
+    paid = jax.jit(dataclasses.replace(algo, advantage="return")._advantage)(sample, policy)
     close(paid, np.full(50, 0.5), 1e-6)
 
 
@@ -452,7 +480,7 @@ def actor_batch(algo: Coma, generator: np.random.Generator, samples: int) -> dic
 def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
     """For every open action weighted by its probability, minus the gradient is that of sum_a pi(a) Q(a)."""
     algo, generator = small(width=3, depth=1), np.random.default_rng(0)
-    params = algo.init(jax.random.key(3), None).replicated
+    params = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated)()
     observation = generator.normal(size=3)
     mask, values = np.array([True, False, True, True]), generator.normal(size=4)
     epsilon = float(algo.epsilon(start()))
@@ -506,13 +534,15 @@ def test_clip_ratio() -> None:
         (0.5, -2.0, 1.6, 0.0),  # too unlikely already
         (0.5, 2.0, -1.0, -1.0),
     ]
+
+    @jax.jit
+    @jax.value_and_grad
+    def of(x: jax.Array, behaviour: jax.Array, advantage: jax.Array) -> jax.Array:
+        return coma_module.policy_gradient_loss(x, behaviour, advantage, jnp.ones(1), 0.2)
+
     for ratio, advantage, loss, derivative in cases:
-
-        def of(x: jax.Array, ratio: float = ratio, advantage: float = advantage) -> jax.Array:
-            behaviour = jnp.full(1, -1.0 - log(ratio), jnp.float32)
-            return coma_module.policy_gradient_loss(x, behaviour, jnp.full(1, advantage), jnp.ones(1), 0.2)
-
-        value, gradient = jax.value_and_grad(of)(jnp.array([-1.0]))
+        behaviour = jnp.array([-1.0 - log(ratio)], jnp.float32)
+        value, gradient = of(jnp.array([-1.0]), behaviour, jnp.array([advantage]))
         close(value, loss, 1e-5)
         close(gradient, [derivative], 1e-5)
     plain = coma_module.policy_gradient_loss(jnp.array([-1.0]), jnp.array([9.0]), jnp.array([2.0]), jnp.ones(1), 0.0)
@@ -521,11 +551,11 @@ def test_clip_ratio() -> None:
 
 def test_entropy_bonus_is_taken_off_the_loss() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
-    params = small().init(jax.random.key(0), None).replicated
+    params = begun(small())
     plain, bonus = (
         jax.jit(small(entropy_weight=weight)._actor_update)(params, batch, start())[1] for weight in (0.0, 0.25)
     )
-    logits = small().actor_net.apply(params.actor, batch["observation"][0])
+    logits = jax.jit(small().actor_net.apply)(params.actor, batch["observation"][0])
     masked = np.where(batch["mask"][0], np.exp(np.float64(logits)), 0)
     pi = masked / masked.sum(-1, keepdims=True)
     entropy = -np.where(pi > 0, pi * np.log(np.maximum(pi, 1e-30)), 0).sum(-1) * np.asarray(batch["weight"][0])
@@ -533,7 +563,8 @@ def test_entropy_bonus_is_taken_off_the_loss() -> None:
     close(plain["actor_loss"] - bonus["actor_loss"], 0.25 * entropy.mean(), 1e-6)
     close(bonus["actor_grad_norm"] != plain["actor_grad_norm"], True, 0)
     falling = small(entropy_weight=0.4, entropy_final=0.1, entropy_anneal=100)
-    close([falling.entropy_bonus(progress(episodes=e)) for e in (0, 50, 100, 900)], [0.4, 0.25, 0.1, 0.1], 1e-6)
+    weight = jax.jit(falling.entropy_bonus)
+    close([weight(progress(episodes=e)) for e in (0, 50, 100, 900)], [0.4, 0.25, 0.1, 0.1], 1e-6)
     close(small(entropy_weight=0.4).entropy_bonus(progress(episodes=900)), 0.4, 1e-6)
 
 
@@ -567,12 +598,12 @@ def test_epsilon_schedule() -> None:
 
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
-    params = algo.init(jax.random.key(0), None).replicated
     x = jax.random.normal(jax.random.key(1), (7, 3))
-    out = algo.critic_net.apply(params.critic, x)
+    both = jax.jit(lambda critic: (algo.critic_net.apply(critic, x), algo.values(critic, x)))
+    out, values = map(np.asarray, both(begun(algo).critic))
     assert out.shape == (7, 5)
-    close(algo.values(params.critic, x).mean(-1), out[:, 0], 1e-6)
-    close(algo.values(params.critic, x)[:, 0] - algo.values(params.critic, x)[:, 1], out[:, 1] - out[:, 2], 1e-6)
+    close(values.mean(-1), out[:, 0], 1e-6)
+    close(values[:, 0] - values[:, 1], out[:, 1] - out[:, 2], 1e-6)
 
 
 # ---------------------------------------------------------------- training steps
@@ -590,10 +621,17 @@ def made_up(algo: Coma) -> tuple[Trajectory, TimeStep]:
     return Trajectory(random_timestep(generator, lead, algo.spec), action, extras), last
 
 
-def trained(algo: Coma, steps: int = 1, **counters: int) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
+def compiled(algo: Coma) -> Any:
+    """The training step in one program."""
+    return jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+
+
+def trained(
+    algo: Coma, steps: int = 1, learn: Any = None, **counters: int
+) -> tuple[list[ComaParameters], list[dict[str, Any]]]:
     """Parameters before, and after each of a few training steps on the same data, with their metrics."""
-    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
-    state, rows = algo.init(jax.random.key(0), None), made_up(algo)
+    learn = learn or compiled(algo)
+    state, rows = AlgoState(begun(algo), ()), made_up(algo)
     params, metrics = [state.replicated], []
     for step in range(steps):
         at = progress(**({"learn_calls": step} | counters))
@@ -603,8 +641,16 @@ def trained(algo: Coma, steps: int = 1, **counters: int) -> tuple[list[ComaParam
     return params, metrics
 
 
-def test_the_target_is_copied_every_few_training_steps() -> None:
-    params, metrics = trained(small(copy_rate=3), steps=5)
+@pytest.fixture(scope="module")
+def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
+    """A training step that copies the target every third time and warms the critic up twice, and what five bring."""
+    algo = small(copy_rate=3, gamma=0.9, critic_warmup=2)
+    learn = compiled(algo)
+    return learn, *trained(algo, 5, learn)
+
+
+def test_the_target_is_copied_every_few_training_steps(copying: Any) -> None:
+    _, params, metrics = copying
     for step in range(5):
         before, after = params[step], params[step + 1]
         expected = before.critic if step % 3 == 0 else before.target
@@ -613,11 +659,10 @@ def test_the_target_is_copied_every_few_training_steps() -> None:
     assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (params[1].target, params[4].target)), strict=True))
 
 
-def test_targets_are_built_before_the_copy() -> None:
-    algo = small(copy_rate=1, gamma=0.9)
-    state, rows = algo.init(jax.random.key(0), None), made_up(algo)
-    params = dataclasses.replace(state.replicated, target=jax.tree.map(jnp.zeros_like, state.replicated.target))
-    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
+def test_targets_are_built_before_the_copy(copying: Any) -> None:
+    learn, (begin, *_), _ = copying
+    rows = made_up(small())
+    params = dataclasses.replace(begin, target=jax.tree.map(jnp.zeros_like, begin.target))
     _, metrics = learn(AlgoState(params, ()), *rows, jax.random.key(1), start())
     reward = np.r_[np.asarray(rows[0].timestep.reward)[1:], np.asarray(rows[1].reward)[None]]
     expected, following = np.zeros_like(reward), np.zeros_like(reward[0])
@@ -632,14 +677,13 @@ def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
     jax.tree.map(lambda a, b: close(a, b, 1e-7), params[1].target, blend)
     other = dataclasses.replace(params[0], target=jax.tree.map(jnp.zeros_like, params[0].target))
     algo = small(tau=0.25, data_passes=2, critic_lr=1e-30)  # the critic stays, so that both blends are known
-    learn = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))
-    state, _ = learn(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
+    state, _ = compiled(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
     expected = jax.tree.map(lambda new: (1 - 0.75**2) * new, other.critic)
     jax.tree.map(lambda a, b: close(a, b, 1e-6), state.replicated.target, expected)
 
 
-def test_critic_warmup_freezes_the_actor() -> None:
-    params, _ = trained(small(critic_warmup=2), steps=3)
+def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
+    _, params, _ = copying
     for step in range(2):
         same((params[step + 1].actor, params[step + 1].actor_optimiser), (params[0].actor, params[0].actor_optimiser))
     for step in range(3):
@@ -650,11 +694,12 @@ def test_critic_warmup_freezes_the_actor() -> None:
 
 def test_learning_rates_fall_to_their_final_share() -> None:
     algo = small(lr_final=0.2)
-    params, batch = algo.init(jax.random.key(0), None).replicated, actor_batch(algo, np.random.default_rng(1), 12)
+    params, batch = begun(algo), actor_batch(algo, np.random.default_rng(1), 12)
+    actor_update, critic_update = jax.jit(algo._actor_update), jax.jit(algo._critic_update)
     moved = {}
     for fraction in (0.0, 0.5, 1.0):
-        new, _ = jax.jit(algo._actor_update)(params, batch, progress(fraction=fraction))
-        newer, *_ = jax.jit(algo._critic_update)(params, batch, progress(fraction=fraction))
+        new, _ = actor_update(params, batch, progress(fraction=fraction))
+        newer, *_ = critic_update(params, batch, progress(fraction=fraction))
         moved[fraction] = [
             np.concatenate([np.ravel(np.float64(a) - b) for a, b in zip(*map(jax.tree.leaves, pair), strict=True)])
             for pair in ((new.actor, params.actor), (newer.critic, params.critic))
@@ -667,19 +712,18 @@ def test_learning_rates_fall_to_their_final_share() -> None:
 
 def test_the_gradient_is_clipped_to_a_norm() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
-    params = small().init(jax.random.key(0), None).replicated
     norms = []
     for algo in (small(), small(max_grad_norm=0.01)):
-        begin = algo.init(jax.random.key(0), None).replicated
+        begin = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None).replicated)()
         new, _, norm = jax.jit(algo._critic_update)(begin, batch, start())
         gradient = jax.tree.leaves(gradient_of(new.critic_optimiser, begin.critic_optimiser))
         norms.append((float(norm), float(np.sqrt(sum((leaf**2).sum() for leaf in gradient)))))
+        same(new.actor, begin.actor)
     assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-5) and norms[0][0] > 0.01
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
-    same(params.actor, small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated.actor)
 
 
-@pytest.mark.parametrize(("actor_passes", "updates"), [(0, 6), (1, 2), (3, 6)])
+@pytest.mark.parametrize(("actor_passes", "updates"), [(0, 6), (1, 2), pytest.param(3, 6, marks=pytest.mark.long)])
 def test_the_last_passes_train_the_actor_too(actor_passes: int, updates: int) -> None:
     params, metrics = trained(small(data_passes=3, actor_passes=actor_passes))
     assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (updates,)
@@ -694,11 +738,11 @@ def test_the_last_passes_train_the_actor_too(actor_passes: int, updates: int) ->
     [{}, {"actor_loss": "original"}, {"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}],
     ids=["masked", "original", "scaled"],
 )
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -> None:
     whole = small(layout={"shards": shards}, **settings)
     pieces = small(layout={"shards": shards, "learn_chunk": 4}, **settings)
-    params = whole.init(jax.random.key(0), None).replicated
+    params = begun(whole)
     batch = actor_batch(whole, np.random.default_rng(2), 24)
     batch = jax.tree.map(lambda x: x.reshape(shards, 24 // shards, *x.shape[2:]), batch)
     outcomes = []
@@ -717,15 +761,20 @@ def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -
 
 def test_a_scaled_advantage_has_unit_deviation() -> None:
     algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
-    params = algo.init(jax.random.key(0), None).replicated
+    params, epsilon = begun(algo), algo.epsilon(start())
     _, metrics = jax.jit(algo._actor_update)(params, batch, start())
-    scale = algo._advantage_scale(params, batch, algo.epsilon(start()))
+    scale = jax.jit(algo._advantage_scale)(params, batch, epsilon)
     weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
     assert scale.shape == (1, 12) and np.ptp(scale) == 0
     open_ = np.asarray(batch["weight"][0]) > 0
-    logits = algo.actor_net.apply(params.actor, batch["observation"][0])
-    policy = distributions.renormalise(distributions.epsilon_mix(logits, algo.epsilon(start())), batch["mask"][0])
-    advantage = np.asarray(algo._advantage({name: x[0] for name, x in batch.items()}, policy), np.float64)
+
+    @jax.jit
+    def advantage_of(actor: Any, sample: dict[str, jax.Array]) -> jax.Array:
+        logits = algo.actor_net.apply(actor, sample["observation"])
+        policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+        return algo._advantage(sample, policy)
+
+    advantage = np.asarray(advantage_of(params.actor, {name: x[0] for name, x in batch.items()}), np.float64)
     close([np.mean(advantage[open_] ** 2), np.mean(advantage[open_])], weighted, 1e-5)
     mean = (advantage * open_).mean()
     close(scale[0, 0], np.sqrt((open_ * (advantage - mean) ** 2).mean()), 1e-5)
@@ -748,22 +797,27 @@ CROWD = dataclasses.replace(VECTOR, num_agents=3, next_mask=not_taken)
 def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
     """4,000 copies of three agents, who act at random and greedily."""
     algo, generator, copies = small(spec=CROWD), np.random.default_rng(0), 4_000
-    policy = jax.tree.map(lambda x: 3 * x, algo.init(jax.random.key(0), None).replicated.actor)
+    policy = jax.tree.map(lambda x: 3 * np.asarray(x), begun(algo).actor)
     timestep = random_timestep(generator, (copies,), CROWD)
     mask = generator.random((copies, 3, 4)) < 0.5
     mask[..., 1] |= ~mask.any(-1)
     mask[:, 0] = [True, True, False, True]
-    timestep = dataclasses.replace(
-        timestep, action_mask=jnp.asarray(mask), observation=timestep.observation.at[:, 0].set(0.3)
-    )
+    observation = np.array(timestep.observation)
+    observation[:, 0] = 0.3
+    timestep = dataclasses.replace(timestep, action_mask=jnp.asarray(mask), observation=jnp.asarray(observation))
     act = jax.jit(lambda keys, mode: algo.act(policy, (), timestep, keys, start(), mode), static_argnums=1)
     keys = jax.random.split(jax.random.key(4), copies)
     return algo, policy, timestep, *(act(keys, mode) for mode in ("explore", "sample", "best"))
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
-    logits = algo.actor_net.apply(policy, timestep.observation.reshape(-1, 3)).reshape(-1, 3, 4)
-    return np.asarray(distributions.epsilon_mix(logits, epsilon), np.float64)
+
+    @jax.jit
+    def mixed(observation: jax.Array, epsilon: Any) -> jax.Array:
+        logits = algo.actor_net.apply(policy, observation.reshape(-1, 3)).reshape(-1, 3, 4)
+        return distributions.epsilon_mix(logits, epsilon)
+
+    return np.asarray(mixed(timestep.observation, epsilon), np.float64)
 
 
 @pytest.mark.parametrize("mode", ["explore", "sample", "best"])
@@ -772,6 +826,7 @@ def test_masked_actions_are_never_chosen(draws: Any, mode: str) -> None:
     action, _, extras = acted[("explore", "sample", "best").index(mode)]
     mixed = probabilities(algo, policy, timestep, float(algo.epsilon(start())) if mode == "explore" else 0.0)
     open_, action, fell_back = np.asarray(timestep.action_mask), np.asarray(action), 0
+    extras = jax.tree.map(np.asarray, extras)
     for copy in range(len(action)):
         for agent in range(3):
             mask = open_[copy, agent] & ~np.isin(np.arange(4), action[copy, :agent])
@@ -800,15 +855,15 @@ def test_copies_act_by_their_own_keys(draws: Any) -> None:
     some = np.array([5, 17, 1203])
     keys = jax.random.split(jax.random.key(4), 4_000)[some]
     part = jax.tree.map(lambda x: x[some], timestep)
-    alone = algo.act(policy, (), part, keys, start(), "explore")
+    alone = jax.jit(lambda keys: algo.act(policy, (), part, keys, start(), "explore"))(keys)
     same(alone[0], explored[0][some])
 
 
 def test_without_a_mask_every_action_is_open() -> None:
     algo = small()
     timestep = dataclasses.replace(random_timestep(np.random.default_rng(0), (200,), VECTOR), action_mask=None)
-    policy = algo.init(jax.random.key(0), None).replicated.actor
-    action, _, extras = algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 200), start(), "explore")
+    act = jax.jit(lambda keys: algo.act(begun(algo).actor, (), timestep, keys, start(), "explore"))
+    action, _, extras = act(jax.random.split(jax.random.key(0), 200))
     assert extras["mask"].shape == (200, 2, 4) and bool(extras["mask"].all())
     assert set(np.ravel(action)) == {0, 1, 2, 3}
 
@@ -854,13 +909,21 @@ def test_whole_missions_cover_the_transitions() -> None:
 @pytest.mark.parametrize(("preset", "missions", "minibatch"), [("coma_fork", 11, 128), ("coma_light", 3, 48)])
 def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minibatch: int) -> None:
     """128 x 5 and 48 x 2 transitions, of 660 and 108 that are flown."""
-    setup = prepare(parse(["--config", preset]).config)
-    assert (setup.algo.layout.num_envs, setup.algo.layout.shards, setup.algo.minibatch) == (missions, 1, minibatch)
-    assert prepare(parse(["--config", preset, "--num_envs", str(8 * missions)]).config).algo.minibatch == minibatch
+    algo = made_of("--config", preset)
+    assert (algo.layout.num_envs, algo.layout.shards, algo.minibatch) == (missions, 1, minibatch)
+    assert made_of("--config", preset, "--num_envs", str(8 * missions)).minibatch == minibatch
+
+
+def made_of(*argv: str) -> Any:
+    """The algorithm of a command line, without the memory plan, which traces all its programs."""
+    config = parse(argv).config
+    layout, make, _ = _layout(config, config.make_env().spec)
+    return make(layout)
 
 
 def test_original_targets_see_all_missions() -> None:
-    config = parse(["--config", "coma", "--q", "7", "--width", "8", "--td_target", "original"]).config
-    assert prepare(config).algo.layout.shards == 1
+    argv = ["--config", "coma", "--q", "7", "--width", "8", "--td_target", "original"]
+    assert made_of(*argv).layout.shards == 1
+    config = parse(argv).config
     with pytest.raises(UsageError, match="use --logical_shards 1"):
         prepare(config.with_run(logical_shards=2))
