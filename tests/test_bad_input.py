@@ -216,7 +216,7 @@ def test_run_time(what: str, finished: Path, here: Path, capsys: pytest.CaptureF
     ("module", "argv", "code", "wanted"),
     [
         ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?"),
-        ("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist"),
+        pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", marks=pytest.mark.long),
         ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist"),
     ],
 )
@@ -313,6 +313,7 @@ def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert list((here / "locked").iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_largest_num_envs_that_is_named_does_fit(here: Path) -> None:
     small = f"{COMA} --q 57 --memory_gb 0.5"
     with pytest.raises(TooLargeError) as caught:

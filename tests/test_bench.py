@@ -34,7 +34,7 @@ def test_flop_of_the_network_by_hand():
     width, samples, actions = 8, 3, 6
     net = nets.ConvStack(actions, width)
     images = jnp.zeros((samples, 11, 11, 7))
-    params = net.init(jax.random.key(0), images)
+    params = jax.eval_shape(net.init, jax.random.key(0), images)
     first = 7 * 7 * 5 * 5 * 7 * width
     rest = (4 * 4) * (4 * 4) * width * width + 4 * 4 * width * width + width * width + width * actions
     assert flops.count(net.apply, params, images) == 2 * samples * (first + rest)
@@ -224,7 +224,7 @@ def entry(monkeypatch):
     return system
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_environment_throughput(entry, devices):
     settings = {"num_agents": 1, "length": 4, "horizon": 10}
     request = env_throughput.Request(
@@ -439,6 +439,7 @@ def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     assert "long, tiny:TinyQ on tiny:Corridor: training" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_convolution(tmp_path):
     path = tmp_path / "conv.json"
     assert convolution.main(["--widths", "4", "--quick", "--out", str(path)]) == 0

@@ -400,6 +400,7 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
 
 
+@pytest.mark.long
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     sentences: list[str] = []
     newest = -1

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy_cases import digest, make_trainer
+from helpers.off_policy import digest, make_trainer
 from test_labelled import made
 from tiny import PointMass, PointState
 
@@ -437,9 +437,7 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     algo = Collective(Corners().spec, Layout(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"})
     state = begun(algo, {"labelled": algo.arrange(vars(made()))})
     fit = jax.jit(lambda params: algo._fit(params, state.split, jax.random.key(1), 2, "actor"))
-    fitted = [
-        fit(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
-    ]
+    fitted = [fit(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)]
     actors = [digest(params.actor) for params, _ in fitted]
     assert actors[0] == digest(state.replicated.actor) != actors[1]
     losses = [np.asarray(metrics["actor_loss"]) for _, metrics in fitted]
@@ -465,6 +463,23 @@ def test_a_world_model_by_hand() -> None:
 
     for latents in latents_of(jax.random.key(0)):
         np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
+
+
+def test_exact_phases_end_alike_when_eight_devices_take_them_over(tmp_path: Path) -> None:
+    """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""
+    shorter = TINY | {"learner_steps": 0, "critic_updates": 0}
+    one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **shorter) for devices in (1, 8))
+    state = one.init(jax.random.key(0))
+    with Checkpoints(tmp_path) as checkpoints:
+        for number, phase in enumerate(one.algo.phases, 1):
+            half = phase.iterations // 2
+            state, _ = one.make_block(phase)(state, jnp.int32(half))
+            checkpoints.save(number, state, {})
+            checkpoints.wait()
+            _, moved, _ = checkpoints.restore(eight.shapes())
+            state, _ = one.make_block(phase)(state, jnp.int32(phase.iterations - half))
+            moved, _ = eight.make_block(phase)(moved, jnp.int32(phase.iterations - half))
+            assert digest(moved) == digest(state), phase.name
 
 
 @pytest.mark.long

@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 import golden
+import helpers.off_policy
 import jax
 import jax.numpy as jnp
 import numpy as np
-import off_policy_cases
 import pytest
+from helpers.off_policy import MODERN, SMALL, VARIANTS, at_step, run
 from jax.test_util import check_grads
-from off_policy_cases import MODERN, SMALL, VARIANTS, at_step, run
 from tiny import Corridor
 
 from bench.snakes.torch_learner import TorchDdpg
@@ -28,7 +28,12 @@ from jaxrl.replay import GOES_ON, TERMINATED
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
-make_trainer = functools.partial(off_policy_cases.make_trainer, Ddpg)
+make_trainer = functools.partial(helpers.off_policy.make_trainer, Ddpg)
+
+
+def begun(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
+    """Parameters at the start, made in one program."""
+    return jax.jit(lambda key, inputs: algo.init(key, inputs).replicated)(jax.random.key(seed), inputs)
 
 
 # ---------------------------------------------------------------- parity with the published learner
@@ -86,9 +91,9 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     same = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3, "adam_epsilon": 1e-4}
     algo = Ddpg(SNAKES, Layout(1), network=network, **same)
-    params = algo.init(jax.random.key(0), None).replicated
+    params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
     actor, critic = formula_weights(100, params.actor), formula_weights(200, params.critic)
-    params = algo.init(jax.random.key(0), {"actor": actor, "critic": critic}).replicated
+    params = begun(algo, inputs={"actor": actor, "critic": critic})
     reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, **same)
     for name in ("actor", "target_actor", "critic", "target_critic"):
         ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
@@ -124,12 +129,12 @@ def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int
 
 
 def test_published_initial_weights_are_uniform_by_fan_in() -> None:
-    params = Bicnet(SNAKES, Layout(1)).init(jax.random.key(0), None).replicated.critic["params"]
+    params = begun(Bicnet(SNAKES, Layout(1))).critic["params"]
     for leaf, fan_in in (
         (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
         (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
     ):  # fmt: skip
-        assert 0.9 < float(jnp.abs(leaf).max()) * fan_in**0.5 <= 1.0
+        assert 0.9 < np.abs(leaf).max() * fan_in**0.5 <= 1.0
 
 
 # ---------------------------------------------------------------- acting
@@ -146,21 +151,27 @@ def seen(batch: int, mask: np.ndarray | None = None, seed: int = 0) -> TimeStep:
 
 
 def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> Any:
-    policy = algo.policy(algo.init(jax.random.key(1), None))
     keys = jax.random.split(jax.random.key(2), len(timestep.first))
-    act = jax.jit(functools.partial(algo.act, mode=mode))
-    return (
-        *act(policy, algo.init_actor(policy, timestep, jnp.arange(len(keys))), timestep, keys, at_step(steps)),
-        policy,
-    )
+
+    @jax.jit
+    def act(timestep: TimeStep, keys: Any, progress: Any) -> Any:
+        policy = algo.policy(algo.init(jax.random.key(1), None))
+        actor = algo.init_actor(policy, timestep, jnp.arange(len(keys)))
+        return *algo.act(policy, actor, timestep, keys, progress, mode), policy
+
+    return act(timestep, keys, at_step(steps))
+
+
+def softmax_of(algo: Ddpg) -> Any:
+    return jax.jit(lambda policy, observation: jax.nn.softmax(algo.logits(policy, observation)))
 
 
 def test_an_environment_explores_with_all_agents_or_none() -> None:
     """Exploring: uniform vectors, stored as they are; else the softmax. Actions are drawn in proportion."""
     algo = Ddpg(SNAKES, Layout(8), eps_start=0.5)
-    timestep = jax.tree.map(lambda x: jnp.repeat(x[:1], 20_000, axis=0), seen(1))
+    timestep = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:1], 20_000, axis=0), seen(1))
     action, _, extras, policy = acted(algo, timestep, 0)
-    vector, softmax = np.asarray(extras["vector"]), np.asarray(jax.nn.softmax(algo.logits(policy, seen(1).observation)))
+    vector, softmax = np.asarray(extras["vector"]), np.asarray(softmax_of(algo)(policy, seen(1).observation))
     by_actor = np.isclose(vector, softmax).all((1, 2))
     assert by_actor.mean() == pytest.approx(0.5, abs=0.02)
     sums = vector.sum(-1)
@@ -195,10 +206,10 @@ def test_exploration_counts_steps_of_the_batch() -> None:
 def test_evaluation_takes_the_most_probable_action() -> None:
     algo = Ddpg(SNAKES, Layout(8))
     action, _, _, policy = acted(algo, seen(32), 0, "best")
-    np.testing.assert_array_equal(action, np.argmax(algo.logits(policy, seen(32).observation), -1))
+    np.testing.assert_array_equal(action, np.argmax(jax.jit(algo.logits)(policy, seen(32).observation), -1))
 
 
-@pytest.mark.parametrize("action_gradient", ["softmax", "gumbel", "expected"])
+@pytest.mark.parametrize("action_gradient", ["softmax", "gumbel", pytest.param("expected", marks=pytest.mark.long)])
 def test_closed_actions_are_never_taken(action_gradient: str) -> None:
     random = np.random.default_rng(1)
     mask = random.random((4000, AGENTS, ACTIONS)) < 0.4
@@ -219,7 +230,7 @@ def test_targets_and_losses_by_hand() -> None:
     """Expected values, twin minimum, three-step return, entropy: against numpy on the networks' own outputs."""
     settings = MODERN | {"action_gradient": "expected", "masking": True, "gamma": 0.9}
     algo = Ddpg(SNAKES, Layout(1), **settings)
-    params = algo.init(jax.random.key(3), None).replicated
+    params = begun(algo, 3)
     params = dataclasses.replace(  # other targets, and values that are not all near 0
         params,
         target_actor=formula_weights(7, params.actor),
@@ -244,32 +255,32 @@ def test_targets_and_losses_by_hand() -> None:
         powers = np.where(mask, np.exp(logits - logits.max(-1, keepdims=True)), 0.0)
         return powers / powers.sum(-1, keepdims=True)
 
-    policy = softmax(np.asarray(algo.logits(params.target_actor, sample["next_observation"])), mask[1])
-    twin = np.asarray(algo.values(params.target_critic, sample["next_observation"]))
+    logits_of, values_of = jax.jit(algo.logits), jax.jit(algo.values)
+    policy = softmax(np.asarray(logits_of(params.target_actor, sample["next_observation"])), mask[1])
+    twin = np.asarray(values_of(params.target_critic, sample["next_observation"]))
     value = (policy * twin.min(0)).sum(-1)
     lengths, bootstraps = [3, 3, 2, 1, 1], [0.9**3, 0, 0.9**2, 0, 0.9]
     expected = [
         sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstraps[i] * value[i] for i in range(m)
     ]  # fmt: skip
-    target = np.asarray(algo._target(params, sample))
+    target = np.asarray(jax.jit(algo._target)(params, sample))
     np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
 
-    online = np.asarray(algo.values(params.critic, sample["observation"]))
+    online = np.asarray(values_of(params.critic, sample["observation"]))
     taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
     errors = np.square(target[None] - taken[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
-    values = algo._taken_values(params.critic, sample)
-    assert float(off_policy.critic_loss(values, jnp.asarray(target), sample["weight"])) == pytest.approx(
-        by_hand, rel=1e-4
-    )
+    values = jax.jit(algo._taken_values)(params.critic, sample)
+    found = jax.jit(off_policy.critic_loss)(values, jnp.asarray(target), sample["weight"])
+    assert float(found) == pytest.approx(by_hand, rel=1e-4)
 
-    logits = np.asarray(algo.logits(params.actor, sample["observation"]))
+    logits = np.asarray(logits_of(params.actor, sample["observation"]))
     policy = softmax(logits, mask[0])
     entropy = -(policy * np.log(np.maximum(policy, 1e-30))).sum(-1)
     used = (weight > 0)[:, None]
     by_hand = -(used * (policy * online.mean(0)).sum(-1)).mean() - 0.01 * (used * entropy).mean()
     by_hand += 1e-3 * (used[..., None] * logits**2).mean()
-    loss, _ = algo._actor_loss(params.actor, params.critic, sample)
+    loss, _ = jax.jit(algo._actor_loss)(params.actor, params.critic, sample)
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
 
 
@@ -278,24 +289,23 @@ def test_the_gradient_of_layer_norm() -> None:
     rows, scale, shift = (
         jax.random.normal(jax.random.key(k), shape) for k, shape in enumerate([(5, 16), (16,), (16,)])
     )
-    check_grads(nets._normalised, (rows, scale, shift), order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
+    check_grads(jax.jit(nets._normalised), (rows, scale, shift), order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
     raw, scaled = (Ddpg(SNAKES, Layout(1), units=8, scale_observation=scale) for scale in (False, True))
-    actor = raw.init(jax.random.key(0), None).replicated.actor
-    boards = seen(3).observation
-    np.testing.assert_allclose(
-        scaled.logits(actor, boards), raw.logits(actor, boards.astype(jnp.float32) / 19), rtol=1e-5
-    )
+    actor, boards = begun(raw).actor, seen(3).observation
+    shares = np.asarray(boards).astype(np.float32) / 19
+    np.testing.assert_allclose(jax.jit(scaled.logits)(actor, boards), jax.jit(raw.logits)(actor, shares), rtol=1e-5)
 
 
 def test_relaxed_actions_approach_drawn_ones() -> None:
     logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
-    hot = jax.vmap(lambda g: ddpg.relaxed_one_hot(logits, g, 1e-3))(noise)
+    relaxed = jax.jit(jax.vmap(ddpg.relaxed_one_hot, in_axes=(None, 0, None)))
+    hot = np.asarray(relaxed(logits, noise, 1e-3))
     np.testing.assert_allclose(hot.mean(0), [0.1, 0.2, 0.3, 0.4], atol=0.01)
-    soft = jax.vmap(lambda g: ddpg.relaxed_one_hot(logits, g, 1e3))(noise)
+    soft = np.asarray(relaxed(logits, noise, 1e3))
     np.testing.assert_allclose(soft, 0.25, atol=0.02)
 
 
@@ -305,8 +315,8 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
         algo = cls(SNAKES, Layout(1), units=32)
-        actor = algo.init(jax.random.key(0), None).replicated.actor
-        a, b = (np.asarray(algo.logits(actor, jnp.asarray(x)))[:, :2] for x in (boards, other))
+        actor, logits = begun(algo).actor, jax.jit(algo.logits)
+        a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
         assert np.allclose(a, b, atol=1e-6) is alike
 
 
@@ -328,7 +338,7 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     ("name", "settings", "bar"),
     [
         ("expected", {}, 3.1),
-        ("gumbel", {"critics": 1}, 3.1),
+        pytest.param("gumbel", {"critics": 1}, 3.1, marks=pytest.mark.long),
         ("published", MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3}, 4.2),
         pytest.param("prioritised", {}, 3.1, marks=pytest.mark.long),
     ],

@@ -28,7 +28,7 @@ from jaxrl.export import jidi_settings, write_jidi
 from jaxrl.parallel import Layout
 from jaxrl.prepare import assemble
 
-STATES, BARED = 500, 20
+STATES, BARED = 200, 20
 MODERN = {
     "first_layer": "relu",
     "layer_norm": True,
@@ -49,6 +49,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def algorithm(env: Any, **settings: Any) -> Ddpg:
     return Ddpg(env.spec, Layout(1), **{"units": 32, "batch_size": 8, "buffer_size": 64} | settings)
+
+
+def begun(algo: Ddpg, seed: int = 0) -> Any:
+    """Parameters of the actor, made in one program."""
+    return jax.jit(lambda key: algo.init(key, None).replicated.actor)(jax.random.key(seed))
 
 
 def exported(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
@@ -108,7 +113,7 @@ def bared(states: list[oracle.State], most_beans: int) -> list[oracle.State]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
-    """Observations, masks, logits and drawn actions on 1,000 states, half of them in each seat."""
+    """Observations, masks, logits and drawn actions on 400 states, half of them in each seat."""
     name, layout, options = CASES[case]
     env, settings = make(name, observation=layout, seat="both", masks=True), oracle.CONFIGURATIONS[name]
     states = played(settings, STATES - BARED)
@@ -117,8 +122,9 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     states += bared(states, settings.num_beans)
     seen, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
-    params = jax.jit(lambda key: algo.init(key, None).replicated.actor)(jax.random.key(3))
-    params = jax.tree.map(lambda x: 3 * x + 0.01 * jnp.cos(jnp.arange(x.size).reshape(x.shape)), params)
+    params = begun(algo, 3)
+    params = jax.tree.map(lambda x: 3 * x + np.float32(0.01) * np.cos(np.arange(x.size)).reshape(x.shape), params)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
     logits = np.asarray(jax.jit(algo.logits)(params, seen.reshape(-1, *seen.shape[2:]))).reshape(masks.shape)
     chances = np.asarray(jnp.log(masked_softmax(jnp.asarray(logits), masks if algo.masking else None)))
     assert len(np.unique(np.argmax(logits, -1))) == 4
@@ -140,13 +146,13 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
         second, first = np.sort(sums)[-2:]
         if first - second > 1e-3:
             assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
-    assert (bound > 100) == options.get("masking", False)
+    assert (bound > 40) == options.get("masking", False)
 
 
 def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
     env, settings = make("snakes_1v1"), oracle.CONFIGURATIONS["snakes_1v1"]
     algo = algorithm(env)
-    params = algo.init(jax.random.key(0), None).replicated.actor
+    params = begun(algo)
     drawing, greedy = (exported(tmp_path / str(g), env, algo, params, greedy=g) for g in (False, True))
     observation = agent_games.observation(played(settings, 5)[4], settings, 1, [0, 0])
     logits = greedy.POLICY.logits(greedy.POLICY.team(greedy.Board(observation, greedy.POLICY.settings)))[0]
@@ -160,7 +166,7 @@ def test_greedy_takes_the_best_action(tmp_path: Path) -> None:
 
 def hand_made(env: Any, algo: Ddpg) -> Any:
     """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
-    params = jax.tree.map(np.zeros_like, algo.init(jax.random.key(0), None).replicated.actor)
+    params = jax.tree.map(np.zeros_like, begun(algo))
     kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
     blocked = np.prod(full.Layout(env.snakes, env.beans).planes) + 4
     bean = blocked + 4 + 1
@@ -244,7 +250,7 @@ def test_the_agent_needs_numpy_alone(tmp_path: Path) -> None:
     """Without JAX, and without threads that nobody asked for."""
     env = make("snakes_1v1", observation="obs_full")
     algo = algorithm(env, network="bicnet")
-    exported(tmp_path, env, algo, algo.init(jax.random.key(0), None).replicated.actor)
+    exported(tmp_path, env, algo, begun(algo))
     script = (
         "import os, sys, submission; seen = {1: [[0, 0]], 2: [[2, 2], [2, 1], [2, 0]], 3: [[4, 4], [4, 5], [4, 6]], "
         "'board_width': 8, 'board_height': 6, 'controlled_snake_index': 3, 'last_direction': None}; "

@@ -29,7 +29,7 @@ def subject(number: int, **settings) -> Subject:
     made = config.build({**TINY, **settings}, "the test")
     env = batched(made.make_env())
     algo = Ddpg(env.spec, Layout(8), **made.algo_settings)
-    params = algo.policy(algo.init(jax.random.key(number), None))
+    params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
     params = jax.tree.map(lambda x: 30.0 * x, params)
     return Subject(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, number)
 
@@ -97,7 +97,7 @@ def by_hand(first: Subject, second: Subject, games: int, seed: int) -> dict[str,
     batches = [batched(env) for env in envs]
     context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
     keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
-    states, steps = zip(*(batch.reset(keys, context) for batch in batches), strict=True)
+    states, steps = zip(*(jax.jit(batch.reset)(keys, context) for batch in batches), strict=True)
     plays = [jax.jit(batch.play) for batch in batches]
     for _ in range(STEPS):
         actions = []

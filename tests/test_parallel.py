@@ -68,7 +68,9 @@ def exact_on_one_device(algo: type[Algorithm]) -> dict[str, str]:
     return digests(train(make_trainer(algo, 1, True, COMA if algo is Coma else {}), (2, 3)))
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(2, marks=pytest.mark.long), pytest.param(4, marks=pytest.mark.long), 8]
+)
 @pytest.mark.parametrize("algo", [TinyQ, Coma])
 def test_exact_training_has_the_same_bits_on_any_number_of_devices(algo: type[Algorithm], devices: int) -> None:
     trainer = make_trainer(algo, devices, True, COMA if algo is Coma else {})
@@ -153,7 +155,7 @@ def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, di
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("learn_chunk", [0, 4])
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exact: bool) -> None:
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731

@@ -76,6 +76,7 @@ class Stream:
         return found
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def empty(rows: int, prioritised: bool = False) -> Replay:
     return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS, prioritised)
 
@@ -98,7 +99,7 @@ def draw(replay: Replay, key: Any, number: int, n: int) -> Any:
     seed=st.integers(0, 10_000),
     end_chance=st.sampled_from([0.0, 0.1, 0.4]),
     rows=st.sampled_from([6, 9]),
-    steps=st.sampled_from([1, 3, 5]),
+    steps=st.sampled_from([1, 5]),
     writes=st.integers(1, 9),
     n=st.sampled_from([1, 3]),
 )
@@ -135,11 +136,11 @@ def test_all_windows_are_drawn_equally_often() -> None:
     stream, replay = Stream(3, 0.2), empty(8)
     replay = write(replay, *stream.steps(6))
     replay = write(replay, *stream.steps(5))
-    sample, weight, _ = draw(replay, jax.random.key(0), 60_000, 2)
+    sample, weight, _ = jax.tree.map(np.asarray, draw(replay, jax.random.key(0), 60_000, 2))
     allowed = stream.windows(8, 2)
     assert np.asarray(weight).mean() > 0.99
     for shard in range(SHARDS):
-        ids = np.asarray(sample.seen["id"])[shard][np.asarray(weight)[shard] == 1]
+        ids = sample.seen["id"][shard][weight[shard] == 1]
         mine = [i for i in allowed if i % (SHARDS * ENVS) // ENVS == shard]
         share = np.array([(ids == i).mean() for i in mine])
         error = np.sqrt(1 / len(mine) / len(ids))
@@ -156,8 +157,9 @@ def test_n_step_returns_by_hand() -> None:
         (TERMINATED, GOES_ON, GOES_ON): (1, 0.0),
         (TRUNCATED, GOES_ON, TERMINATED): (1, 0.5),
     }
+    of = jax.jit(lambda end: replays.n_step_return(reward, end, 0.5))
     for end, (expected, discount) in cases.items():
-        total, behind = replays.n_step_return(reward, jnp.array(end, jnp.uint8), 0.5)
+        total, behind = of(jnp.array(end, jnp.uint8))
         np.testing.assert_allclose(total, [expected, 10 * expected])
         assert float(behind) == discount
 
@@ -258,7 +260,7 @@ def test_priorities_decide_how_often_a_window_is_drawn() -> None:
             marks, every, error.reshape(-1), (marks.priority > 0).reshape(-1).astype(jnp.float32), 0.5
         )
 
-    marks = jax.vmap(mark)(replay.marks, jnp.asarray(errors))
+    marks = jax.jit(jax.vmap(mark))(replay.marks, jnp.asarray(errors))
     replay = dataclasses.replace(replay, marks=marks)
     index, weight = map(np.asarray, draw_by_priority(replay, jax.random.key(2), 100_000, 2, jnp.float32(1.0)))
     for shard in range(SHARDS):
@@ -276,7 +278,8 @@ def test_priorities_decide_how_often_a_window_is_drawn() -> None:
 def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
     stream, replay = Stream(2, 0.3), empty(9, prioritised=True)
     replay = write(replay, *stream.steps(4))
-    big = jax.vmap(lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5))
+    raised = lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5)  # noqa: E731
+    big = jax.jit(jax.vmap(raised))
     replay = write(dataclasses.replace(replay, marks=big(replay.marks)), *stream.steps(2))
     priority, end = np.asarray(replay.marks.priority), np.asarray(replay.end)
     np.testing.assert_allclose(priority[:, 4:6], np.where(end[:, 4:6] == GOES_ON, 4.0, 0.0))
@@ -286,7 +289,7 @@ def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
 def test_of_two_errors_of_one_row_the_larger_counts() -> None:
     marks = Marks(jnp.full((4, ENVS), 9.0), jnp.float32(9.0))
     index, error = jnp.array([5, 2, 5, 7]), jnp.array([3.0, -1.0, 2.0, 50.0])
-    new = replays.set_priorities(marks, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
+    new = jax.jit(replays.set_priorities)(marks, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
     flat = np.asarray(new.priority).reshape(-1)
     np.testing.assert_allclose(flat[[5, 2, 7, 0]], [3.0, 1.0, 9.0, 9.0], rtol=1e-5)
     assert float(new.largest) == 9.0

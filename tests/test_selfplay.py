@@ -17,7 +17,7 @@ from jaxrl import train
 from jaxrl.algos.base import Algorithm, count, start
 from jaxrl.config import parse
 from jaxrl.parallel import Layout
-from jaxrl.prepare import assemble
+from jaxrl.prepare import _layout, _with_self_play
 from jaxrl.selfplay import SelfPlay
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
@@ -70,28 +70,29 @@ def test_games_that_do_not_divide_are_refused() -> None:
 def test_the_oldest_snapshot_is_replaced() -> None:
     env: Any = SelfPlay(None, None, None, 0, snapshots=3, every=2)  # type: ignore[arg-type]
     pool, found = env.init_pool(jnp.float32(-1)), []
+    update_pool = jax.jit(env.update_pool)
     for call in range(9):
         progress = dataclasses.replace(start(), learn_calls=count(call))
-        pool = jax.jit(env.update_pool)(pool, jnp.float32(call), progress)
+        pool = update_pool(pool, jnp.float32(call), progress)
         found.append(pool.tolist())
     assert found[0] == found[1] == [0, -1, -1] and found[2] == [0, 2, -1] and found[4] == [0, 2, 4]
     assert found[5] == [0, 2, 4] and found[6] == [6, 2, 4] and found[8] == [6, 8, 4]
 
 
-@pytest.mark.parametrize("seat", ["first", "second"])
+@pytest.mark.parametrize("seat", [pytest.param("first", marks=pytest.mark.long), "second"])
 def test_rivals_see_and_play_as_the_other_team_does(seat: str) -> None:
     """A game whose other team is "self", beside the same game with both teams outside."""
     settings = BOARD | {"observation": "obs_full"}
     with_self = batched(envs_jax.make("snakes", opponent="self", seat=seat, **settings))
     outside = batched(envs_jax.make("snakes", opponent="outside", seat=seat, **settings))
     keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
-    one, seen = with_self.reset(keys, with_self.context(start()))
-    both, shown = outside.reset(keys, outside.context(start()))
+    one, seen = jax.jit(with_self.reset)(keys, with_self.context(start()))
+    both, shown = jax.jit(outside.reset)(keys, outside.context(start()))
     rivals, play, play_both = (jax.jit(f) for f in (with_self.rivals, with_self.play, outside.play))
     drawn = []
     for _ in range(12):
         theirs, rival_keys = rivals(one)
-        np.testing.assert_array_equal(jnp.concatenate([seen.observation, theirs.observation], 1), shown.observation)
+        np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), shown.observation)
         drawn.append(jax.random.bits(rival_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
         one, seen = play(one, action, with_self.context(start()))
@@ -104,8 +105,8 @@ def test_rivals_see_and_play_as_the_other_team_does(seat: str) -> None:
 def test_scripted_games_of_a_mixture_ignore_the_rivals() -> None:
     mixed, plain = (batched(envs_jax.make("snakes", opponent=o, **BOARD)) for o in ("self,4", "4"))
     keys, random = jax.random.split(jax.random.key(3), 40), np.random.default_rng(0)
-    one, _ = mixed.reset(keys, mixed.context(start()))
-    other, _ = plain.reset(keys, plain.context(start()))
+    one, _ = jax.jit(mixed.reset)(keys, mixed.context(start()))
+    other, _ = jax.jit(plain.reset)(keys, plain.context(start()))
     scripted = np.asarray(one.env.level) == 4
     assert 8 < scripted.sum() < 32
     play, play_plain = jax.jit(mixed.play), jax.jit(plain.play)
@@ -131,7 +132,9 @@ def test_a_run_is_exact_on_any_number_of_devices_and_resumes(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("asked", "made"), [(1, 1), (2, 2), (3, 2), (9, 4)])
 def test_the_pool_divides_the_games_of_a_logical_shard(asked: int, made: int) -> None:
-    env = assemble(parse(f"{SELF} --self_play {asked}".split()).config).trainer.env
+    config = parse(f"{SELF} --self_play {asked}".split()).config
+    layout, algo, _ = _layout(config, config.make_env().spec)
+    env = _with_self_play(batched(config.make_env()), algo(layout), config.run)
     assert isinstance(env, SelfPlay) and (env.snapshots, env.group) == (made, 4 // made)
 
 

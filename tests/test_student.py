@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from off_policy_cases import SAC, TEACHER, at_step, digest, make_trainer, run
+from helpers.off_policy import SAC, TEACHER, at_step, digest, make_trainer, run
 from tiny import PointMass
 
 from envs_jax.base import Box, EnvSpec
@@ -26,9 +26,10 @@ TAUGHT = {"adopted": json.dumps(TEACHER)}
 
 
 def test_agreement_is_one_at_the_teachers_action() -> None:
-    mean, deviation = jnp.array([0.1, -0.4]), jnp.array([0.2, 0.5])
-    assert float(student.agreement(mean, mean, deviation)) == 1.0
-    away = student.agreement(mean + jnp.array([0.2, -1.0]), mean, deviation)
+    mean, deviation = np.array([0.1, -0.4], np.float32), np.array([0.2, 0.5], np.float32)
+    agreement = jax.jit(student.agreement)
+    assert float(agreement(mean, mean, deviation)) == 1.0
+    away = agreement(mean + np.array([0.2, -1.0], np.float32), mean, deviation)
     assert float(away) == pytest.approx(math.exp(-0.5 * (1 + 4)))
 
 
@@ -46,8 +47,9 @@ def test_rewards_hold_the_help() -> None:
         "rho": jnp.array([[[[0.25]], [[1.0]]]]),
         "answer": {"action": jnp.zeros((1, 2, 1, 3))},
     }
+    prepare = jax.jit(algo._prepared)
     for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
-        prepared = algo._prepared(batch, jnp.float32(step))
+        prepared = prepare(batch, jnp.float32(step))
         np.testing.assert_allclose(prepared["reward"].ravel(), [1 + weight * 0.25, 2 + weight])
         assert prepared["answer"].shape == (1, 2, 1, 3)
 
@@ -55,19 +57,19 @@ def test_rewards_hold_the_help() -> None:
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
     """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
     algo = Student(ARM, Layout(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
-    ring = algo._empty_replay()
+    ring = jax.jit(algo._empty_replay)()
     rows = jnp.arange(ring.end.shape[1] * 2, dtype=jnp.float32).reshape(1, -1, 2, 1) / 10
     ring = dataclasses.replace(ring, answer=ring.answer | {"rho": rows})
     index = jnp.array([[1, ring.end.shape[1] * 2 - 2]])
     last = float(rows[0, -1, 0, 0])
     wanted = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    np.testing.assert_allclose(algo._gather(ring, index)["rho"][0, :, :, 0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(algo._gather)(ring, index)["rho"][0, :, :, 0], wanted, rtol=1e-6)
 
 
 def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
-    networks = algo.teacher.networks(jax.random.key(5))
-    actor = jax.tree.map(jnp.zeros_like, networks["actor"])
+    networks = jax.jit(algo.teacher.networks)(jax.random.key(5))
+    actor = jax.tree.map(lambda x: jnp.asarray(np.zeros_like(x)), networks["actor"])
     actor["params"]["head"]["out_bias"] = jnp.array([0.2, 0.2, -5.0, -5.0])
     return {"encoder": networks["encoder"], "world": (), "actor": actor}
 
@@ -80,8 +82,8 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     teacher = make_teacher(algo)
     policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"collective": (teacher,)}))())
     assert digest(policy["teacher"]) == digest(teacher)
-    _, timestep = jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(jax.random.key(1), 4))
-    memory = algo.init_actor(policy, timestep, jnp.arange(4))
+    _, timestep = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 4))
+    memory = jax.jit(algo.init_actor)(policy, timestep, jnp.arange(4))
     act = jax.jit(
         lambda progress: algo.act(policy, memory, timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
     )
@@ -122,7 +124,8 @@ def test_a_student_that_is_paid_enough_imitates() -> None:
 
 def best_action(trainer, state):
     policy, timestep = trainer.algo.policy(state.algo), state.timestep
-    return trainer.algo.act(policy, (), timestep, jax.random.split(jax.random.key(0), 8), at_step(0), "best")[0]
+    act = jax.jit(lambda keys: trainer.algo.act(policy, (), timestep, keys, at_step(0), "best")[0])
+    return act(jax.random.split(jax.random.key(0), 8))
 
 
 @pytest.mark.long

@@ -172,6 +172,7 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
     assert targets[-20:].mean() == pytest.approx(10.0, abs=0.3) and targets[0] < 4.5
 
 
+@pytest.mark.long
 def test_coma_learns_the_corridor_with_two_agents() -> None:
     """Both agents must stand at the end at once: the reward of one depends on the other."""
     trainer = make_trainer(
@@ -251,11 +252,17 @@ class Counting(TinyQ):
         return super().learn(state, trajectory, last_timestep, key, progress, phase)
 
 
-def test_each_phase_is_compiled_once() -> None:
+@pytest.fixture(scope="module")
+def counting() -> tuple[Trainer, list[Any]]:
+    """A trainer and the compiled blocks of its phases."""
     trainer = make_trainer(Corridor(), Counting, block=3)
+    return trainer, [trainer.make_block(phase) for phase in trainer.algo.phases]
+
+
+def test_each_phase_is_compiled_once(counting: Any) -> None:
+    trainer, blocks = counting
     state = trainer.init(jax.random.key(0))
-    for phase in trainer.algo.phases:
-        block = trainer.make_block(phase)
+    for phase, block in zip(trainer.algo.phases, blocks, strict=True):
         state, _ = block(state, jnp.int32(1))
         traced = Counting.traces[phase.name]
         assert traced > 0
@@ -304,13 +311,12 @@ def test_the_pool_gets_the_policy_of_after_the_update() -> None:
     np.testing.assert_array_equal(state.pool, 2.0)
 
 
-def test_a_phase_without_steps_only_learns() -> None:
-    trainer = make_trainer(Corridor(), Counting, block=3)
+def test_a_phase_without_steps_only_learns(counting: Any) -> None:
+    trainer, (look, study, _) = counting
     state = trainer.init(jax.random.key(0))
-    look, study, _ = trainer.algo.phases
-    state, _ = trainer.make_block(look)(state, jnp.int32(3))
+    state, _ = look(state, jnp.int32(3))
     before = jax.tree.map(np.asarray, (state.env.env.position, state.timestep, state.statistics))
-    state, metrics = trainer.make_block(study)(state, jnp.int32(2))
+    state, metrics = study(state, jnp.int32(2))
     assert leaves_equal(before, (state.env.env.position, state.timestep, state.statistics))
     np.testing.assert_array_equal(metrics.learning["seen"], [48, 48, 0])
     assert metrics.episodes == {}
@@ -319,7 +325,8 @@ def test_a_phase_without_steps_only_learns() -> None:
 
 
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
-    flags = f"--algo test_trainer:Counting --env tiny:Corridor --num_envs 8 --total_env_steps 200 --runs {tmp_path}"
+    flags = "--algo test_trainer:Counting --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
+    flags += f" --runs {tmp_path}"
     assert jaxrl.train.main(flags.split()) == 0
     lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
     order = [line["phase"] for line in lines if "phase" in line]
@@ -367,7 +374,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
     return state, {name: np.asarray(x) for name, x in metrics.learning.items()}, metrics.episodes
 
 
-@pytest.mark.parametrize(("algo", "chunk"), [(Fresh, 1), (Fresh, 4), (Logged, 4)])
+@pytest.mark.parametrize(("algo", "chunk"), [pytest.param(Fresh, 1, marks=pytest.mark.long), (Fresh, 4), (Logged, 4)])
 def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
     state, trajectory, episodes = logged_run(algo, 0)
     chunked_state, chunked, chunked_episodes = logged_run(algo, chunk)
@@ -433,7 +440,8 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, aske
 
 
 def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = f"--algo test_trainer:LossExplodes --env tiny:Corridor --num_envs 8 --total_env_steps 400 --runs {tmp_path}"
+    flags = "--algo test_trainer:LossExplodes --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 400"
+    flags += f" --runs {tmp_path}"
     assert jaxrl.train.main(flags.split()) == 1
     error = capsys.readouterr().err
     assert "Traceback" not in error

@@ -1,6 +1,7 @@
 """Algorithms with a replay, each with a tiny environment that it can act in: tests of the loop run on every row."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from tiny import Corridor, PointMass
 from envs_jax import Environment
 from envs_jax.base import Array
 from envs_jax.batch import batched
-from jaxrl.algos.base import Progress, count, start
+from jaxrl.algos.base import Phase, Progress, count, start
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
@@ -69,11 +70,31 @@ class Case(NamedTuple):
 
 
 CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
-CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC, pushed)
+CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"init_steps": 128}, pushed)
 CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
 CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, pushed)
 
 
+class Compiled(Trainer):
+    """A trainer that compiles each of its programs once, however often it is asked for them."""
+
+    @functools.cached_property
+    def _programs(self) -> dict[str, Callable[..., Any]]:
+        return {}
+
+    def make_init(self) -> Callable[..., Any]:
+        return self._once("init", super().make_init)
+
+    def make_block(self, phase: Phase) -> Callable[..., Any]:
+        return self._once(f"block {phase.name}", functools.partial(super().make_block, phase))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Callable[..., Any]:
+        if name not in self._programs:
+            self._programs[name] = make()
+        return self._programs[name]
+
+
+@functools.cache  # tests with the same arguments share the programs
 def make_trainer(
     algo: type[OffPolicy], env: Environment, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any
 ) -> Trainer:
@@ -81,13 +102,13 @@ def make_trainer(
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
     layout = Layout(num_envs, shards, devices, exact)
     made = algo(env.spec, layout, **settings)
-    return Trainer(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
+    return Compiled(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
 
-def trainer_of(case: str, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any) -> Trainer:
-    """The same for a row of `CASES`, with `settings` on top."""
+def trainer_of(case: str, devices: int = 1, exact: bool = True, **settings: Any) -> Trainer:
+    """The same for a row of `CASES`, with sixteen environments and `settings` on top; rates fall to nothing."""
     algo, env, own, _ = CASES[case]
-    return make_trainer(algo, env, num_envs, devices, exact, **(own | settings))
+    return make_trainer(algo, env, 16, devices, exact, **(own | {"update_interval": 4, "lr_final": 0.0} | settings))
 
 
 def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:
