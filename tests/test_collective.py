@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.labelled import made
 from helpers.off_policy import digest, make_trainer
-from test_labelled import made
 from tiny import PointMass, PointState
 
 import jaxrl.evaluate

@@ -676,7 +676,7 @@ def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
     blend = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, params[0].target, params[0].critic)
     jax.tree.map(lambda a, b: close(a, b, 1e-7), params[1].target, blend)
     other = dataclasses.replace(params[0], target=jax.tree.map(jnp.zeros_like, params[0].target))
-    algo = small(tau=0.25, data_passes=2, critic_lr=1e-30)  # the critic stays, so that both blends are known
+    algo = small(tau=0.25, data_passes=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
     state, _ = compiled(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
     expected = jax.tree.map(lambda new: (1 - 0.75**2) * new, other.critic)
     jax.tree.map(lambda a, b: close(a, b, 1e-6), state.replicated.target, expected)

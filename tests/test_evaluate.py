@@ -26,9 +26,8 @@ def corridor(**settings) -> Subject:
 def run(tmp_path_factory) -> Path:
     """A run of the tiny algorithm on the corridor, a few updates long."""
     root = tmp_path_factory.mktemp("runs")
-    code = train.main(["--algo", "tiny:TinyQ", "--env", "tiny:Corridor", "--num_envs", "8", "--num_agents", "2",
-                       "--horizon", "6", "--total_env_steps", "256", "--runs", str(root)])  # fmt: skip
-    assert code == 0
+    flags = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --num_agents 2 --horizon 6 --total_env_steps 256"
+    assert train.main([*flags.split(), "--devices", "1", "--runs", str(root)]) == 0
     return Path((root / "latest").read_text().strip())
 
 

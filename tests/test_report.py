@@ -4,7 +4,6 @@ import io
 import json
 import re
 import runpy
-import struct
 import sys
 import threading
 import time
@@ -16,27 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tensorboardX.proto.event_pb2 import Event
+from helpers.runs import points
 
 from envs_jax.base import make
 from jaxrl.report import console, gpu
 from jaxrl.report.console import Console
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
-
-
-def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """All points of all event files by tag, read as TensorBoard does: every record of every file with its name."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for path in sorted(directory.rglob("*tfevents*")):
-        content, position = path.read_bytes(), 0
-        while position < len(content):
-            (length,) = struct.unpack_from("<Q", content, position)
-            event = Event.FromString(content[position + 12 : position + 12 + length])
-            position += 16 + length
-            for value in event.summary.value:
-                found.setdefault(value.tag, []).append((event.step, value.simple_value))
-        assert position == len(content)
-    return found
 
 
 def write(directory: Path, *iterations: int, offset: float = 0.0) -> None:

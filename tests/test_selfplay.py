@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_session import outcome, resume, run
+from helpers.runs import outcome, resume, run
 
 import envs_jax
 from envs_jax.base import Array

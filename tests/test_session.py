@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
-from test_report import points
+from helpers.runs import outcome, points, resume, run, shared_programs
 from tiny import TinyQ
 
 from envs_jax.base import Array, setting
@@ -70,21 +70,10 @@ class Study(TinyQ):
 STUDY = f"--algo test_session:Study {TINY} --eval_every 10 --eval_episodes 8"
 
 
-def run(argv: str, runs: Path) -> Path:
-    """A new run by the real command's main; its directory."""
-    assert train.main([*argv.split(), "--runs", str(runs)]) == 0
-    return Path((runs / "latest").read_text().strip())
-
-
-def resume(directory: Path, argv: str = "") -> None:
-    assert train.main(["--resume", str(directory), *argv.split()]) == 0
-
-
-def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Digest of the newest state, and the metrics that do not depend on time."""
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        digest = checkpoints.digest()
-    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    with shared_programs():
+        yield
 
 
 def steps(directory: Path) -> list[int]:

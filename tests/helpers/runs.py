@@ -1,0 +1,70 @@
+"""Runs by the real command's main, how they ended, and programs that runs of one configuration share."""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tensorboardX.proto.event_pb2 import Event
+
+from jaxrl import session, train
+from jaxrl.checkpoint import Checkpoints
+from jaxrl.prepare import Programs, Setup, compile_programs
+from jaxrl.report.writer import read_metrics
+
+# What a run may have otherwise with the same programs; how long schedules last is a setting of its own.
+BESIDE = {"total_env_steps": 1, "max_seconds": 0.0, "log_every": 1, "checkpoint_every": 1, "runs": "runs"}
+
+
+def run(argv: str, runs: Path) -> Path:
+    """A new run by the real command's main; its directory."""
+    assert train.main([*argv.split(), "--runs", str(runs)]) == 0
+    return Path((runs / "latest").read_text().strip())
+
+
+def resume(directory: Path, argv: str = "") -> None:
+    assert train.main(["--resume", str(directory), *argv.split()]) == 0
+
+
+def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Digest of the newest state, and the metrics that do not depend on time."""
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        digest = checkpoints.digest()
+    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
+
+
+def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """All points of all event files by tag, read as TensorBoard does: every record of every file with its name."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in sorted(directory.rglob("*tfevents*")):
+        content, position = path.read_bytes(), 0
+        while position < len(content):
+            (length,) = struct.unpack_from("<Q", content, position)
+            event = Event.FromString(content[position + 12 : position + 12 + length])
+            position += 16 + length
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        assert position == len(content)
+    return found
+
+
+@contextmanager
+def shared_programs() -> Iterator[None]:
+    """Sessions in here compile each configuration once, also when a run goes on.
+
+    A process of its own compiles again, to the same bits; that is not what tests within one process are about.
+    """
+    kept: dict[Any, Programs] = {}
+
+    def once(setup: Setup, inputs: Any, fresh: bool, say: Any) -> Programs:
+        key = (setup.config.with_run(**BESIDE).to_yaml(), fresh)
+        if inputs is not None:
+            return compile_programs(setup, inputs, fresh, say)
+        if key not in kept:
+            kept[key] = compile_programs(setup, inputs, fresh, say)
+        return kept[key]
+
+    with mock.patch.object(session, "compile_programs", once):
+        yield
