@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -94,13 +95,31 @@ class Compiled(Trainer):
         return self._programs[name]
 
 
+@dataclasses.dataclass(frozen=True)
+class UsersLayout(Layout):
+    """A layout whose programs are compiled as those of users, not by the quick compiler of the tests."""
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        options = (super().compiler_options or {}) | {"xla_backend_optimization_level": 3}
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # see conftest.py
+            options["xla_cpu_use_fusion_emitters"] = True
+        return options
+
+
 @functools.cache  # tests with the same arguments share the programs
 def make_trainer(
-    algo: type[OffPolicy], env: Environment, num_envs: int = 8, devices: int = 1, exact: bool = False, **settings: Any
+    algo: type[OffPolicy],
+    env: Environment,
+    num_envs: int = 8,
+    devices: int = 1,
+    exact: bool = False,
+    kind: type[Layout] = Layout,
+    **settings: Any,
 ) -> Trainer:
     """A trainer whose blocks have up to 400 iterations."""
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
-    layout = Layout(num_envs, shards, devices, exact)
+    layout = kind(num_envs, shards, devices, exact)
     made = algo(env.spec, layout, **settings)
     return Compiled(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
