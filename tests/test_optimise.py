@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from off_policy_cases import CASES, at_step
+from helpers.off_policy import CASES, at_step
 from tiny import Corridor
 
 from envs_jax import Box
