@@ -43,6 +43,7 @@ def run(trainer: Trainer, iterations: dict[str, int], seed: int = 0) -> tuple[Tr
     """So many iterations of each named phase in one block each."""
     state, metrics = trainer.init(jax.random.key(seed)), []
     for phase in trainer.algo.phases:
+        state = dataclasses.replace(state, iteration=jnp.zeros_like(state.iteration))  # counted anew, as a session does
         state, values = trainer.make_block(phase)(state, jnp.int32(iterations[phase.name]))
         metrics.append(values)
     return state, metrics
@@ -99,7 +100,7 @@ def test_counters_and_statistics_agree(corridor_run: Any) -> None:
     assert [int(total(x)) for x in (progress.env_steps, progress.vector_steps, progress.learn_calls)] == [2624, 328, 82]
     assert int(total(progress.updates)) == 80 * 8
     assert float(progress.fraction) == 1.0  # past the 1,000 steps that count as the whole run
-    assert [int(x) for x in (state.iteration, state.iterations)] == [82, 82]
+    assert [int(x) for x in (state.iteration, state.iterations)] == [80, 82]  # of the phase, of the run
     assert [int(block.done) for block in blocks] == [2, 80] and all(int(block.not_finite) == -1 for block in blocks)
     ended = sum(float(block.episodes["episodes"].sum()) for block in blocks)
     assert int(total(progress.episodes)) == ended
