@@ -38,7 +38,7 @@ from jaxrl.files import write_atomically
 
 # Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
 
 
 @functools.cache
@@ -325,6 +325,8 @@ class Checkpoints:
 
 def _reason(error: Exception) -> str:
     """The cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
+    if isinstance(error, shutil.Error):  # of a copy: (source, target, "[Errno 28] cause") for each file
+        return str(error.args[0][-1][-1]).rpartition("] ")[2]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__

@@ -400,6 +400,22 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
 
 
+def test_a_copy_that_fails_is_told_in_few_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of the best checkpoint: shutil collects one cause per file."""
+
+    def full(source: Path, target: Path) -> None:
+        raise shutil.Error([(str(file), str(target), "[Errno 28] No space left on device") for file in (1, 2)])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"),
+    ):
+        checkpoints.save(1, make_state(), {}, best=True)
+        checkpoints.wait()
+    assert Checkpoints(tmp_path).steps() == [1]
+
+
 @pytest.mark.long
 def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     sentences: list[str] = []
