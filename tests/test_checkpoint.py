@@ -407,12 +407,10 @@ def test_a_copy_that_fails_is_told_in_few_words(tmp_path: Path, monkeypatch: pyt
         raise shutil.Error([(str(file), str(target), "[Errno 28] No space left on device") for file in (1, 2)])
 
     monkeypatch.setattr(shutil, "copytree", full)
-    with (
-        Checkpoints(tmp_path) as checkpoints,
-        pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"),
-    ):
+    with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, make_state(), {}, best=True)
-        checkpoints.wait()
+        with pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"):
+            checkpoints.wait()
     assert Checkpoints(tmp_path).steps() == [1]
 
 
