@@ -182,7 +182,7 @@ def test_a_few_steps_are_those_of_the_oracle():
         state, timestep = env.advance(state, jnp.asarray(action.T)[None])
         np.testing.assert_allclose(timestep.reward[0], paid, atol=0.05)  # of about 1,000
         np.testing.assert_array_equal(timestep.metrics["success"] > 0, success)
-        np.testing.assert_allclose(state.target.T * TARGET_UNIT, arms.target, atol=1e-8)
+        np.testing.assert_allclose(np.asarray(state.target.T) * TARGET_UNIT, arms.target, atol=1e-8)
         assert not timestep.terminated.any() and (np.asarray(timestep.truncated) == (t == 4)).all()
 
 
