@@ -90,8 +90,8 @@ def at_iteration(monkeypatch: pytest.MonkeyPatch, iteration: int, act: Callable[
     """Do something when the line of this iteration is written."""
     write = Writer.write
 
-    def hooked(self: Writer, at: int, scalars: Any) -> None:
-        write(self, at, scalars)
+    def hooked(self: Writer, at: int, *more: Any) -> None:
+        write(self, at, *more)
         if at == iteration:
             act()
 
