@@ -34,7 +34,7 @@ def from_pool(key: Array, seed: int) -> Array:
     return jnp.asarray(pool(seed), jnp.float32)[number.astype(jnp.int32)]
 
 
-def listed(kind: str, seed: int, number: Array) -> Array:
+def listed(kind: str, seed: int, number: Array | int) -> Array:
     """float32[6], entry int32[] of a list without end: the pool again and again, or ("uniform") fresh draws."""
     if kind == "uniform":
         return fresh(jax.random.fold_in(jax.random.key(seed), number))
