@@ -120,7 +120,7 @@ def evaluate(
         began = time.monotonic()
     return {
         **_head(subject, episodes, seed),
-        **({} if world is None else {"simulator": world.description, "stream": "pool in order"}),
+        **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.moment(step) for step in at],
         "policies": policies,
@@ -323,7 +323,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 def show(report: dict[str, Any], title: str) -> None:
     """Print table and conclusion to stdout: in colour for a terminal, aligned text otherwise."""
     where = f" in {report['simulator']}" if "simulator" in report else ""
-    which = "episodes, goals of the pool in order" if where else "held-out episodes"
+    which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
     _print(
         f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}",
         "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps",

@@ -39,6 +39,7 @@ class World(NamedTuple):
         in_order: (keys key[B], numbers int32[B]) -> episodes of one list without end.
         play: (state, action [B, 1, 4], ()) -> the next step.
         scripted: () -> actions [B, 1, 4] of the world's own scripted policy; None: the environment's is the one.
+        stream: where the goals come from.
     """
 
     description: str
@@ -48,6 +49,7 @@ class World(NamedTuple):
     in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
     play: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
     scripted: Callable[[], np.ndarray] | None
+    stream: str = "pool in order"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +123,19 @@ def real_world(subject: Subject, task: str | None, lanes: int) -> World:
         real = metaworld.RealReach.make(env.reach, task, lanes)
     what = task or f"{metaworld.REACH}, task {env.reach.task}"
     description = f"Meta-World {metaworld.version()}, {what}"
-    return World(description, task, real.spec, lanes, real.in_order, real.play, real.scripted if task else None)
+    script = real.scripted if task else None
+    stream = "pool in order" if task else _stream(env)
+    return World(description, task, real.spec, lanes, real.in_order, real.play, script, stream)
 
 
 def jax_world(subject: Subject, lanes: int) -> World:
     """The subject's environment itself. Raises UsageError unless it is reach."""
     env = reach_of(subject)
-    return World(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None)
+    return World(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
+
+
+def _stream(env: ReachBatch) -> str:
+    return "fresh pairs in order" if env.reach.goals == "uniform" else "pool in order"
 
 
 def world_of(name: str | None, subject: Subject, task: str | None, lanes: int) -> World:

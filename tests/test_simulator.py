@@ -96,6 +96,19 @@ def test_goals_come_in_order_each_for_every_task() -> None:
     np.testing.assert_allclose(state.env.goal, pool[[0, 2], 3:], rtol=1e-6)
 
 
+def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -> None:
+    one = subject(task="reach,mirrored", goals="uniform", pool_seed=3)
+    here, real = world(one)
+    shown = simulator.play(one, here, "random", range(7), seed=0).observation[:, 0, 36:]
+    told = np.array([arm.vectors[1] for arm in real.arms])  # lanes 0, 1, 2 play episodes 0, 3, 6
+    np.testing.assert_array_equal(shown[[0, 2, 4]], shown[[1, 3, 5]])  # each for all tasks
+    assert len(np.unique(shown[::2], axis=0)) == 4 and not np.isclose(shown[:, None], goals.pool(3)[:, 3:]).all(2).any()
+    state, _ = one.env.in_order(jax.random.split(jax.random.key(0), 3), jnp.array([3, 4, 5]))
+    np.testing.assert_allclose(state.env.goal, told[:, 3:], rtol=1e-6)
+    low, high = goals.GOAL.T
+    assert (low <= shown).all() and (shown <= high).all()
+
+
 @pytest.mark.parametrize("task", tasks.TASKS)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
@@ -262,7 +275,7 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
     assert report["simulator"] == "Meta-World 0, reach-v3, task reach" and report["stream"] == "pool in order"
     assert report["episodes"] == 3 and report["policies"]["scripted"]["success"]["mean"][-1] == 1.0
     shown = capsys.readouterr().out
-    assert "Meta-World 0" in shown and "goals of the pool in order" in shown and "success_at_end" in shown
+    assert "Meta-World 0" in shown and "goals of the pool in order" in shown and "success at the end" in shown
 
 
 @pytest.fixture(scope="module")
