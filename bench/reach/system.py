@@ -193,7 +193,7 @@ class TorchArm:
 SYSTEM = System(
     algo="sac",
     policy="scripted",
-    cases={"original": {}, "recommended": {"n_step": 1}},  # of the recommended size, as the PyTorch learner has it
+    cases={"original": {}, "recommended": {"n_step": 1, "goals": "pool"}},  # of the recommended size, as PyTorch has it
     baseline=OneArm,
     learner=TorchArm,
     shorten=one_update,
