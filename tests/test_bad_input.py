@@ -23,6 +23,7 @@ from jaxrl.prepare import prepare
 ROOT = Path(__file__).parents[1]
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
+SAC = "--algo sac --env tiny:PointMass --units 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
 COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --width 4 --num_envs 8 --devices 1 --total_episodes 16"
 
 # What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
@@ -135,7 +136,7 @@ RUN_TIME = {
         f"{COMA} --width 256 --memory_gb 0.01",
         "choose smaller networks, batches or environments",
     ),
-    "a replay larger than memory": (f"{DDPG} --buffer_size 200000000", "the largest --buffer_size that fits is "),
+    "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "the largest --buffer_size that fits is "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
     "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
     "a long run": (f"--resume {'x' * 5000}", "cannot be looked at (File name too long)"),
@@ -202,7 +203,9 @@ def check(
     assert contents(run.parents[1], here) == before
 
 
-@pytest.mark.parametrize("what", USAGE)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.long if what == "weights of another scale" else ()) for what in USAGE]
+)
 def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(USAGE[what][0], 2, USAGE[what][1], finished, here, capsys)
 
