@@ -1,8 +1,9 @@
-"""Access to the recorded reference data ("golden" records) that several tests compare with.
+"""Data that tests of the environments compare with: what the original systems did ("recorded"), and our own.
 
-The records are large and not part of the repository. They are looked for in the directory named by the environment
-variable JAXRL_GOLDEN, or else in `../shared/golden` beside the repository; tests that need them are skipped, with a
-reason, where they are absent.
+The records of the original systems are large and not part of the repository. They are looked for in the directory named
+by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` beside the repository; tests that need them are
+skipped, with a reason, where they are absent. Our own data lie in `tests/data`, in the same form: what the NumPy
+oracles in `bench/` do, written by `scripts/record_parity.py`.
 """
 
 import functools
@@ -24,6 +25,15 @@ COVERAGE_FULL_MISSIONS = (
     "m09",
 )  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
+COVERAGE_OWN_MISSIONS = ("own-m00", "own-m01")
+COVERAGE_OWN_GREEDY = ("own-ig0",)
+
+SOURCES = ("own", "recorded")
+OWN = {  # our own file by the name of the recorded one
+    "coverage_missions": "parity_coverage",
+    "snakes_transitions": "parity_snakes",
+    "reach_episodes": "parity_reach",
+}
 
 _SIDE = {
     57: 493,
@@ -48,8 +58,13 @@ def _open(path: Path) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-def load(name: str) -> dict[str, np.ndarray]:
-    """All arrays of the record file `name` (suffix .npz optional), read once; skips the test if it is absent."""
+def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
+    """All arrays of the record file `name` (suffix .npz optional), read once; skips the test if it is absent.
+
+    source: one of SOURCES; our own data are always there.
+    """
+    if source == "own":
+        return _open(Path(__file__).parent / "data" / f"{OWN[name]}.npz")
     path = directory() / (name if name.endswith(".npz") else name + ".npz")
     if not path.is_file():
         pytest.skip(f"no recorded data {path.name}: set JAXRL_GOLDEN to the directory that holds it")
@@ -60,7 +75,7 @@ class CoverageRecord:
     """One recorded coverage mission; `record["obs"]` is the array stored as `<name>_obs`.
 
     Attributes:
-        name: "m00" .. "m09" or "ig0", "ig1".
+        name: "m00" .. "m09" or "ig0", "ig1"; "own-m00" and so on in our own data.
         config: the recorded settings (n_agents, budget, pixel, range, ...).
         n: map side in cells.
         truth: [n, n] bool, ground truth.
@@ -69,7 +84,8 @@ class CoverageRecord:
 
     def __init__(self, name: str):
         self.name = name
-        self._arrays = load("coverage_missions")
+        own, _, self._prefix = name.rpartition("-")
+        self._arrays = load("coverage_missions", own or "recorded")
         self.config: dict[str, Any] = json.loads(str(self["config"]))
         self.num_agents: int = self.config["n_agents"]
         self.steps: int = self.config["budget"] + 1
@@ -81,10 +97,10 @@ class CoverageRecord:
         self.readings = self._unpack()
 
     def __getitem__(self, key: str) -> np.ndarray:
-        return self._arrays[f"{self.name}_{key}"]
+        return self._arrays[f"{self._prefix}_{key}"]
 
     def __contains__(self, key: str) -> bool:
-        return f"{self.name}_{key}" in self._arrays
+        return f"{self._prefix}_{key}" in self._arrays
 
     def _unpack(self) -> list[list[np.ndarray]]:
         bits = np.unpackbits(self["meas_bits"])[: int(self["meas_total_bits"])].astype(bool)

@@ -1,5 +1,5 @@
-"""Coverage against recorded missions of the public repository: recorded moves, readings and messages go in, beliefs,
-observations, critic states, rewards, masks and metrics must come out."""
+"""Coverage against recorded missions, of the public repository and of our oracle: recorded moves, readings and messages
+go in, beliefs, observations, critic states, rewards, masks and metrics must come out."""
 
 import functools
 from typing import Any
@@ -14,6 +14,7 @@ from helpers.coverage import advance, critic, environment, lattice, rectangle, w
 from envs_jax.coverage import actions, communication, starts, terrain, world
 
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # float32
+MISSIONS = (*golden.COVERAGE_OWN_MISSIONS, *golden.COVERAGE_MISSIONS)
 INT16 = {"belief": 2e-4, "observation": 3e-5, "reward": 1e-4, "entropy": 3e-5, "f1": 4e-4}
 
 
@@ -92,7 +93,7 @@ FLOAT32 = {
 }
 
 
-@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+@pytest.mark.parametrize("name", MISSIONS)
 def test_replay_float32(name):
     record = golden.coverage_mission(name)
     positives = int(np.sum(record.truth))
@@ -100,13 +101,15 @@ def test_replay_float32(name):
     print(name, worst)
 
 
-@pytest.mark.parametrize("name", ["m00", "m03", *(pytest.param(m, marks=pytest.mark.long) for m in ("m06", "m09"))])
+@pytest.mark.parametrize(
+    "name", ["own-m00", "m00", "m03", *(pytest.param(m, marks=pytest.mark.long) for m in ("m06", "m09"))]
+)
 def test_replay_int16(name):
     bounds = {**INT16, "state": INT16["observation"], "return_abs": INT16["reward"]}
     print(name, compare(name, bounds, belief_dtype="int16"))
 
 
-@pytest.mark.parametrize("name", ["m03", "m08"])
+@pytest.mark.parametrize("name", ["own-m01", "m03", "m08"])
 def test_original_reward_timing(name):
     record = golden.coverage_mission(name)
     _, _, timesteps = replay(name, belief_dtype="float32", reward_timing="original")
@@ -122,7 +125,7 @@ def masks(positions, chosen, num_actions):
     return actions.sequential_masks(positions, boundary, chosen, num_actions), moved
 
 
-@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+@pytest.mark.parametrize("name", MISSIONS)
 def test_recorded_masks(name):
     record = golden.coverage_mission(name)
     num_actions = record.config["num_actions"]
@@ -136,7 +139,7 @@ def test_recorded_masks(name):
 received = jax.jit(communication.received)
 
 
-@pytest.mark.parametrize("name", golden.COVERAGE_MISSIONS)
+@pytest.mark.parametrize("name", MISSIONS)
 def test_recorded_messages(name):
     record = golden.coverage_mission(name)
     reach = jnp.float32(record["comm_range"])
@@ -150,26 +153,31 @@ def test_recorded_messages(name):
             assert not np.any(recorded & ~np.asarray(heard))
 
 
+@functools.cache
+def collision_masks(num_actions):
+    return jax.jit(jax.vmap(functools.partial(actions.collision_mask, num_actions=num_actions)))
+
+
+@pytest.mark.parametrize("source", golden.SOURCES)
 @pytest.mark.parametrize("num_actions", [4, 6, 27])
-def test_mask_table(num_actions):
-    tables = golden.load("coverage_missions")
+def test_mask_table(num_actions, source):
+    tables = golden.load("coverage_missions", source)
     own, others = tables[f"mask{num_actions}_own"], tables[f"mask{num_actions}_others"]
     moved = jnp.asarray(np.all(others >= 0, axis=-1) & np.all(others[..., 2:] >= 5, axis=-1))
     own, others = jnp.asarray(lattice(own)), jnp.asarray(lattice(others))
     boundary = actions.boundary_mask(own, num_actions)
     np.testing.assert_array_equal(boundary, tables[f"mask{num_actions}_boundary"].astype(bool))
-    final = jax.jit(jax.vmap(functools.partial(actions.collision_mask, num_actions=num_actions)))(
-        own, others, moved, boundary
-    )
+    final = collision_masks(num_actions)(own, others, moved, boundary)
     expected = tables[f"mask{num_actions}_final"].astype(bool)
     crashed = ~expected.any(-1)  # the original cannot go on there; the boundary mask is used instead
     assert crashed.any()
     np.testing.assert_array_equal(final, np.where(crashed[:, None], np.asarray(boundary), expected))
 
 
+@pytest.mark.parametrize("source", golden.SOURCES)
 @pytest.mark.parametrize("q", [57, 28, 11, 7, 6, 5])
-def test_footprint_table(q):
-    table = golden.load("coverage_missions")[f"tab_footprint_px{q}"]
+def test_footprint_table(q, source):
+    table = golden.load("coverage_missions", source)[f"tab_footprint_px{q}"]
     g = np.arange(world.LATTICE)
     positions = np.stack(np.broadcast_arrays(g[None, :], g[None, :], np.arange(3)[:, None]), axis=-1).astype(np.int32)
     box = world.footprint(jnp.asarray(positions), q)
@@ -179,8 +187,9 @@ def test_footprint_table(q):
     np.testing.assert_array_equal(np.stack([box.left, box.right, clipped.left, clipped.right], axis=-1), table)
 
 
-def test_resize_table():
-    tables = golden.load("coverage_missions")
+@pytest.mark.parametrize("source", golden.SOURCES)
+def test_resize_table(source):
+    tables = golden.load("coverage_missions", source)
     names = [name for name in tables if name.startswith("tab_resize_")]
     assert len(names) >= 15
     for name in names:
@@ -188,17 +197,22 @@ def test_resize_table():
         np.testing.assert_allclose(world.area_matrix(n), tables[name], atol=1e-7, err_msg=name)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def half_plane(side, percent, n):
+    return terrain.whole(terrain.split(side, percent, n), n)
+
+
+@pytest.mark.parametrize("source", golden.SOURCES)
 @pytest.mark.parametrize("q", [57, 7])
-def test_terrain_table(q):
-    table = golden.load("coverage_missions")[f"tab_truth_bounds_px{q}"]
+def test_terrain_table(q, source):
+    table = golden.load("coverage_missions", source)[f"tab_truth_bounds_px{q}"]
     n = world.map_side(q)
-    draw = jax.jit(lambda side, percent: terrain.whole(terrain.split(side, percent, n), n))
     for side in range(4):
         for index in range(31):
             cells = np.zeros((n, n), bool)
             top, bottom, left, right = table[side, index]
             cells[top:bottom, left:right] = True
-            np.testing.assert_array_equal(draw(jnp.int32(side), jnp.int32(30 + index)), cells)
+            np.testing.assert_array_equal(half_plane(jnp.int32(side), jnp.int32(30 + index), n), cells)
 
 
 def test_missions_of_the_original():

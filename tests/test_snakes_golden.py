@@ -1,72 +1,94 @@
-"""Observations, shaped rewards, scripted players and whole steps against the recorded ones of the original code.
+"""Observations, shaped rewards, scripted players and whole steps against recorded ones, of the engine and of our oracle.
 
 The parts of a step are compared in `test_snakes_rules`; here the environment makes it, with the recorded draws.
 """
+
+import functools
 
 import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.snakes import CONFIGURATIONS, flat, jit, lane, recorded, stack
+from helpers.snakes import CONFIGURATIONS, LANES, OWN, by_lanes, flat, jit, lane, recorded, stack
 
 import envs_jax
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes import observation, opponents, reward, segments
+from envs_jax.snakes.board import Board
 
 SIX = [configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)]
+USED = (1, 2, 3, 4, 5)  # levels of the scripted players
+BUILDERS = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
 
 
-@pytest.mark.parametrize("configuration", [c for c in CONFIGURATIONS if c[2] in (2, 6)], ids=str)
-def test_recorded_choices_of_the_scripted_players(configuration):
-    board, rows, games, record = recorded(configuration)
+def tables(configurations):
+    """Marks a test to run on every one of these configurations that our own data or the recorded ones have."""
+    own = [(configuration, "own") for configuration in configurations if configuration in OWN]
+    all_of_them = own + [(configuration, "recorded") for configuration in configurations]
+    return pytest.mark.parametrize(("configuration", "source"), all_of_them, ids=lambda x: str(x))
+
+
+@functools.cache
+def players(configuration):
+    board, half = Board(*configuration[:2]), configuration[2] // 2
+    word = jnp.zeros(LANES, jnp.uint32)
+    return jit(lambda games, level: opponents.act(board, games, slice(half, 2 * half), level, word, USED))
+
+
+@tables([c for c in CONFIGURATIONS if c[2] in (2, 6)])
+def test_recorded_choices_of_the_scripted_players(configuration, source):
+    _, rows, games, record = recorded(configuration, source)
     half = configuration[2] // 2
-    word = jnp.zeros(len(rows), jnp.uint32)
-    used = (1, 2, 3, 4, 5)
-
-    @jit
-    def act(level):
-        return opponents.act(board, games, slice(half, 2 * half), level, word, used)
-
     checked = np.zeros_like(record["opp_action"], bool)
-    for place, level in enumerate(used):
+    for place, level in enumerate(USED):
         wanted = record["opp_action"][:, place, :half].T
         known = wanted >= 0
-        chosen = np.asarray(act(jnp.full(len(rows), level, jnp.int32)))
+        chosen = by_lanes(players(configuration), games, np.full(len(rows), level, np.int32))
         np.testing.assert_array_equal(chosen[known], wanted[known], err_msg=opponents.LEVELS[level])
         checked[:, place, :half] = known.T
     np.testing.assert_array_equal(checked, record["opp_action"] >= 0)  # none is left out
     assert checked.sum() > 100
 
 
-def test_no_recorded_row_is_left_out():
-    record = golden.load("snakes_transitions")
-    assert sum(len(recorded(c)[1]) for c in CONFIGURATIONS) == len(record["board_h"]) == 5000
-    rows = np.sort(np.concatenate([recorded(c)[1] for c in SIX]))
+@pytest.mark.parametrize(
+    ("configurations", "source", "number"), [(OWN, "own", 300), (CONFIGURATIONS, "recorded", 5000)], ids=golden.SOURCES
+)
+def test_no_recorded_row_is_left_out(configurations, source, number):
+    record = golden.load("snakes_transitions", source)
+    assert sum(len(recorded(c, source)[1]) for c in configurations) == len(record["board_h"]) == number
+    rows = np.sort(np.concatenate([recorded(c, source)[1] for c in configurations if c in SIX]))
     five = (record["beans_before"][rows] >= 0).all(1)
     np.testing.assert_array_equal(rows[five], record["obs_row"])
     assert np.isin(np.flatnonzero(record["shaped_valid"]), rows).all()
 
 
-@pytest.mark.parametrize("configuration", SIX, ids=str)
-def test_recorded_observations(configuration):
-    board, rows, games, _ = recorded(configuration)
-    record = golden.load("snakes_transitions")
+@functools.cache
+def observers(configuration):
+    board = Board(*configuration[:2])
+    return jit(lambda games: {name: build(board, games, 3) for name, build in BUILDERS.items()})
+
+
+@tables(SIX)
+def test_recorded_observations(configuration, source):
+    _, rows, games, _ = recorded(configuration, source)
+    record = golden.load("snakes_transitions", source)
     lanes = np.flatnonzero(np.isin(rows, record["obs_row"]))
     places = np.searchsorted(record["obs_row"], rows[lanes])
-    games = jax.tree.map(lambda x: x[..., lanes], games)
-    builders = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
-    for name, build in builders.items():
-        columns = jit(lambda games, build=build: build(board, games, 3))(games)
-        seen = np.stack([np.asarray(x, np.float64) for x in columns], -1).swapaxes(0, 1)
+    for name, columns in by_lanes(observers(configuration), games).items():
+        seen = np.stack([np.asarray(x[:, lanes], np.float64) for x in columns], -1).swapaxes(0, 1)
         wanted = record[name][places].astype(np.float64)
         np.testing.assert_allclose(seen, wanted, rtol=1e-6 if name != "obs26" else 0, atol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("configuration", SIX, ids=str)
-def test_recorded_shaped_rewards(configuration):
-    board, _, _, record = recorded(configuration)
-    valid = np.flatnonzero(record["shaped_valid"])
+@functools.cache
+def payers(name):
+    return jit(lambda after, engine, hit, code: reward.shaped(name, after, engine, hit, code))
+
+
+@tables(SIX)
+def test_recorded_shaped_rewards(configuration, source):
+    board, _, _, record = recorded(configuration, source)
 
     def cells(flat):
         return [divmod(int(x), board.width) for x in flat if x >= 0]
@@ -80,13 +102,14 @@ def test_recorded_shaped_rewards(configuration):
                 cells(record["beans_after"][t]),
                 5,
             )
-            for t in valid
+            for t in range(len(record["seg_after"]))
         ]
     )
-    engine, hit, code = (record[k][valid].T for k in ("reward", "hit", "score_code"))
+    engine, hit, code = (record[k].T for k in ("reward", "hit", "score_code"))
+    valid = record["shaped_valid"] > 0
     for name, key in (("original", "shaped_orig"), ("v1.1", "shaped_v11"), ("plus", "shaped_plus")):
-        paid = reward.shaped(name, after, jnp.asarray(engine, jnp.int32)[:3], jnp.asarray(hit > 0)[:3], code)
-        np.testing.assert_allclose(np.asarray(paid).T, record[key][valid], rtol=1e-5, atol=1e-6, err_msg=name)
+        paid = by_lanes(payers(name), after, engine[:3].astype(np.int32), hit[:3] > 0, code)
+        np.testing.assert_allclose(paid.T[valid], record[key][valid], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def words_for(drawn, count):
@@ -111,19 +134,30 @@ def recorded_words(board, record, snakes, beans):
     return words
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
-def test_the_environment_repeats_recorded_steps_with_their_draws(configuration):
-    board, rows, games, record = recorded(configuration)
+@functools.cache
+def advances(configuration):
     height, width, snakes, beans, limit = configuration
     teams = 1 if snakes % 2 else 2
     settings = {"height": height, "width": width, "snakes": snakes, "beans": beans, "max_steps": limit, "teams": teams}
     env = envs_jax.make("snakes", **settings, opponent="outside")
-    keys = jax.random.split(jax.random.key(0), len(rows))
-    before = snakes_env.State(keys, games, jnp.zeros(len(rows), jnp.int32), jnp.zeros(len(rows), bool))
-    words = jnp.asarray(recorded_words(board, record, snakes, beans))
-    action = jnp.asarray(record["action"][:, :snakes].T, jnp.int32)
-    after, timestep = jit(env._advance)(before, words, action)
-    game = jax.tree.map(np.asarray, after.game)
+
+    def advance(games, words, action):
+        keys = jax.random.split(jax.random.key(0), LANES)
+        before = snakes_env.State(keys, games, jnp.zeros(LANES, jnp.int32), jnp.zeros(LANES, bool))
+        after, timestep = env._advance(before, words, action)
+        return after.game, timestep
+
+    return jit(advance)
+
+
+@tables(CONFIGURATIONS)
+def test_the_environment_repeats_recorded_steps_with_their_draws(configuration, source):
+    board, rows, games, record = recorded(configuration, source)
+    _, _, snakes, beans, _ = configuration
+    teams = 1 if snakes % 2 else 2
+    words = recorded_words(board, record, snakes, beans)
+    action = record["action"][:, :snakes].T.astype(np.int32)
+    game, timestep = by_lanes(advances(configuration), games, words, action)
     np.testing.assert_array_equal(timestep.terminated, record["done"])
     np.testing.assert_array_equal(game.steps + 1, record["step_after"])
     np.testing.assert_array_equal(game.length.T, record["len_after"][:, :snakes])
@@ -144,7 +178,8 @@ def test_the_environment_repeats_recorded_steps_with_their_draws(configuration):
         same = (record["seg_after"][follows] == record["seg_before"][follows + 1]).all((1, 2))
         same &= (record["beans_after"][follows] == record["beans_before"][follows + 1]).all(1)
         same &= (record["beans_before"][follows + 1] >= 0).all(1)
-        assert same.sum() > 100
-        places = np.searchsorted(golden.load("snakes_transitions")["obs_row"], rows[follows[same] + 1])
-        seen = np.asarray(timestep.observation)[:3, :, follows[same]].transpose(2, 0, 1)
-        np.testing.assert_array_equal(seen, golden.load("snakes_transitions")["obs26"][places])
+        assert same.sum() > (100 if source == "recorded" else 20)
+        record = golden.load("snakes_transitions", source)
+        places = np.searchsorted(record["obs_row"], rows[follows[same] + 1])
+        seen = timestep.observation[:3, :, follows[same]].transpose(2, 0, 1)
+        np.testing.assert_array_equal(seen, record["obs26"][places])

@@ -20,6 +20,8 @@ CONFIGURATIONS = [
     (10, 20, 5, 5, 200),
     (10, 20, 6, 5, 200),
 ]
+OWN = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # of our own data
+LANES = 100  # of a program; all tables of steps have whole hundreds
 
 # Compiling takes longer than playing here, so the compiler is told not to optimise.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -34,10 +36,19 @@ def lane(game, i):
     return jax.tree.map(lambda x: np.asarray(x)[..., i], game)
 
 
+def by_lanes(program, *arguments):
+    """Results of a compiled program, NumPy, a hundred lanes at a time: all tables of steps share the program."""
+    arguments = jax.tree.map(np.asarray, arguments)
+    lanes = {x.shape[-1] for x in jax.tree.leaves(arguments)}.pop()
+    assert lanes % LANES == 0
+    parts = [program(*jax.tree.map(lambda x: x[..., k : k + LANES], arguments)) for k in range(0, lanes, LANES)]  # noqa: B023
+    return jax.tree.map(lambda *x: np.concatenate(x, axis=-1), *parts)
+
+
 @functools.lru_cache
-def recorded(configuration):
-    """(board, rows, games before, arrays of these rows) of a recorded configuration."""
-    record = golden.load("snakes_transitions")
+def recorded(configuration, source="recorded"):
+    """(board, rows, games before, arrays of these rows) of a recorded configuration, or of one in our own data."""
+    record = golden.load("snakes_transitions", source)
     names = ("board_h", "board_w", "n_snakes", "n_beans", "max_step")
     rows = np.flatnonzero(np.all([record[k] == v for k, v in zip(names, configuration, strict=True)], axis=0))
     assert len(rows)
