@@ -1,17 +1,17 @@
 """Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the engines."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import fly, make
-from helpers.programs import compiled
+from helpers.coverage import make, wander
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, maps, maps_windows, observation, sensor, terrain, world
+from envs_jax.coverage import actions, belief, communication, maps, maps_windows, observation, sensor, terrain, world
 
 
 def number(pair):
@@ -36,51 +36,52 @@ def number(pair):
 )
 def test_engines_agree(settings):
     """Stored beliefs and counts bit for bit, what is read from them to 2e-6, in missions that are flown alike."""
-    dense, windows = (compiled(make(map_engine=name, **{"budget": 9, **settings})) for name in ("dense", "windows"))
-    storage, n = dense.env.storage, dense.env.n
-    up, down = (4, 22) if dense.env.num_actions == 27 else (0, 5)
-    keys = jax.random.split(jax.random.key(2), 6)
-    runs = [programs.reset_batch(keys, ()) for programs in (dense, windows)]
+    envs = [make(map_engine=name, **{"budget": 9, **settings}) for name in ("dense", "windows")]
+    env, windows = envs
+    storage, n = env.storage, env.n
+    up, down = (4, 22) if env.num_actions == 27 else (0, 5)
+    begun = jax.jit(jax.vmap(env._draw_mission))(jax.random.split(jax.random.key(2), 6))
+    advance = [jax.jit(batched(env)._advance) for env in envs]  # what a reset and a step end with
+    move = jax.jit(jax.vmap(functools.partial(actions.move, num_actions=env.num_actions)))
+    runs = [measure(begun, begun.positions) for measure in advance]
     some_excess, rng = False, np.random.default_rng(0)
     for t in range(10):
         (a, ts_a), (b, ts_b) = runs
-        np.testing.assert_array_equal(a.env.maps.beliefs, b.env.maps.beliefs)
-        np.testing.assert_array_equal(a.env.maps.sums.counts, b.env.maps.sums.counts)
+        np.testing.assert_array_equal(a.maps.beliefs, b.maps.beliefs)
+        np.testing.assert_array_equal(a.maps.sums.counts, b.maps.sums.counts)
         for field in ("weighted", "interest"):  # the last bit of an entropy may differ between programs
-            difference = number(getattr(a.env.maps.sums, field)) - number(getattr(b.env.maps.sums, field))
+            difference = number(getattr(a.maps.sums, field)) - number(getattr(b.maps.sums, field))
             assert np.abs(difference).max() <= n
         np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=2e-6)
         np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=2e-6)
         np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=2e-6)
-        beyond = np.abs(np.asarray(storage.value(b.env.maps.beliefs)).astype(float)) > float(storage.limit)
-        np.testing.assert_array_equal(b.env.maps.excess.cells, beyond.any((2, 3)))
+        beyond = np.abs(np.asarray(storage.value(b.maps.beliefs)).astype(float)) > float(storage.limit)
+        np.testing.assert_array_equal(b.maps.excess.cells, beyond.any((2, 3)))
         some_excess |= bool(beyond.any())
         # four copies fly up and down in place, so that cells become certain, the others wherever it is open
         mask = np.asarray(ts_a.action_mask)
         action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
         action[:4] = np.array([up, down, up, down])[(t + np.arange(4)) % 2][:, None]
-        runs = [programs.play(run[0], action, ()) for programs, run in zip((dense, windows), runs, strict=True)]
+        positions = move(a.positions, action)
+        runs = [measure(state, positions) for measure, (state, _) in zip(advance, runs, strict=True)]
     assert some_excess
-    anew = jax.vmap(lambda m: world.resize(maps_windows._beyond(windows.env.mapper, m.beliefs)))
-    found = runs[1][0].env.maps
+    anew = jax.vmap(lambda m: world.resize(maps_windows._beyond(windows.mapper, m.beliefs)))
+    found = runs[1][0].maps
     np.testing.assert_allclose(jax.jit(anew)(found), found.excess.probability, atol=1e-6)
 
 
 def test_windows_change_maps_in_place():
     env = make(q=20, map_engine="windows", num_agents=2)
-    batch = batched(env)
-    keys = jax.random.split(jax.random.key(0), 8)
-    state, _ = jax.eval_shape(batch.reset, keys, ())
-    play = jax.jit(lambda state, action: batch.play(state, action, ()), donate_argnums=0)
-    program = play.lower(state, jnp.zeros((8, 2), jnp.int32)).compile()
-    beliefs = state.env.maps.beliefs
+    state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))
+    program = jax.jit(batched(env)._advance, donate_argnums=0).lower(state, state.positions).compile()
+    beliefs = state.maps.beliefs
     assert program.memory_analysis().temp_size_in_bytes < beliefs.size * beliefs.dtype.itemsize / 2
 
 
 def test_int16_is_close_to_float32():
     """Bounds of a fixed-point step of 1/2048; the step that is used does ten times better."""
     seen = [
-        fly(make(q=7, budget=14, belief_dtype=name, map_engine="dense"), jax.random.key(5))
+        wander(make(q=7, budget=14, belief_dtype=name, map_engine="dense"), jax.random.key(5))
         for name in ("int16", "float32")
     ]
     stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
@@ -323,14 +324,18 @@ def test_bits_of_the_noise_are_uniform():
 
 def test_readings_follow_the_truth():
     env = envs_jax.make("coverage", q=7, num_agents=2)
-    state, _ = jax.jit(env.reset)(jax.random.key(2), ())
-    noise = sensor.noise(state.key, jnp.int32(1), 2)
-    rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
-    columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
-    truth = np.asarray(terrain.whole(state.terrain, env.n))
-    read = np.asarray(sensor.occupied(noise, state.terrain, 1, jnp.int32(0), rows, columns, env.n))
-    assert np.mean(read == truth) > 0.98
     recorded = jnp.asarray(np.random.default_rng(0).random((2, env.n, env.n)) < 0.5)
-    again = sensor.occupied(recorded, state.terrain, 1, jnp.int32(0), rows, columns, env.n)
+
+    @jax.jit
+    def read(key):
+        state = env._draw_mission(key)
+        rows = jnp.arange(env.n, dtype=jnp.int32)[:, None]
+        columns = jnp.arange(env.n, dtype=jnp.int32)[None, :]
+        sources = sensor.noise(state.key, jnp.int32(1), 2), recorded
+        look = [sensor.occupied(s, state.terrain, 1, jnp.int32(0), rows, columns, env.n) for s in sources]
+        return terrain.whole(state.terrain, env.n), *look
+
+    truth, read_now, again = map(np.asarray, read(jax.random.key(2)))
+    assert np.mean(read_now == truth) > 0.98
     np.testing.assert_array_equal(again, recorded[1])
     assert communication.RANGES == (0.0, 15.0, 25.0, 100.0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
-from envs_jax.coverage import observation, terrain
+from envs_jax.coverage import actions, observation, terrain
 from helpers.programs import compiled
 
 SPACING = 5  # metres
@@ -27,6 +27,21 @@ def fly(env, key, steps=None):
     for t in range(env.steps if steps is None else steps):
         action = programs.policy("random")(state, timestep, jax.random.fold_in(key, 99 + t))
         state, timestep = programs.step(state, action, ())
+        seen.append((state, timestep))
+    return seen
+
+
+def wander(env, key):
+    """As `fly`, in a mission without resets: one program, for settings that one test alone flies."""
+    rng = np.random.default_rng(0)
+    measure = jax.jit(lambda state, positions: env.observe_and_fuse(state, positions, *env._draw(state, positions)))
+    state = jax.jit(env._draw_mission)(key)
+    state, timestep = measure(state, state.positions)
+    seen = [(state, timestep)]
+    for _ in range(env.steps):
+        mask = np.asarray(timestep.action_mask)
+        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1)
+        state, timestep = measure(state, np.asarray(state.positions) + actions.MOVES[env.num_actions][action])
         seen.append((state, timestep))
     return seen
 
