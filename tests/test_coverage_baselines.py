@@ -1,13 +1,15 @@
 """Scripted policies of coverage: recorded greedy missions, and what each policy promises."""
 
+import dataclasses
 import functools
+import types
 
 import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, environment, lattice, rectangle, whole_map
+from helpers.coverage import advance, begin, environment, lattice, proceed, rectangle, whole_map
 from helpers.programs import compiled
 
 import envs_jax
@@ -22,47 +24,55 @@ def test_recorded_greedy_missions(name):
     state = env.begin(
         jax.random.key(0), rectangle(record), jnp.asarray(lattice(record["positions"][0])), jnp.float32(0)
     )
-    scores = jax.jit(functools.partial(baselines.ig_scores, env, communication=record.config["communication"]))
-    policy = compiled(env).policy("ig")
+    communication = record.config["communication"]
+
+    @jax.jit
+    def choose(state, timestep):
+        chosen = env.baselines["ig"](env, state, timestep, jax.random.key(0))
+        return baselines.ig_scores(env, state, timestep, communication), chosen
+
     for k in range(record.steps):
         positions = jnp.asarray(lattice(record["positions"][k]))
         state, timestep = advance(env)(
             state, positions, jnp.asarray(record["comm"][k], bool), jnp.asarray(whole_map(record, k))
         )
-        gain, score = scores(state, timestep)
+        (gain, score), action = choose(state, timestep)
         np.testing.assert_allclose(gain, record["raw_gain"][k], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(score, record["utility"][k], rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(np.asarray(gain) != 0, record["mask"][k].astype(bool))
         # equal scores (by symmetry) are told apart by rounding: any action of the best score will do
-        action = np.asarray(policy(state, timestep, jax.random.key(0)))
         best = record["utility"][k].max(-1)
-        np.testing.assert_allclose(np.take_along_axis(record["utility"][k], action[:, None], 1)[:, 0], best, rtol=1e-5)
+        reached = np.take_along_axis(record["utility"][k], np.asarray(action)[:, None], 1)[:, 0]
+        np.testing.assert_allclose(reached, best, rtol=1e-5)
 
 
 def play(env, name, steps, key):
     """States and time steps of a mission of a scripted policy; every action is open."""
-    programs = compiled(env)
-    state, timestep = programs.reset(key, ())
+    policy = compiled(dataclasses.replace(env, start="uniform")).policy(name)
+    state, timestep = begin(env, key)
     seen = [(state, timestep)]
     for t in range(steps):
-        action = programs.policy(name)(state, timestep, jax.random.fold_in(key, 1000 + t))
+        action = policy(state, timestep, jax.random.fold_in(key, 1000 + t))
         assert action.shape == (env.num_agents,) and action.dtype == jnp.int32
         assert np.all(np.take_along_axis(np.asarray(timestep.action_mask), np.asarray(action)[:, None], 1)), t
-        state, timestep = programs.step(state, action, ())
+        state, timestep = proceed(env, state, action)
         seen.append((state, timestep))
     return seen
 
 
-@pytest.mark.parametrize("num_actions", [4, 6, pytest.param(27, marks=pytest.mark.long)])
+def make(**settings):
+    return envs_jax.make("coverage", **{"q": 3, "budget": 40, **settings})
+
+
+@pytest.mark.parametrize("num_actions", [6, *(pytest.param(n, marks=pytest.mark.long) for n in (4, 27))])
 @pytest.mark.parametrize("name", sorted(baselines.BASELINES))
 def test_every_baseline_stays_inside(name, num_actions):
-    env = envs_jax.make("coverage", q=3, num_agents=3, budget=4, num_actions=num_actions)
-    play(env, name, env.steps, jax.random.key(1))
+    play(make(num_actions=num_actions), name, 5, jax.random.key(1))
 
 
 def test_random_is_uniform_over_open_actions():
-    env = envs_jax.make("coverage", q=2, num_agents=4, start="corners")
-    state, timestep = jax.jit(env.reset)(jax.random.key(0), ())
+    env = make(start="corners")
+    state, timestep = begin(env, jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), 4000)
     drawn = np.asarray(jax.jit(jax.vmap(lambda key: env.baselines["random"](env, state, timestep, key)))(keys))
     for agent in range(4):
@@ -71,21 +81,48 @@ def test_random_is_uniform_over_open_actions():
         np.testing.assert_allclose(share[np.asarray(timestep.action_mask[agent])], 0.2, atol=0.03)
 
 
+def sweep(env, name, steps):
+    """Positions int32[steps + 1, A, 3] of a lawn-mower, which looks at nothing else; every action is open."""
+
+    @jax.jit
+    def fly(key):
+        def step(positions, _):
+            action = env.baselines[name](env, types.SimpleNamespace(positions=positions), None, key)
+            open_ = jnp.take_along_axis(actions.boundary_mask(positions, env.num_actions), action[:, None], 1)
+            following = actions.move(positions, action, env.num_actions)
+            return following, (following, open_)
+
+        begun = env._draw_mission(key).positions
+        _, (flown, open_) = jax.lax.scan(step, begun, length=steps)
+        return jnp.concatenate([begun[None], flown]), open_
+
+    flown, open_ = fly(jax.random.key(5))
+    assert np.all(open_)
+    return np.asarray(flown)
+
+
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_lawnmower_flies_its_path(level):
     name, start = [("lawnmower_5", "paths_5"), ("lawnmower", "paths_10"), ("lawnmower_15", "paths_15")][level]
-    env = envs_jax.make("coverage", q=3, num_agents=5, start=start)
-    seen = play(env, name, 14, jax.random.key(1))
-    flown = np.stack([state.positions for state, _ in seen])  # [15, A, 3]
+    flown = sweep(make(num_agents=5, start=start), name, 14)
     np.testing.assert_array_equal(flown[:, :4, :2].swapaxes(0, 1), baselines.PATHS)
     np.testing.assert_array_equal(flown[:, 4], flown[:, 0])
     assert np.all(flown[..., 2] == level)
 
 
+@pytest.mark.parametrize("num_actions", [4, 6])
+def test_lawnmower_finds_its_path(num_actions):
+    flown = sweep(make(num_actions=num_actions), "lawnmower", 40)
+    for agent in range(4):
+        height = 1 if num_actions == 6 else flown[0, agent, 2]  # of four actions none changes it
+        visited = set(map(tuple, flown[:, agent].tolist()))
+        assert {(*point, height) for point in baselines.PATHS[agent].tolist()} <= visited
+
+
 def test_expected_gain_by_hand():
     """The formula in probabilities, at 15 m."""
     for prior, p in ((0.5, 0.5), (0.3, 0.3), (0.3, 0.6)):
-        env = envs_jax.make("coverage", q=3, prior=prior)
+        env = make(prior=prior)
         error = oracle.error_rate(15)
 
         def entropy(x):
@@ -104,18 +141,10 @@ def test_expected_gain_by_hand():
         np.testing.assert_allclose(found, gain, atol=2e-6)
 
 
-def test_lawnmower_finds_its_path():
-    env = envs_jax.make("coverage", q=2, num_agents=4, budget=40)
-    seen = play(env, "lawnmower", 40, jax.random.key(5))
-    for agent in range(4):
-        visited = {tuple(np.asarray(state.positions[agent])) for state, _ in seen}
-        assert {(*point, 1) for point in baselines.PATHS[agent].tolist()} <= visited
-
-
 def test_sequential_greedy_respects_collisions():
-    env = envs_jax.make("coverage", q=3, num_agents=4, start="corners")
+    env = make(start="corners")
     masks = jax.jit(functools.partial(actions.sequential_masks, num_actions=6))
-    policy = compiled(env).policy("ig_sequential")
+    policy = compiled(make()).policy("ig_sequential")
     for state, timestep in play(env, "ig_sequential", 8, jax.random.key(3)):
         action = np.asarray(policy(state, timestep, jax.random.key(0)))
         open_ = np.asarray(masks(state.positions, timestep.action_mask, action))
@@ -124,7 +153,7 @@ def test_sequential_greedy_respects_collisions():
 
 def test_sequential_greedy_avoids_overlap():
     """Two agents in one place over a map that looks the same in all directions: the second flies elsewhere."""
-    env = envs_jax.make("coverage", q=3, num_agents=2, num_actions=27)
+    env = make(num_agents=2, num_actions=27)
     start = jnp.full((2, 3), 5, jnp.int32).at[:, 2].set(1)
     ground = terrain.split(jnp.int32(0), jnp.int32(40), env.n)
     state = env.begin(jax.random.key(0), ground, start, jnp.float32(25))
@@ -134,21 +163,12 @@ def test_sequential_greedy_avoids_overlap():
 
 
 def test_greedy_beats_random():
-    env = envs_jax.make("coverage", q=7)
-    batch = envs_jax.batch.batched(env)
-    keys = jax.random.split(jax.random.key(0), 16)
+    env, missions = make(), 8
 
     def final(name):
-        def step(carry, t):
-            state, timestep = carry
-            act = functools.partial(env.baselines[name], env)
-            action = jax.vmap(act)(state.env, timestep, jax.vmap(jax.random.fold_in, (0, None))(keys, t))
-            return batch.play(state, action, ()), None
+        ends = [play(env, name, 15, jax.random.key(mission))[-1][1] for mission in range(missions)]
+        return np.mean([timestep.metrics["entropy"] for timestep in ends])
 
-        carry, _ = jax.lax.scan(step, batch.reset(keys, ()), jnp.arange(env.steps))
-        return carry[1].metrics["entropy"].mean()
-
-    scores = {name: float(jax.jit(final, static_argnums=0)(name)) for name in ("random", "ig", "ig_sequential")}
+    scores = {name: final(name) for name in ("random", "ig", "ig_sequential")}
     assert scores["ig"] < scores["random"] - 0.05
     assert scores["ig_sequential"] < scores["random"] - 0.05
-    print(scores)

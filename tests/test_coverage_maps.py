@@ -1,17 +1,16 @@
 """Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the engines."""
 
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import make, wander
+from helpers.coverage import batch, make, wander
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import actions, belief, communication, maps, maps_windows, observation, sensor, terrain, world
+from envs_jax.coverage import belief, communication, maps, maps_windows, observation, sensor, terrain, world
 
 
 def number(pair):
@@ -40,10 +39,10 @@ def test_engines_agree(settings):
     env, windows = envs
     storage, n = env.storage, env.n
     up, down = (4, 22) if env.num_actions == 27 else (0, 5)
-    begun = jax.jit(jax.vmap(env._draw_mission))(jax.random.split(jax.random.key(2), 6))
-    advance = [jax.jit(batched(env)._advance) for env in envs]  # what a reset and a step end with
-    move = jax.jit(jax.vmap(functools.partial(actions.move, num_actions=env.num_actions)))
-    runs = [measure(begun, begun.positions) for measure in advance]
+    draw, _, move = batch(env)
+    measurements = [batch(env)[1] for env in envs]
+    begun = draw(jax.random.split(jax.random.key(2), 6))
+    runs = [measure(begun, begun.positions) for measure in measurements]
     some_excess, rng = False, np.random.default_rng(0)
     for t in range(10):
         (a, ts_a), (b, ts_b) = runs
@@ -63,7 +62,7 @@ def test_engines_agree(settings):
         action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
         action[:4] = np.array([up, down, up, down])[(t + np.arange(4)) % 2][:, None]
         positions = move(a.positions, action)
-        runs = [measure(state, positions) for measure, (state, _) in zip(advance, runs, strict=True)]
+        runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
     assert some_excess
     anew = jax.vmap(lambda m: world.resize(maps_windows._beyond(windows.mapper, m.beliefs)))
     found = runs[1][0].maps

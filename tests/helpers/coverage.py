@@ -1,5 +1,6 @@
 """Missions of coverage for tests: small ones, and recorded ones of the public repository as this package's types."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
+from envs_jax.batch import batched
 from envs_jax.coverage import actions, observation, terrain
 from helpers.programs import compiled
 
@@ -31,19 +33,55 @@ def fly(env, key, steps=None):
     return seen
 
 
+move = jax.jit(actions.move, static_argnums=2)
+
+
+@functools.cache
+def _measurement(env):
+    def measure(state, positions):
+        return env.observe_and_fuse(state, positions, *env._draw(state, positions))
+
+    return jax.jit(measure)
+
+
+def measurement(env):
+    """state, positions -> what a reset and a step end with, compiled once wherever missions start."""
+    return _measurement(dataclasses.replace(env, start="uniform"))
+
+
+@functools.cache
+def _mission(env):
+    return jax.jit(env._draw_mission)
+
+
+def begin(env, key):
+    """State and time step of the first measurement of a mission, as `env.reset` returns them."""
+    state = _mission(env)(key)
+    return measurement(env)(state, state.positions)
+
+
+def proceed(env, state, action):
+    """As `env.step`, by the program of `begin`."""
+    return measurement(env)(state, move(state.positions, action, env.num_actions))
+
+
 def wander(env, key):
-    """As `fly`, in a mission without resets: one program, for settings that one test alone flies."""
+    """As `fly`, in fewer programs."""
     rng = np.random.default_rng(0)
-    measure = jax.jit(lambda state, positions: env.observe_and_fuse(state, positions, *env._draw(state, positions)))
-    state = jax.jit(env._draw_mission)(key)
-    state, timestep = measure(state, state.positions)
-    seen = [(state, timestep)]
+    seen = [begin(env, key)]
     for _ in range(env.steps):
-        mask = np.asarray(timestep.action_mask)
-        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1)
-        state, timestep = measure(state, np.asarray(state.positions) + actions.MOVES[env.num_actions][action])
-        seen.append((state, timestep))
+        mask = np.asarray(seen[-1][1].action_mask)
+        action = np.argmax(np.where(mask, rng.random(mask.shape), -1), -1).astype(np.int32)
+        seen.append(proceed(env, seen[-1][0], action))
     return seen
+
+
+@functools.cache
+def batch(env):
+    """Missions of keys [B], their measurement at positions [B, A, 3], and their moves: three programs of a batch."""
+    move = functools.partial(actions.move, num_actions=env.num_actions)
+    draw, measure = jax.vmap(env._draw_mission), batched(env)._advance  # which a reset and a step end with
+    return jax.jit(draw), jax.jit(measure), jax.jit(jax.vmap(move))
 
 
 @functools.cache
