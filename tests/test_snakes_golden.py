@@ -1,4 +1,4 @@
-"""Observations, shaped rewards, scripted players and whole steps against recorded ones, of the engine and of our oracle.
+"""Observations, shaped rewards, scripted players and whole steps against records of the engine and of our oracle.
 
 The parts of a step are compared in `test_snakes_rules`; here the environment makes it, with the recorded draws.
 """
