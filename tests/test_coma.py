@@ -264,15 +264,16 @@ def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
     close(ours, expected, TD)
 
 
-@pytest.mark.parametrize("case", range(4))
-def test_recorded_target_tables(case: int) -> None:
-    arrays = golden.load("coverage_missions")
+original_targets = jax.jit(returns.ipp_marl_targets, static_argnums=(3, 4, 5))
+
+
+@pytest.mark.parametrize(("source", "case"), [("own", 0), *(("recorded", case) for case in range(4))])
+def test_recorded_target_tables(source: str, case: int) -> None:
+    arrays = golden.load("coverage_missions", source)
     table = {name: arrays[f"td{case}_{name}"] for name in ("gamma_lambda", "reward", "done", "q", "target", "return")}
     gamma, lambda_ = (float(x) for x in table["gamma_lambda"])
     reward, done, q = jnp.float32(table["reward"]), jnp.asarray(table["done"], bool), jnp.asarray(table["q"])
-    target, full = jax.jit(returns.ipp_marl_targets, static_argnums=(3, 4, 5))(
-        reward, done, q, gamma, lambda_, len(reward)
-    )
+    target, full = original_targets(reward, done, q, gamma, lambda_, len(reward))
     close(target, table["target"], TD, rtol=1e-6)
     close(full, table["return"], TD, rtol=1e-6)
 
