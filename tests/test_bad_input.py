@@ -14,6 +14,7 @@ from tiny import Corridor
 
 import bench.measure
 from envs_jax import EnvSpec
+from envs_jax.snakes import room
 from jaxrl import errors, evaluate, files, render, run_directory, train
 from jaxrl.config import parse
 from jaxrl.errors import UserError
@@ -72,7 +73,7 @@ USAGE = {
     "a run as preset": ("--config {run}", "take --config {run}/config.yaml to start it anew"),
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
-    "weights of another algorithm": (f"{COMA} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'coma'"),
+    "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'sac'"),
     "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not fit: they were made with length"),
     "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
     "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
@@ -82,7 +83,6 @@ USAGE = {
     "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
     "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "2,000 exceeds the 8"),
     "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
-    "too many snakes to look through": (f"{DDPG} --height 6 --width 6 --snakes 8", "6 x 6 may have no room"),
     "masks that are not there": (f"{DDPG} --masks false", "give --masking false"),
     "masks of another kind": ("--algo ddpg --env coverage --masking true", "give --masking false"),
     "weights beyond all numbers": ([*DDPG.split(), "--opponent", "0:1e308,2:1e308"], "is not a number from 0 to 1e+09"),
@@ -131,11 +131,8 @@ RUN_TIME = {
     "no such run": ("--resume {run}9", "{run}9 does not exist; did you mean {run}?"),
     "not a run": ("--resume {here}", "{here} is not a run directory (it has no config.yaml)"),
     "no such run for weights": (f"{TINY} --init_from nowhere", "nowhere does not exist"),
-    "too little memory": (f"{COMA} --q 57 --num_envs 4096 --memory_gb 0.05", "the largest --num_envs that fits is "),
-    "far too little memory": (
-        f"{COMA} --width 256 --memory_gb 0.01",
-        "choose smaller networks, batches or environments",
-    ),
+    "too little memory": (f"{TINY} --num_envs 100000 --memory_gb 0.001", "the largest --num_envs that fits is "),
+    "far too little memory": (f"{TINY} --memory_gb 1e-6", "choose smaller networks, batches or environments"),
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "the largest --buffer_size that fits is "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
     "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
@@ -213,6 +210,13 @@ def test_usage(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("what", RUN_TIME)
 def test_run_time(what: str, finished: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(RUN_TIME[what][0], 1, RUN_TIME[what][1], finished, here, capsys)
+
+
+def test_too_many_snakes_to_look_through(
+    finished: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_MOST_TRIED", 1000)
+    check(f"{DDPG} --height 6 --width 6 --snakes 8", 2, "6 x 6 may have no room", finished, here, capsys)
 
 
 @pytest.mark.parametrize(

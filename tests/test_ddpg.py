@@ -20,7 +20,6 @@ from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from jaxrl import algos, nets
 from jaxrl.algos import ddpg, off_policy
-from jaxrl.algos.base import count
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.evaluation import ended
 from jaxrl.parallel import Layout
@@ -195,12 +194,6 @@ def test_exploration_falls_with_every_step() -> None:
     assert float(fast.epsilon(at_step(1386))) == pytest.approx(0.25, rel=1e-3)
     assert float(fast.epsilon(at_step(50_000))) == pytest.approx(0.01)
     assert float(algo.epsilon(ended())) == 0.0
-
-
-def test_exploration_counts_steps_of_the_batch() -> None:
-    """Not those of its environments."""
-    progress = dataclasses.replace(at_step(34_657), env_steps=count(8 * 34_657))
-    assert float(Ddpg(SNAKES, Layout(8)).epsilon(progress)) == pytest.approx(0.25, rel=1e-4)
 
 
 def test_evaluation_takes_the_most_probable_action() -> None:

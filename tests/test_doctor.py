@@ -53,8 +53,9 @@ def test_an_unused_gpu_has_a_cause_and_a_remedy(nvidia, plugins, environ, words)
 
 
 def test_a_run_with_self_play_is_looked_at(capsys):
-    assert doctor.main(["--algo", "ddpg", "--num_envs", "16", "--devices", "1", "--quick"]) == 0
-    assert "snakes_3v3: " in capsys.readouterr().out
+    run = "--algo ddpg --env snakes_1v1 --opponent self:1 --observation obs26 --masks false --masking false"
+    assert doctor.main([*run.split(), "--num_envs", "16", "--devices", "1", "--quick"]) == 0
+    assert "snakes_1v1: " in capsys.readouterr().out
 
 
 def test_an_unused_gpu_is_not_well(monkeypatch, capsys):

@@ -18,7 +18,8 @@ from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.testing import ContractError, check_env
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
-# at night. One without an entry is checked as it is.
+# at night, and so are environments of a class that another one here has. One without an entry is checked as it is.
+AT_NIGHT = {"snakes", "snakes_5p", "reach"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
         {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},
@@ -49,10 +50,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
     ],
     "snakes_3v3": [
+        {"max_steps": 2, "opponent": "outside", "reward": "score"},
         {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score", "masks": True},
     ],
     "snakes_1v1": [
-        {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
+        {"max_steps": 4, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
         {
             "max_steps": 6,
             "height": 3,
@@ -64,7 +66,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "snakes_2p": [
-        {"max_steps": 6, "fixed_respawn": True, "observation": "obs_full", "reward": "lives"},
+        {"max_steps": 4, "fixed_respawn": True, "observation": "obs_full", "reward": "lives", "masks": True},
     ],
     "snakes_5p": [
         {"max_steps": 6, "time_limit": "truncate"},
@@ -81,11 +83,11 @@ def test_the_corridor_keeps_the_contract(settings: dict[str, int]) -> None:
 
 
 def registered_cases() -> Iterator[Any]:
-    """The first settings of each environment always, others among the long tests."""
+    """The first settings of an environment always, others among the long tests."""
     for name in envs_jax.registered():
         for number, settings in enumerate(SETTINGS.get(name, [{}])):
             label = "-".join([name, *(f"{key}={value}" for key, value in settings.items())])
-            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number else ())
+            yield pytest.param(name, settings, id=label, marks=pytest.mark.long if number or name in AT_NIGHT else ())
 
 
 @pytest.mark.parametrize(("name", "settings"), list(registered_cases()))
