@@ -22,10 +22,12 @@ def stage(function: _F) -> _F:
     does not stop it. On other back ends the function is left as it is.
     """
 
+    compiled = jax.jit(function)  # traced once, however often it is called
+
     def apart(*args: Any) -> Any:
         if not on_cpu():
             return function(*args)
         # the mark is put on the call that returns the values
-        return set_xla_metadata(jax.jit(lambda *args: function(*args))(*args), inlineable="false")
+        return set_xla_metadata(compiled(*args), inlineable="false")
 
     return cast(_F, apart)

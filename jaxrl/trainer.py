@@ -5,13 +5,14 @@ each device steps its own environments; collectives are those of `Layout`, calle
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.batch import (
@@ -23,7 +24,7 @@ from envs_jax.batch import (
 )
 from jaxrl import precision
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
-from jaxrl.parallel import AXIS, REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings
+from jaxrl.parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings
 
 
 @pytree
@@ -136,13 +137,16 @@ class Trainer:
 
     def make_init(self) -> Callable[..., Any]:
         """Jit of (key, inputs) -> state."""
-        function = on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs())
-        return jax.jit(function, compiler_options=self.layout.compiler_options)
+        return jax.jit(self._begin, compiler_options=self.layout.compiler_options)
+
+    @functools.cached_property
+    def _begin(self) -> Callable[..., Any]:
+        """`_init` on the mesh, traced once for each kind of inputs."""
+        return jax.jit(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()), inline=True)
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        function = on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs())
-        shapes = jax.eval_shape(function, jax.random.key(0), inputs)
+        shapes = jax.eval_shape(self._begin, jax.random.key(0), inputs)
         placed = shardings(self.mesh, self.specs())
         return jax.tree.map(
             lambda sharding, tree: jax.tree.map(
@@ -155,16 +159,15 @@ class Trainer:
     def trajectory_shapes(self, phase: Phase) -> Trajectory:
         """ShapeDtypeStructs [T, B, ...] of what an iteration collects on all devices."""
 
-        def collect(state: TrainState) -> Trajectory:
+        def first_row(state: TrainState) -> Trajectory:
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
-            batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
             policy, context = self.algo.policy(state.algo), self.env.context(state.progress, state.pool)
-            return self._collect(policy, context, batch, state.key, state.progress, phase, state.iterations, state.key)[
-                0
-            ]
+            batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
+            indices, actor, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
+            return self._act(policy, actor, timestep, indices, state.key, state.progress)[-1]
 
-        time_first = PartitionSpec(None, AXIS)
-        return jax.eval_shape(on_mesh(collect, self.mesh, (self.specs(),), time_first), self.shapes())
+        rows = jax.eval_shape(on_mesh(first_row, self.mesh, (self.specs(),), SPLIT), self.shapes())
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
 
     def _init(self, key: Array, inputs: Any) -> TrainState:
         key_algo, key_run = jax.random.split(key)
@@ -194,6 +197,22 @@ class Trainer:
 
     # One iteration
 
+    def _begun(self, policy: Any, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Array) -> Any:
+        """The environments of `batch` at the first step of an iteration: where they stand, or begun anew."""
+        if not phase.restart:
+            return batch
+        indices = batch[0]
+        env, timestep = self._start(run_key, indices, iteration, context)
+        return indices, self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
+
+    def _act(
+        self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
+    ) -> tuple[Array, Any, Trajectory]:
+        """Actions of one step, the memory behind it, and its row of the trajectory, leaves [B, ...]."""
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
+        action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
+        return action, actor, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
+
     def _collect(
         self,
         policy: Any,
@@ -207,18 +226,12 @@ class Trainer:
     ) -> Any:
         """T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
         spec = self.env.spec
-        indices, actor, env, timestep, statistics = batch
-        if phase.restart:
-            env, timestep = self._start(run_key, indices, iteration, context)
-            statistics = start_statistics(timestep)
-            actor = self.algo.init_actor(policy, timestep, indices)
+        indices, actor, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
         def one_step(carry: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
             actor, env, timestep, statistics = carry
-            keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), indices)
-            action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
-            row = Trajectory(precision.store(spec, timestep, self.store), action, extras)
+            action, actor, row = self._act(policy, actor, timestep, indices, jax.random.fold_in(key, t), progress)
             if whole_episodes:
                 env, timestep = self.env.play(env, action, context)
             else:
@@ -308,7 +321,8 @@ class Trainer:
 
         Everything else that must stay finite is looked at once, behind the last iteration.
         """
-        _, *shapes = jax.eval_shape(lambda s: self._iteration(s, phase), state)
+        iterate = jax.jit(lambda s: self._iteration(s, phase), inline=True)  # traced once, for the shapes and the loop
+        _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
 
         def pack(metrics: Any) -> Array:
@@ -316,7 +330,7 @@ class Trainer:
 
         def run(carry: Any) -> Any:
             state, rows, index, _ = carry
-            state, *metrics = self._iteration(state, phase)
+            state, *metrics = iterate(state)
             # one write and one check, not one for each metric
             row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
             return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))

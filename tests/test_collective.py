@@ -465,11 +465,23 @@ def test_a_world_model_by_hand() -> None:
         np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
 
 
-def test_exact_phases_end_alike_when_eight_devices_take_them_over(tmp_path: Path) -> None:
+LABELLED = {
+    "labelled": "a.npz", "adopted": json.dumps({"tasks": ["push", "pull"], "labelled": [len(made()) + 10, 5]})
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(LABELLED | {"critic_updates": 0}, id="labelled"),
+        pytest.param({"world_updates": 4, "latent": 16}, id="workers", marks=pytest.mark.long),
+    ],
+)
+def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
     """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""
-    shorter = TINY | {"learner_steps": 0, "critic_updates": 0}
-    one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **shorter) for devices in (1, 8))
-    state = one.init(jax.random.key(0))
+    one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **TINY | settings) for devices in (1, 8))
+    inputs = {"labelled": one.algo.arrange(vars(made()))} if "labelled" in settings else None
+    state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
         for number, phase in enumerate(one.algo.phases, 1):
             half = phase.iterations // 2
@@ -480,18 +492,6 @@ def test_exact_phases_end_alike_when_eight_devices_take_them_over(tmp_path: Path
             state, _ = one.make_block(phase)(state, jnp.int32(phase.iterations - half))
             moved, _ = eight.make_block(phase)(moved, jnp.int32(phase.iterations - half))
             assert digest(moved) == digest(state), phase.name
-
-
-@pytest.mark.long
-def test_exact_phases_have_the_same_bits_on_any_number_of_devices() -> None:
-    states = []
-    for devices in (1, 2):
-        trainer = make_trainer(Collective, Corners(), 4, devices, True, **TINY)
-        state = trainer.init(jax.random.key(0))
-        for phase in trainer.algo.phases:
-            state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations))
-        states.append(digest(state))
-    assert states[0] == states[1]
 
 
 @pytest.mark.long

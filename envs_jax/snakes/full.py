@@ -70,12 +70,13 @@ def leaving(board: Board, game: Game) -> list[Array]:
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
     planes = [union(jnp.where(hungry[None], jnp.uint32(0), tail), 1)]
+    step = stage(ahead)
     for k in range(1, REACH):
         moving = planes[-1] & ~heads
         if k > 2:
-            planes.append(stage(ahead)(moving))
+            planes.append(step(moving))
         else:  # tails among them
-            planes.append(stage(ahead)(moving & ~split) | twice(moving & split) | (late if k == 1 else jnp.uint32(0)))
+            planes.append(step(moving & ~split) | twice(moving & split) | (late if k == 1 else jnp.uint32(0)))
     return planes
 
 
@@ -107,10 +108,10 @@ def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
         return union(jnp.stack([cells, *around])) & free[:, None, None]
 
     free = ~body_plane(game) & board.full_row | leave[0]
-    cells = stage(enter)(head, free)
+    further, cells = stage(spread), stage(enter)(head, free)
     for k in range(1, MOVES):
         free = free | leave[k] if k < REACH else free
-        cells = stage(spread)(cells, free)
+        cells = further(cells, free)
     return total(jax.lax.population_count(cells).astype(jnp.int32))
 
 
