@@ -234,6 +234,7 @@ class Coverage(Environment):
             earned=jnp.zeros((2,), jnp.float32),
         )
 
+    @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
     def observe_and_fuse(self, state: State, positions: Array, received: Array, source: Any) -> tuple[State, TimeStep]:
         """All agents measure at `positions`, fuse what they receive, and time goes on by one.
 
@@ -367,6 +368,7 @@ class CoverageBatch(BatchedEnvironment):
         states, timestep = self._advance(state.env, positions)
         return dataclasses.replace(state, env=states), timestep
 
+    @functools.partial(jax.jit, static_argnums=0)  # traced once, as `Coverage.observe_and_fuse`
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
         env = self._coverage
         received, source = jax.vmap(env._draw)(states, positions)
