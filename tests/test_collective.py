@@ -21,7 +21,7 @@ from bench import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, labelled, labelled_ring, session, train, world_model
+from jaxrl import algos, labelled, labelled_ring, run_directory, session, train, world_model
 from jaxrl import trajectory_transformer as transformer
 from jaxrl.algos import collective
 from jaxrl.algos.base import AlgoState, Source, Trajectory, start
@@ -31,6 +31,7 @@ from jaxrl.checkpoint import Checkpoints
 from jaxrl.config import parse, read_run
 from jaxrl.labelled import LabelledSet
 from jaxrl.parallel import Layout
+from jaxrl.prepare import assemble
 from jaxrl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
 
@@ -572,7 +573,7 @@ STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Runs by what is special about them, those for "near" and "far" trained, of the others the configuration."""
+    """Runs by what is special about them, those for "near" and "far" with weights, of the others the configuration."""
     special = {
         "near": "--task near", "far": "--task far", "other": "--task nearer", "both": "",
         "arm": "--task near --reach 0.4", "wide": "--task near --units 16",
@@ -580,13 +581,13 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }  # fmt: skip
     found = {}
     for name, flags in special.items():
-        runs, argv = tmp_path_factory.mktemp("worker"), [*WORKER.split(), *flags.split()]
+        setup = assemble(parse([*WORKER.split(), *flags.split()]).config)
+        directory = tmp_path_factory.mktemp("worker")
+        run_directory.write_config(directory, setup.config.to_yaml())
         if name in ("near", "far"):
-            assert train.main([*argv, "--runs", str(runs)]) == 0
-            found[name] = (runs / "latest").read_text().strip()
-        else:
-            (runs / "config.yaml").write_text(parse(argv).config.to_yaml())
-            found[name] = str(runs)
+            with Checkpoints(directory / "checkpoints") as checkpoints:
+                checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
+        found[name] = str(directory)
     return found
 
 
@@ -597,7 +598,9 @@ def here(tmp_path: Path) -> Path:
 
 
 def write_tiny(folder: Path) -> None:
+    """A preset without the phases of learner and critic: each phase is a program to compile."""
     settings = {"algo": "collective", "env": "test_collective:Corners", "num_envs": 4, **FLAGS}
+    settings |= {"learner_steps": 0, "critic_updates": 0}
     (folder / "tiny.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
 
 
@@ -619,7 +622,7 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
     adopted = json.loads(config.algo_settings["adopted"])
     assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
-    assert config.run.total_env_steps == 3 * 9 * 4  # all that the phases collect
+    assert config.run.total_env_steps == 2 * 9 * 4  # all that the phases collect
     taken = session.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
         own = session.load_policy(workers[name]).params
@@ -692,15 +695,20 @@ def test_a_student_of_a_run(
     assert jaxrl.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
 
 
-def test_a_run_of_labelled_sets_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     labelled.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main(argv) == 0
     algo, state, _ = session.load_state((here / "latest").read_text().strip())
-    assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor", "critic"]
+    assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
     assert len(recorded(state.split, algo.tasks)["step"]) == len(made())
-    capsys.readouterr()
+
+
+def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labelled.write(here / "set.npz", made())
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
     broken = dataclasses.asdict(made()) | {"version": 1}
