@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, critic, fly, make
+from helpers.coverage import advance, critic, fly, make, wander
 from helpers.programs import compiled
 
 import envs_jax
@@ -96,7 +96,7 @@ def test_a_fusion_that_changes_nothing_earns_the_offset():
 
 def test_cells_never_seen_keep_the_prior():
     env = make(prior=0.3, num_agents=2, belief_dtype="float32")
-    seen = fly(env, jax.random.key(1))
+    seen = wander(env, jax.random.key(1))
     touched = np.zeros((env.n, env.n), bool)
     for state, timestep in seen:
         box = world.clip_footprint(world.footprint(state.positions, env.q), env.n)

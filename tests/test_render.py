@@ -95,9 +95,17 @@ def test_frames_and_picture(coverage, shown):
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
 
 
-def test_html_through_the_verb_with_an_evaluation(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory) -> str:
+    """An evaluation of three policies, as text."""
+    path, names = tmp_path_factory.mktemp("evaluated") / "numbers.json", "random,lawnmower_5,lawnmower"
+    assert evaluate.main([*SMALL, "--policy", names, "--episodes", "3", "--json", str(path)]) == 0
+    return path.read_text()
+
+
+def test_html_through_the_verb_with_an_evaluation(evaluated, tmp_path, capsys):
     numbers, page = tmp_path / "numbers.json", tmp_path / "mission.html"
-    assert evaluate.main([*SMALL, "--policy", "random,ig,lawnmower", "--episodes", "3", "--json", str(numbers)]) == 0
+    numbers.write_text(evaluated)
     argv = [*SMALL, "--policy", "random", "--evaluation", str(numbers), "--out", str(page)]
     assert render.main(argv) == 0
     assert f"wrote {page}" in capsys.readouterr().out
@@ -167,14 +175,6 @@ def test_errors_are_one_sentence(argv, code, words, capsys, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def numbers(tmp_path_factory):
-    """An evaluation, as text."""
-    path = tmp_path_factory.mktemp("evaluated") / "numbers.json"
-    assert evaluate.main([*SMALL, "--policy", "random", "--episodes", "3", "--json", str(path)]) == 0
-    return path.read_text()
-
-
 def cut(report):
     report["policies"]["random"]["entropy"]["mean"] = [0.5]
 
@@ -196,8 +196,8 @@ def deep(report):
         deep,
     ],
 )
-def test_an_evaluation_that_somebody_has_changed(damage, numbers, capsys, tmp_path: Path):
-    report = json.loads(numbers)
+def test_an_evaluation_that_somebody_has_changed(damage, evaluated, capsys, tmp_path: Path):
+    report = json.loads(evaluated)
     damage(report)
     (tmp_path / "numbers.json").write_text(json.dumps(report))
     argv = [

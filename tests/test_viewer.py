@@ -28,10 +28,18 @@ from jaxrl.subject import load
 Q, AGENTS = 4, 3
 
 
+def flown(env: str, policy: str, episode: int, **settings) -> viewing.Record:
+    return render.record(load(None, env, dict(make(env, **settings).__dict__)), policy, episode, 0)
+
+
+@functools.cache
+def mission() -> viewing.Record:
+    return flown("coverage", "random", 2, q=Q, budget=4, num_agents=AGENTS, communication_range=15.0)
+
+
 @pytest.fixture(scope="module")
 def record() -> viewing.Record:
-    made = make("coverage", q=Q, budget=4, num_agents=AGENTS, communication_range=15.0)
-    return render.record(load(None, "coverage", dict(made.__dict__)), "random", 2, 0)
+    return mission()
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +181,11 @@ def test_labels_do_not_touch(places):
 def records() -> dict[str, viewing.Record]:
     """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
     found = {}
-    for env, policy, made in (
-        ("coverage", "random", make("coverage", q=2, budget=3, num_agents=2)),
-        ("snakes_3v3", "random", make("snakes_3v3", max_steps=5, opponent="2")),
-        ("reach", "scripted", make("reach", horizon=8)),
+    for env, one in (
+        ("coverage", mission()),
+        ("snakes_3v3", flown("snakes_3v3", "random", 0, max_steps=5, opponent="2")),
+        ("reach", flown("reach", "scripted", 0, horizon=8)),
     ):
-        one = render.record(load(None, env, dict(made.__dict__)), policy, 0, 0)
         means = {name: np.full((one.steps + 1, 2), 0.3) for name in one.curves}
         record = dataclasses.replace(
             one,
