@@ -62,6 +62,11 @@ def largest_divisor(number: int, limit: int) -> int:
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` whose shapes are asked for before it is called: traced once for both, and inlined."""
+    return jax.jit(function, inline=True)
+
+
 def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0) -> Any:
     """`function` on `chunks` equal parts of the batch (`in_axis` of every leaf) one after another.
 
@@ -71,6 +76,7 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     if chunks == 1:
         return function(batch)
     size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
+    function = traced_once(function)
 
     def part(index: Array) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, index * size, size, in_axis), batch)
@@ -101,9 +107,10 @@ def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*arguments: Any) -> Any:
-        shapes = jax.eval_shape(function, *arguments)
+        once = traced_once(function)
+        shapes = jax.eval_shape(once, *arguments)
         zeros = lambda *_: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)  # noqa: E731
-        return jax.lax.cond(jax.lax.optimization_barrier(jnp.bool_(True)), function, zeros, *arguments)
+        return jax.lax.cond(jax.lax.optimization_barrier(jnp.bool_(True)), once, zeros, *arguments)
 
     return call
 
@@ -269,6 +276,7 @@ def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
     first = jax.tree.map(lambda x: x[0], chunks)
     if number == 1:
         return function(first)
+    function = traced_once(function)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, first))
     total, _ = jax.lax.scan(lambda sum_, x: (jax.tree.map(jnp.add, sum_, function(x)), None), zeros, chunks)
     return jax.tree.map(lambda x: x / number, total)

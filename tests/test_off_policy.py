@@ -1,10 +1,9 @@
-"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly, share work among devices.
+"""What all algorithms with a replay do alike: train, store, bootstrap, resume exactly; see also test_exact_sharding.
 
 A new algorithm gets all of it by a row in `helpers.off_policy.CASES`.
 """
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.off_policy import CASES, SAC, VARIANTS, UsersLayout, at_step, digest, make_trainer, run, trainer_of
+from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
 from tiny import Corridor, CorridorState, PointMass, PointState
 
 from envs_jax import TimeStep
-from jaxrl.algos.base import AlgoState, Phase, total
+from jaxrl.algos.base import total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
-from jaxrl.parallel import Layout
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
 
-ONE_UPDATE = Phase("train", 0, 1)
-
-VARIANTS_OF_DDPG = ("ddpg published", "ddpg bicnet", "ddpg gumbel")  # others are trained below, all in test_ddpg
+TRAINED = ("ddpg expected", "sac")  # by default; others are in test_exact_sharding and test_ddpg
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if case in VARIANTS_OF_DDPG else ()) for case in CASES]
+    "case", [pytest.param(case, marks=() if case in TRAINED else pytest.mark.long) for case in CASES]
 )
 def test_every_variant_trains_in_one_trace(case: str) -> None:
     trainer = trainer_of(case)
@@ -132,61 +128,6 @@ def test_resuming_is_exact_in_every_phase(tmp_path: Path) -> None:
             assert digest(went) == digest(resumed), phase.name
 
 
-@pytest.mark.parametrize(
-    ("case", "counts"),
-    [
-        ("ddpg prioritised", (1, 8)),
-        ("sac", (1, 8)),
-        ("student", (1, 8)),
-        pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
-        pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
-    ],
-)
-def test_exact_training_has_the_same_bits_on_any_number_of_devices(
-    case: str, counts: tuple[int, ...], tmp_path: Path
-) -> None:
-    """From the start, and from a checkpoint of one device, written when the ring has gone round.
-
-    The quick compiler of the tests rounds some sums of SAC otherwise on eight devices, as their shapes differ.
-    """
-    more: dict[str, Any] = {"kind": UsersLayout, "init_steps": 0} if case == "sac" else {}
-    begun, ended = [], []
-    with Checkpoints(tmp_path) as checkpoints:
-        for devices in counts:
-            trainer = trainer_of(case, devices, **more)
-            state, _ = run(trainer, 8)
-            assert int(state.algo.split.filled[0]) == trainer.algo.rows - 1
-            begun.append(digest(state))
-            block = trainer.make_block(trainer.algo.phases[-1])
-            if devices == 1:
-                checkpoints.save(1, state, {})
-                checkpoints.wait()
-                ended.append(digest(block(state, jnp.int32(2))[0]))
-            _, restored, _ = checkpoints.restore(trainer.shapes())
-            ended.append(digest(block(restored, jnp.int32(2))[0]))
-    for states in (begun, ended):
-        assert {name for state in states for name in state if state[name] != states[0][name]} == set()
-    assert ended[0] != begun[0]
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "ddpg prioritised",
-        pytest.param("ddpg published", marks=pytest.mark.long),
-        pytest.param("sac modern", marks=pytest.mark.long),
-    ],
-)
-def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str) -> None:
-    trainer = trainer_of(case, 2, exact=False, buffer_size=400_000)
-    block = trainer.make_block(trainer.algo.phases[-1]).lower(trainer.shapes(), jnp.int32(1)).compile()
-    text = block.as_text()
-    assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
-    memory = block.memory_analysis()
-    ring = 200_000 * trainer.algo._row_bytes
-    assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
-
-
 @pytest.mark.parametrize("case", ["ddpg expected", "sac"])
 def test_learning_rates_fall_to_their_final_share(case: str) -> None:
     """To none at the run's total, 4,000 environment steps: behind it networks stay, and moved before it."""
@@ -201,33 +142,3 @@ def test_learning_rates_fall_to_their_final_share(case: str) -> None:
         seen.append((int(total(state.progress.env_steps)), digest(networks)))
     assert seen[0][0] < 4000 < seen[1][0]
     assert seen[0][1] != seen[1][1] == seen[2][1]
-
-
-def test_priorities_are_corrected_in_part_at_first_and_fully_at_the_end() -> None:
-    """Drawn weights are (N P)^-beta over their largest: at the run's total (beta 1) the power 1 / 0.4 of the first."""
-    algorithm, env, settings, _ = CASES["ddpg prioritised"]
-
-    @dataclasses.dataclass(frozen=True)
-    class Watched(algorithm):
-        metric_names = tuple(f"weight {k}" for k in range(16))
-
-        def update(self, params: Any, batch: Any, number: Any = None, rates: Any = 1.0) -> Any:
-            return params, dict(zip(self.metric_names, batch["weight"][0], strict=True)), jnp.ones((1, 16))
-
-    algo = Watched(env.spec, Layout(4), **settings)
-    state = algo.init(jax.random.key(0), None)
-    ring = state.split
-    priority = jax.random.uniform(jax.random.key(1), ring.marks.priority.shape, minval=0.1, maxval=10.0)
-    ring = dataclasses.replace(
-        ring, marks=dataclasses.replace(ring.marks, priority=priority), filled=jnp.full_like(ring.filled, algo.rows - 1)
-    )
-
-    @jax.jit
-    def weights(fraction: Any) -> Any:
-        progress = dataclasses.replace(at_step(0), fraction=fraction)
-        _, metrics = algo.learn(AlgoState(state.replicated, ring), None, None, jax.random.key(2), progress, ONE_UPDATE)
-        return jnp.stack([metrics[name][0] for name in algo.metric_names])
-
-    begin, end = weights(jnp.float32(0)), weights(jnp.float32(1))
-    assert begin.min() < 0.8 and begin.max() == 1
-    np.testing.assert_allclose(end, begin ** (1 / 0.4), rtol=1e-4)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.off_policy import UsersLayout
+from helpers.off_policy import OptimisedLayout
 from jax.sharding import PartitionSpec
 from tiny import Corridor, TinyQ
 
@@ -34,8 +34,7 @@ def make_trainer(
     algo: type[Algorithm], devices: int, exact: bool, settings: dict[str, Any], env: Any = None, block: int = 7
 ) -> Trainer:
     env = env or Corridor(num_agents=2)
-    # The quick compiler of the tests rounds some sums of COMA otherwise on eight devices, as their shapes differ.
-    kind = UsersLayout if exact and algo is Coma else Layout
+    kind = OptimisedLayout if exact and algo is Coma else Layout
     layout = kind(ENVS, SHARDS, devices, exact)
     mesh = make_mesh(devices)
     return Trainer(batched(env), algo(env.spec, layout, **settings), layout, mesh, block, 0, jnp.float16, 10_000)

@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import json
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ VARIANTS = {
     "bicnet": SMALL | {"network": "bicnet"},
     "gumbel": MODERN | {"action_gradient": "gumbel"},
     "expected": MODERN | {"action_gradient": "expected"},
-    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True, "network": "bicnet"},
+    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True},
 }
 SAC = SMALL | {
     "units": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 1e-2,
@@ -96,15 +96,16 @@ class Compiled(Trainer):
 
 
 @dataclasses.dataclass(frozen=True)
-class UsersLayout(Layout):
-    """A layout whose programs are compiled as those of users, not by the quick compiler of the tests."""
+class OptimisedLayout(Layout):
+    """A layout whose programs are optimised, if only a little, where the quick compiler of the tests does nothing.
+
+    For bits of SAC and COMA: without, sums of theirs are rounded otherwise on eight devices, as their shapes differ.
+    """
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        options = (super().compiler_options or {}) | {"xla_backend_optimization_level": 3}
-        if importlib.metadata.version("jaxlib").startswith("0.10."):  # see conftest.py
-            options["xla_cpu_use_fusion_emitters"] = True
-        return options
+        quick = "JAXRL_TEST_XLA_FLAGS" not in os.environ  # see conftest.py
+        return (super().compiler_options or {}) | ({"xla_backend_optimization_level": 1} if quick else {})
 
 
 @functools.cache  # tests with the same arguments share the programs
@@ -124,7 +125,7 @@ def make_trainer(
     return Compiled(batched(env), made, layout, make_mesh(devices), 400, 0, jnp.dtype("float16"), 4000)
 
 
-def trainer_of(case: str, devices: int = 1, exact: bool = True, **settings: Any) -> Trainer:
+def trainer_of(case: str, devices: int = 1, exact: bool = False, **settings: Any) -> Trainer:
     """The same for a row of `CASES`, with sixteen environments and `settings` on top; rates fall to nothing."""
     algo, env, own, _ = CASES[case]
     return make_trainer(algo, env, 16, devices, exact, **(own | {"update_interval": 4, "lr_final": 0.0} | settings))
