@@ -224,14 +224,14 @@ def entry(monkeypatch):
     return system
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_environment_throughput(entry, devices):
+@pytest.mark.parametrize(("devices", "sizes"), [pytest.param(1, (2, 4), marks=pytest.mark.long), (2, (4,))])
+def test_environment_throughput(entry, devices, sizes):
     settings = {"num_agents": 1, "length": 4, "horizon": 10}
     request = env_throughput.Request(
         ENV,
         env_throughput.variants(settings, "length=4,5"),
         "random",
-        (2, 4, 10**9),
+        (*sizes, 10**9),
         rounds=2,
         least=1e-6,
         limit=2**20,
@@ -239,13 +239,13 @@ def test_environment_throughput(entry, devices):
     )
     found = env_throughput.run(request, RATES, silent)
     assert [(row["variant"], row["num_envs"]) for row in found["rows"]] == [
-        ("length 4", 2), ("length 4", 4), ("length 5", 2), ("length 5", 4)
-    ]  # fmt: skip
+        (length, size) for length in ("length 4", "length 5") for size in sizes
+    ]
     assert found["notes"].pop() == "it does nothing" and found["baseline_name"] == "idle"
     assert [note.split(":")[0] for note in found["notes"]] == [
         "skipped 1,000,000,000 environments (length 4)", "skipped 1,000,000,000 environments (length 5)"
     ]  # fmt: skip
-    row = found["rows"][1]
+    row = found["rows"][len(sizes) - 1]
     assert (
         row["together"] == 4
         and row["devices"] == devices
@@ -294,7 +294,7 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
 
 def test_the_stages_play_the_same_episodes():
     env = batched(Corridor(num_agents=2, length=3))
-    alone = flights.Flight(env, 6, seed=3)
+    alone = flights.Flight(env, 6, seed=3, stages=())
     flight = flights.Flight(env, 6, seed=3, devices=2)
     assert np.array_equal(alone._tape, flight._tape) and len(flight._tape.sharding.device_set) == 2
     ends = {}
@@ -334,10 +334,11 @@ def test_training_throughput(whole):
     assert row["bytes_per_env"] == row["bytes_per_device"]  # one environment per device
 
 
-def test_long_iterations_are_projected(entry):
-    request = train_throughput.Request(tiny_config(devices=1), (8, 16), seconds=1e-12, rounds=1, torch=True)
+@pytest.mark.parametrize("sizes", [(8,), pytest.param((8, 16), marks=pytest.mark.long)])
+def test_long_iterations_are_projected(entry, sizes):
+    request = train_throughput.Request(tiny_config(devices=1), sizes, seconds=1e-12, rounds=1, torch=True)
     found = train_throughput.run(request, RATES, silent)
-    assert [row["num_envs"] for row in found["rows"]] == [8, 16] and found["torch_threads"] == 1
+    assert tuple(row["num_envs"] for row in found["rows"]) == sizes and found["torch_threads"] == 1
     for row in found["rows"]:
         assert row["projected"] and row["whole"] is None
         assert row["learn"]["updates"] == 2 and row["learn"]["flop"] == row["flop_per_iteration"] / 2
@@ -423,6 +424,7 @@ def test_verbs_write_json_table_and_picture(whole, entry, quick_machine, tmp_pat
     assert "| 8 |" in plots.markdown(trained) and "torch" not in plots.markdown(trained)
 
 
+@pytest.mark.long
 def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare.importlib.util, "find_spec", lambda name: None)
     preset = tmp_path / "tiny.yaml"

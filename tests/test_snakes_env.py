@@ -100,7 +100,7 @@ def play(env, policy, games, key=0, steps=None):
 
 
 def test_score_reward_is_the_difference_of_the_team_scores():
-    metrics = play(envs_jax.make("snakes", reward="score", max_steps=40), "level2", 20)
+    metrics = play(envs_jax.make("snakes", reward="score", opponent="0", max_steps=40), "level1", 20)
     np.testing.assert_allclose(metrics["rewards"], np.repeat(metrics["score_difference"][:, None], 3, 1))
     assert (metrics["win"] + metrics["draw"] + metrics["defeat"] == 1).all()
 
@@ -116,18 +116,19 @@ def test_the_seat_only_renames_snakes():
 
 
 def test_outside_both_teams_see_and_are_paid_as_the_learner_in_its_seat():
-    """The same game, played with both teams outside and with the choices of level 2 for the other team."""
-    inside = {seat: envs_jax.make("snakes", seat=seat, max_steps=30, reward="plus") for seat in ("first", "second")}
-    outside = envs_jax.make("snakes", opponent="outside", max_steps=30, reward="plus")
+    """The same game, played with both teams outside and with the choices of level 1 for the other team."""
+    settings = {"max_steps": 30, "reward": "plus"}
+    inside = {seat: envs_jax.make("snakes", seat=seat, opponent="1", **settings) for seat in ("first", "second")}
+    outside = envs_jax.make("snakes", opponent="outside", **settings)
     states = {seat: jax.jit(env.reset)(jax.random.key(7), context(env)) for seat, env in inside.items()}
     both = jax.jit(outside.reset)(jax.random.key(7), context(outside))
     step, step_outside = {s: jax.jit(e.step) for s, e in inside.items()}, jax.jit(outside.step)
-    level2 = {
-        seat: jax.jit(lambda state, env=env: env.baselines["level2"](env, state, None, jax.random.key(0)))
+    level1 = {
+        seat: jax.jit(lambda state, env=env: env.baselines["level1"](env, state, None, jax.random.key(0)))
         for seat, env in inside.items()
     }
     for _ in range(30):
-        actions = {seat: level2[seat](states[seat][0]) for seat in inside}
+        actions = {seat: level1[seat](states[seat][0]) for seat in inside}
         states = {seat: step[seat](states[seat][0], actions[seat], context(inside[seat])) for seat in inside}
         action = jnp.concatenate([actions["first"], actions["second"]])
         both = step_outside(both[0], action, context(outside))
@@ -262,7 +263,7 @@ def test_open_directions_by_hand(bodies, directions, bean, wanted):
 
 
 def test_lives_are_paid_by_points_and_deaths():
-    metrics = play(envs_jax.make("snakes", reward="lives", max_steps=40), "level2", 20)
+    metrics = play(envs_jax.make("snakes", reward="lives", opponent="0", max_steps=40), "level1", 20)
     np.testing.assert_allclose(metrics["rewards"].sum(1), metrics["score"] - metrics["deaths"])
     assert metrics["deaths"].max() > 0
 
