@@ -28,7 +28,7 @@ from jaxrl.export import jidi_settings, write_jidi
 from jaxrl.parallel import Layout
 from jaxrl.prepare import assemble
 
-STATES, BARED = 200, 20
+PLAYED, BARED = 480, 20
 MODERN = {
     "first_layer": "relu",
     "layer_norm": True,
@@ -118,12 +118,13 @@ AT_NIGHT = {"3v3 obs26", "1v1 obs_full"}  # each of whose parts is in another ca
     "case", [pytest.param(case, marks=pytest.mark.long if case in AT_NIGHT else ()) for case in CASES]
 )
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
-    """Observations, masks, logits and drawn actions on 400 states, half of them in each seat."""
+    """Observations, masks, logits and drawn actions on some 500 states, half of them in each seat."""
     name, layout, options = CASES[case]
     env, settings = make(name, observation=layout, seat="both", masks=True), oracle.CONFIGURATIONS[name]
-    states = played(settings, STATES - BARED)
+    states = played(settings, PLAYED)
     pointed = [heading(s, settings) == s.directions for s in states]
     assert 0.8 < np.mean(pointed) < 1  # some respawns point into the neck
+    states = [s for number, s in enumerate(states) if number % 2 == 0 or not pointed[number]]
     states += bared(states, settings.num_beans)
     seen, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
@@ -151,7 +152,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
         second, first = np.sort(sums)[-2:]
         if first - second > 1e-3:
             assert chosen == [[int(action == np.argmax(sums)) for action in range(4)]]
-    assert (bound > STATES // 5) == options.get("masking", False)
+    assert (bound > len(states) // 5) == options.get("masking", False)
 
 
 def test_greedy_takes_the_best_action(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from jaxrl import render
 from jaxrl.subject import load
 
 GAMES = {  # name: (settings, policy, episode)
-    "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1"},
-                    "level1", 1),
+    "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1",
+                     "stale_opponents": True}, "level1", 1),
     "outside": ({"height": 5, "width": 6, "opponent": "outside", "seat": "both"}, "random", 0),
     "stale opponents": ({"height": 5, "width": 6, "snakes": 4, "opponent": "2", "stale_opponents": True}, "random", 0),
     "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
@@ -34,7 +34,10 @@ def play(settings: dict, policy: str, episode: int) -> viewing.Record:
     return render.record(load(None, "snakes_1v1", dict(made.__dict__)), policy, episode, 0)
 
 
-@pytest.fixture(scope="module", params=GAMES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.long if name == "stale opponents" else ()) for name in GAMES],
+)
 def record(request) -> viewing.Record:
     return play(*GAMES[request.param])
 
