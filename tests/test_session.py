@@ -230,7 +230,7 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
 
 def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     """A block of many minutes; nothing but the process itself knows that it should end."""
-    argv = f"{STUDY} --updates_per_step 3000000 --runs {tmp_path}".split()
+    argv = f"--algo tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_interrupted",
@@ -319,7 +319,6 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
     """Exact runs do not notice it."""
     base = f"--algo tiny:TinyQ {TINY} --exact_sharding"
     directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
-    resume(directory, "--devices 2 --max_seconds 0.001")
     resume(directory, "--devices 1 --max_seconds 0")
     assert outcome(directory) == outcome(run(base, tmp_path))
 

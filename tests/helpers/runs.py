@@ -59,11 +59,11 @@ def shared_programs() -> Iterator[None]:
     kept: dict[Any, Programs] = {}
 
     def once(setup: Setup, inputs: Any, fresh: bool, say: Any) -> Programs:
-        key = (setup.config.with_run(**BESIDE).to_yaml(), fresh)
         if inputs is not None:
             return compile_programs(setup, inputs, fresh, say)
+        key = setup.config.with_run(**BESIDE).to_yaml()
         if key not in kept:
-            kept[key] = compile_programs(setup, inputs, fresh, say)
+            kept[key] = compile_programs(setup, None, True, say)
         return kept[key]
 
     with mock.patch.object(session, "compile_programs", once):
