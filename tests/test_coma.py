@@ -317,6 +317,7 @@ def test_recorded_parameters_after_five_adam_steps(recorded: Recorded) -> None:
     check_parameters_after(recorded.training["params"], recorded.arrays)
 
 
+@pytest.mark.long
 def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
@@ -408,7 +409,14 @@ VECTOR = EnvSpec(
 
 def small(num_envs: int = 6, spec: EnvSpec = VECTOR, layout: dict[str, Any] | None = None, **settings: Any) -> Coma:
     defaults: dict[str, Any] = {"minibatches": 2, "data_passes": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
+    defaults["lr_final"] = 0.2  # of which nothing is seen at the beginning of a run
     return Coma(spec, Layout(num_envs, **(layout or {})), **(defaults | settings))
+
+
+@functools.cache
+def updates(**settings: Any) -> tuple[Any, Any]:
+    """The update functions of the critic and of the actor of `small(**settings)`, compiled once."""
+    return jax.jit(small(**settings)._critic_update), jax.jit(small(**settings)._actor_update)
 
 
 def test_targets_of_a_trajectory_with_both_kinds_of_end() -> None:
@@ -553,9 +561,7 @@ def test_clip_ratio() -> None:
 def test_entropy_bonus_is_taken_off_the_loss() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
     params = begun(small())
-    plain, bonus = (
-        jax.jit(small(entropy_weight=weight)._actor_update)(params, batch, start())[1] for weight in (0.0, 0.25)
-    )
+    plain, bonus = (update(params, batch, start())[1] for _, update in (updates(), updates(entropy_weight=0.25)))
     logits = jax.jit(small().actor_net.apply)(params.actor, batch["observation"][0])
     masked = np.where(batch["mask"][0], np.exp(np.float64(logits)), 0)
     pi = masked / masked.sum(-1, keepdims=True)
@@ -577,9 +583,9 @@ def test_divergence_from_the_policy_that_chose() -> None:
     close(coma_module.divergence(log(pi), log(behaviour), jnp.asarray(3 * behaviour, jnp.float32)), kl, 1e-6)
     close(coma_module.divergence(log(pi), log(pi), jnp.ones(3)), 0, 1e-7)
     algo, batch = small(), actor_batch(small(), np.random.default_rng(2), 12)
-    params = algo.init(jax.random.key(0), None).replicated
-    metrics = jax.jit(algo._actor_update)(params, batch, start())[1]
-    logits = np.float64(algo.actor_net.apply(params.actor, batch["observation"][0]))
+    params = begun(algo)
+    metrics = updates()[1](params, batch, start())[1]
+    logits = np.float64(jax.jit(algo.actor_net.apply)(params.actor, batch["observation"][0]))
     epsilon, mask, action = float(algo.epsilon(start())), np.asarray(batch["mask"][0]), np.asarray(batch["action"][0])
     mixed = ((1 - epsilon) * np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) + epsilon / 4) * mask
     ratio = (mixed / mixed.sum(-1, keepdims=True))[np.arange(12), action] / np.exp(batch["log_prob"][0])
@@ -684,7 +690,9 @@ def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
 
 
 def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
-    _, params, _ = copying
+    _, params, metrics = copying
+    assert metrics[4]["actor_loss"].shape == metrics[4]["critic_loss"].shape == (4,)  # all passes train both
+    assert steps_of(params[5]) == [3 * 4, 5 * 4]
     for step in range(2):
         same((params[step + 1].actor, params[step + 1].actor_optimiser), (params[0].actor, params[0].actor_optimiser))
     for step in range(3):
@@ -694,10 +702,9 @@ def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
 
 
 def test_learning_rates_fall_to_their_final_share() -> None:
-    algo = small(lr_final=0.2)
-    params, batch = begun(algo), actor_batch(algo, np.random.default_rng(1), 12)
-    actor_update, critic_update = jax.jit(algo._actor_update), jax.jit(algo._critic_update)
-    moved = {}
+    params, batch = begun(small()), actor_batch(small(), np.random.default_rng(1), 12)
+    (critic_update, actor_update), moved = updates(), {}
+    assert small().lr_final == 0.2
     for fraction in (0.0, 0.5, 1.0):
         new, _ = actor_update(params, batch, progress(fraction=fraction))
         newer, *_ = critic_update(params, batch, progress(fraction=fraction))
@@ -714,9 +721,9 @@ def test_learning_rates_fall_to_their_final_share() -> None:
 def test_the_gradient_is_clipped_to_a_norm() -> None:
     batch = actor_batch(small(), np.random.default_rng(1), 12)
     norms = []
-    for algo in (small(), small(max_grad_norm=0.01)):
-        begin = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None).replicated)()
-        new, _, norm = jax.jit(algo._critic_update)(begin, batch, start())
+    clipped = jax.jit(lambda: small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated)()
+    for begin, settings in ((begun(small()), {}), (clipped, {"max_grad_norm": 0.01})):
+        new, _, norm = updates(**settings)[0](begin, batch, start())
         gradient = jax.tree.leaves(gradient_of(new.critic_optimiser, begin.critic_optimiser))
         norms.append((float(norm), float(np.sqrt(sum((leaf**2).sum() for leaf in gradient)))))
         same(new.actor, begin.actor)
@@ -724,20 +731,29 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     assert norms[1] == (pytest.approx(norms[0][0], rel=1e-5), pytest.approx(0.01, rel=1e-5))
 
 
-@pytest.mark.parametrize(("actor_passes", "updates"), [(0, 6), (1, 2), pytest.param(3, 6, marks=pytest.mark.long)])
-def test_the_last_passes_train_the_actor_too(actor_passes: int, updates: int) -> None:
+@pytest.mark.parametrize(
+    ("actor_passes", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.long) for n in (0, 3))]
+)
+def test_the_last_passes_train_the_actor_too(actor_passes: int, actor_updates: int) -> None:
     params, metrics = trained(small(data_passes=3, actor_passes=actor_passes))
-    assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (updates,)
+    assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (actor_updates,)
     assert not np.any(metrics[0]["critic_loss"] == 0)
-    counts = [next(s.count for s in state if hasattr(s, "count"))
-              for state in (params[1].actor_optimiser, params[1].critic_optimiser)]  # fmt: skip
-    assert counts == [updates, 6]
+    assert steps_of(params[1]) == [actor_updates, 6]
+
+
+def steps_of(params: ComaParameters) -> list[int]:
+    """How often the actor and the critic were updated, as their optimisers count."""
+    states = params.actor_optimiser, params.critic_optimiser
+    return [int(next(s.count for s in state if hasattr(s, "count"))) for state in states]
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"actor_loss": "original"}, {"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}],
-    ids=["masked", "original", "scaled"],
+    [
+        pytest.param({}, marks=pytest.mark.long, id="masked"),
+        pytest.param({"actor_loss": "original"}, id="original"),
+        pytest.param({"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}, id="scaled"),
+    ],
 )
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -> None:
@@ -748,8 +764,8 @@ def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -
     batch = jax.tree.map(lambda x: x.reshape(shards, 24 // shards, *x.shape[2:]), batch)
     outcomes = []
     for algo in (whole, pieces):
-        new, loss, norm = jax.jit(algo._critic_update)(params, batch, start())
-        newer, metrics = jax.jit(algo._actor_update)(params, batch, start())
+        both = jax.jit(lambda *now, algo=algo: (algo._critic_update(*now), algo._actor_update(*now)))
+        (new, loss, norm), (newer, metrics) = both(params, batch, start())
         gradients = (
             gradient_of(new.critic_optimiser, params.critic_optimiser),
             gradient_of(newer.actor_optimiser, params.actor_optimiser),
@@ -812,13 +828,13 @@ def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
+    return np.asarray(mixed(algo.actor_net, policy, timestep.observation, epsilon), np.float64)
 
-    @jax.jit
-    def mixed(observation: jax.Array, epsilon: Any) -> jax.Array:
-        logits = algo.actor_net.apply(policy, observation.reshape(-1, 3)).reshape(-1, 3, 4)
-        return distributions.epsilon_mix(logits, epsilon)
 
-    return np.asarray(mixed(timestep.observation, epsilon), np.float64)
+@functools.partial(jax.jit, static_argnums=0)
+def mixed(net: Any, policy: Any, observation: jax.Array, epsilon: Any) -> jax.Array:
+    logits = net.apply(policy, observation.reshape(-1, 3)).reshape(-1, 3, 4)
+    return distributions.epsilon_mix(logits, epsilon)
 
 
 @pytest.mark.parametrize("mode", ["explore", "sample", "best"])
