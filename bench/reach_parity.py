@@ -7,6 +7,7 @@ with a bound for every figure; the exit code is 1 if one is broken.
 
 import argparse
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -122,6 +123,11 @@ def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) 
 # The replay
 
 
+@functools.cache
+def _programs(env: Reach) -> tuple[Any, Any]:
+    return jax.jit(env.begin), jax.jit(env.advance)
+
+
 def replay(recording: Recording) -> dict[str, np.ndarray]:
     """What the JAX environment makes of the same actions.
 
@@ -131,10 +137,11 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
     assert isinstance(env, Reach)
     lanes = lambda x: jnp.asarray(x.T, jnp.float32)  # noqa: E731
 
-    state, _ = env.begin(lanes(recording.puck), lanes(recording.goal), jnp.zeros(len(recording.goal), jnp.int32))
+    begin, advance = _programs(env)
+    state, _ = begin(lanes(recording.puck), lanes(recording.goal), jnp.zeros(len(recording.goal), jnp.int32))
     told = []
     for action in recording.action.swapaxes(0, 1):
-        state, seen = env.advance(state, lanes(action)[None])  # only the arm is compiled
+        state, seen = advance(state, lanes(action)[None])
         told.append(
             jax.device_get((seen.observation[0].T, seen.reward[0], seen.metrics["success"] > 0, state.target.T))
         )

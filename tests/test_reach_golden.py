@@ -7,6 +7,7 @@ The environment is compared with short episodes of our own oracle, too, which ha
 import functools
 
 import golden
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ ORACLE_EPISODES = (0, 12, 19, 22, 27, 30, 36, 39)  # all policies; the puck is t
 ORACLE_STEPS = 120  # it takes its time; all 500 hold too
 
 
+begin = jax.jit(make("reach").begin)
 EPISODES = 40  # in either source: what is compiled is the same
 by_source = pytest.mark.parametrize("source", golden.SOURCES)
 
@@ -65,9 +67,9 @@ def test_observations_before_the_first_contact(source):
 
 @by_source
 def test_episodes_begin_as_recorded(source):
-    record, env = golden.load("reach_episodes", source), make("reach")
+    record = golden.load("reach_episodes", source)
     lanes = lambda x: jnp.asarray(x.T, jnp.float32)  # noqa: E731
-    state, timestep = env.begin(lanes(record["obj_init"]), lanes(record["goal"]), jnp.zeros(EPISODES, jnp.int32))
+    state, timestep = begin(lanes(record["obj_init"]), lanes(record["goal"]), jnp.zeros(EPISODES, jnp.int32))
     np.testing.assert_allclose(timestep.observation[0].T, record["obs"][:, 0], atol=2e-7)
     np.testing.assert_allclose(state.q.T, record["qpos0"][:, :9], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(state.v.T, record["qvel0"][:, :9], rtol=1e-7, atol=1e-12)
