@@ -227,7 +227,7 @@ def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
 
 
 def test_blocks_of_any_length_compile_once_donate_and_end_in_the_same_bits() -> None:
-    trainer = make_trainer(TinyQ, 2, False, {})
+    trainer = make_trainer(TinyQ, 8, False, {})
     fill, last = trainer.algo.phases
     init, filled = trainer.make_init(), trainer.make_block(fill)
     begin = lambda: filled(init(jax.random.key(0), None), jnp.int32(2))[0]  # noqa: E731

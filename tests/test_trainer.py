@@ -224,12 +224,11 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
                 np.testing.assert_array_equal(stored, values.reshape(stored.shape), err_msg=name)
 
 
-def test_rows_that_did_not_run_are_empty() -> None:
-    trainer = make_trainer(Corridor(length=3), Logged, block=6)
-    state, metrics = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(4))
-    assert int(metrics.done) == 4 and int(state.iterations) == 4
-    observation = np.asarray(metrics.learning["observation"])
-    assert observation.shape[0] == 6 and observation[:4].any((1, 2, 3, 4)).all() and not observation[4:].any()
+def test_rows_that_did_not_run_are_empty(corridor_run: Any) -> None:
+    _, _, (fill, _) = corridor_run
+    observation = np.asarray(fill.learning["observation"])
+    assert int(fill.done) == 2
+    assert observation.shape[0] == 80 and observation[:2].any((1, 2, 3, 4)).all() and not observation[2:].any()
 
 
 # ---------------------------------------------------------------- phases and compiling
@@ -335,10 +334,10 @@ def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
     assert [order.count(phase) for phase in range(3)] == [3, 2, 5]  # 48 steps, none, and 152 by 32
 
 
-def test_the_state_is_donated() -> None:
-    trainer = make_trainer(Corridor(), TinyQ)
+def test_the_state_is_donated(counting: Any) -> None:
+    trainer, (look, *_) = counting
     state = trainer.init(jax.random.key(0))
-    trainer.make_block(trainer.algo.phases[0])(state, jnp.int32(1))
+    look(state, jnp.int32(1))
     with pytest.raises(RuntimeError, match="deleted"):
         np.asarray(state.algo.split["observation"])
 
@@ -375,7 +374,10 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
     return state, {name: np.asarray(x) for name, x in metrics.learning.items()}, metrics.episodes
 
 
-@pytest.mark.parametrize(("algo", "chunk"), [pytest.param(Fresh, 1, marks=pytest.mark.long), (Fresh, 4), (Logged, 4)])
+@pytest.mark.parametrize(
+    ("algo", "chunk"),
+    [pytest.param(Fresh, 1, marks=pytest.mark.long), (Fresh, 4), pytest.param(Logged, 4, marks=pytest.mark.long)],
+)
 def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
     state, trajectory, episodes = logged_run(algo, 0)
     chunked_state, chunked, chunked_episodes = logged_run(algo, chunk)

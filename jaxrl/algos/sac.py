@@ -223,7 +223,8 @@ class Sac(OffPolicy):
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimisers, an empty replay."""
         if inputs is None:
-            inputs = self._networks(key) | {"log_alpha": jnp.full(self.spec.num_tasks, math.log(self.initial_alpha))}
+            log_alpha = jnp.full(self.spec.num_tasks, math.log(self.initial_alpha), jnp.float32)
+            inputs = self._networks(key) | {"log_alpha": log_alpha}
         actor, critic, log_alpha = inputs["actor"], inputs["critic"], inputs["log_alpha"]
         params = SacParameters(
             actor=actor,
