@@ -20,6 +20,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.checkpoint import Checkpoints
 from jaxrl.parallel import Layout
+from jaxrl.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
 TAUGHT = {"adopted": json.dumps(TEACHER)}
@@ -98,25 +99,32 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     assert not act(at_step(50))[2]["rho"].any()
 
 
+def taught_to_push() -> tuple[Trainer, TrainState]:
+    """At the start, with a dear teacher that always pushes by tanh(0.2); no steps are random."""
+    settings = {"help_weight": 20.0, "help_constant": 10**6, "help_until": 2 * 10**6, "help_deviation": 0.2}
+    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, init_steps=0, **SAC, **settings, **TAUGHT)
+    return trainer, trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
+
+
 def test_the_teachers_window_is_that_of_the_collective() -> None:
     """States, own actions and raw rewards of the last steps, begun anew with each episode (of eight steps)."""
-    trainer = make_trainer(Student, PointMass(), 2, update_interval=11, **SAC, **TAUGHT)
-    state, _ = trainer.make_block(trainer.algo.phases[0])(trainer.init(jax.random.key(0)), jnp.int32(1))
+    trainer, state = taught_to_push()
+    for phase in trainer.algo.phases:  # twelve steps in all
+        state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations or 2))
     ring, window = jax.tree.map(np.asarray, state.algo.split), state.actor.window  # as it was for the newest action
-    for env in range(2):
+    assert ring.head[0] == 12
+    for env in range(8):
         shard, lane = divmod(env, ring.end.shape[2])
-        seen = ring.seen["observation"][shard, :11, lane, 0]
-        np.testing.assert_array_equal(window.state[env], seen[[9, 9, 9, 10]])  # row 9 begins an episode
-        np.testing.assert_array_equal(window.action[env, :2], 0.0)
-        np.testing.assert_array_equal(window.action[env, 2], ring.answer["action"][shard, 9, lane, 0])
-        np.testing.assert_array_equal(window.reward[env, :, 0], [0, 0, ring.reward[shard, 10, lane, 0]])
+        seen = ring.seen["observation"][shard, :12, lane, 0]
+        np.testing.assert_array_equal(window.state[env], seen[[9, 9, 10, 11]])  # row 9 begins an episode
+        np.testing.assert_array_equal(window.action[env, 0], 0.0)
+        np.testing.assert_array_equal(window.action[env, 1:3], ring.answer["action"][shard, 9:11, lane, 0])
+        np.testing.assert_array_equal(window.reward[env, :, 0], [0, *ring.reward[shard, 10:12, lane, 0]])
 
 
 def test_a_student_that_is_paid_enough_imitates() -> None:
-    """Where the reward says 'go to the corner', a dear teacher that always pushes by tanh(0.2) is followed instead."""
-    settings = SAC | {"help_weight": 20.0, "help_constant": 10**6, "help_until": 2 * 10**6, "help_deviation": 0.2}
-    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, **settings, **TAUGHT)
-    state = trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
+    """Where the reward says 'go to the corner', the teacher is followed instead."""
+    trainer, state = taught_to_push()
     for phase in trainer.algo.phases:
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations or 120))
     np.testing.assert_allclose(best_action(trainer, state), math.tanh(0.2), atol=0.15)
