@@ -148,6 +148,13 @@ MUTATIONS = [
             "tests/test_coverage_against_oracle.py",
         ),
         (
+            "rules", "coverage: a footprint is a cell too wide",
+            "envs_jax/coverage/world.py",
+            "half = q * (positions[..., 2] + 1) // 2",
+            "half = (q * (positions[..., 2] + 1) + 1) // 2",
+            "tests/test_coverage_golden.py::test_footprint_table",
+        ),
+        (
             "rules", "snakes: a bean goes to the snake with the higher number",
             "envs_jax/snakes/rules.py",
             "constant(np.triu(np.ones((snakes, snakes), bool), 1), lanes)",
@@ -176,6 +183,13 @@ MUTATIONS = [
             "tests/test_snakes_against_oracle.py",
         ),
         (
+            "rules", "snakes: a meal is paid 21 by the original reward",
+            "envs_jax/snakes/reward.py",
+            "jnp.where(ate, 20.0,",
+            "jnp.where(ate, 21.0,",
+            "tests/test_snakes_golden.py::test_recorded_shaped_rewards",
+        ),
+        (
             "rules", "reach: success whatever the gripper does",
             "envs_jax/reach/env.py",
             "(far <= reward.RADIUS) & (amiss <= 0.0) & ~start",
@@ -195,6 +209,13 @@ MUTATIONS = [
             "jnp.clip(action[0], -1.0, 1.0)",
             "jnp.clip(action[0], -2.0, 2.0)",
             "tests/test_reach_env.py::test_a_few_steps_are_those_of_the_oracle",
+        ),
+        (
+            "rules", "reach: the puck sinks twice as far",
+            "envs_jax/reach/observation.py",
+            "puck[2] + sunk",
+            "puck[2] + 2 * sunk",
+            "tests/test_reach_golden.py::test_observations_before_the_first_contact",
         ),
         (
             "rules", "an episode that has ended goes on in a batch of mixed ends",
