@@ -50,11 +50,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
     ],
     "snakes_3v3": [
-        {"max_steps": 2, "opponent": "outside", "reward": "score"},
+        {"height": 5, "width": 6, "snakes": 2, "beans": 2, "max_steps": 3, "opponent": "outside", "reward": "score"},
         {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score", "masks": True},
     ],
     "snakes_1v1": [
-        {"max_steps": 4, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
+        {"max_steps": 4, "seat": "both", "time_limit": "truncate", "opponent": "0:1,1:1", "reward": "score"},
+        {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
         {
             "max_steps": 6,
             "height": 3,
@@ -66,7 +67,16 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "snakes_2p": [
-        {"max_steps": 4, "fixed_respawn": True, "observation": "obs_full", "reward": "lives", "masks": True},
+        {
+            "height": 4,
+            "width": 5,
+            "beans": 2,
+            "max_steps": 4,
+            "fixed_respawn": True,
+            "observation": "obs_full",
+            "reward": "lives",
+            "masks": True,
+        },
     ],
     "snakes_5p": [
         {"max_steps": 6, "time_limit": "truncate"},

@@ -1,6 +1,7 @@
 """Snakes: the laws of what is drawn, respawns without the engine's defects, and games from and to lists of cells."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -128,15 +129,14 @@ def test_steps_draw_every_part_on_its_own():
 def test_random_opponents_are_uniform_and_independent():
     bodies = [[(r, 0), (r, 1), (r, 2)] for r in (0, 2, 4)]
     game = jax.tree.map(jnp.asarray, segments.from_segments(Board(6, 8), bodies, [0] * 3, [], 1))
-    chosen = jax.vmap(lambda word: opponents.act(Board(6, 8), game, slice(0, 3), jnp.int32(0), word, (0,)))(
-        words(DRAWS)
-    )
+    act = jax.jit(jax.vmap(lambda word: opponents.act(Board(6, 8), game, slice(0, 3), jnp.int32(0), word, (0,))))
+    chosen = act(words(DRAWS))
     assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
 
 
 def test_beans_fill_what_is_left_and_no_more():
     board = Board(3, 3)
-    game = jax.tree.map(np.asarray, draws.begin(board, words(2 + 5, 50), 2, 5))
+    game = jax.tree.map(np.asarray, jax.jit(lambda w: draws.begin(board, w, 2, 5))(words(2 + 5, 50)))
     assert ((game.beans >= 0).sum(0) == 3).all()
     assert (game.beans[3:] == -1).all()
 
@@ -208,7 +208,7 @@ WORKED = [  # bodies, directions taken, bean, hit, rewards
 def test_worked_cases(bodies, taken, beans, hit, paid):
     board = Board(10, 20)
     game = jax.tree.map(jnp.asarray, segments.from_segments(board, bodies, taken, beans, 5))
-    after, reward, died, _ = rules.move(board, game, jnp.asarray(taken, jnp.int32))
+    after, reward, died, _ = jax.jit(functools.partial(rules.move, board))(game, jnp.asarray(taken, jnp.int32))
     assert np.asarray(died).tolist() == [bool(h) for h in hit]
     assert np.asarray(reward).tolist() == paid
     assert (np.asarray(after.beans) == -1).all()
