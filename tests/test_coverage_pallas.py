@@ -36,10 +36,16 @@ def surveys(mapper, copies, families, recorded):
 @pytest.mark.parametrize(
     ("q", "agents", "copies", "dtype", "prior", "families", "recorded"),
     [
-        (6, 3, 2, "int16", 0.5, ("split",), False),
-        (13, 2, 2, "float32", 0.4, terrain.FAMILIES, False),
-        (13, 2, 2, "int16", 0.4, terrain.FAMILIES, True),
-        (57, 2, 1, "int16", 0.5, ("split",), False),
+        (13, 3, 2, "int16", 0.4, terrain.FAMILIES, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                (6, 3, 2, "int16", 0.5, ("split",), False),
+                (13, 2, 2, "float32", 0.4, terrain.FAMILIES, False),
+                (13, 2, 2, "int16", 0.4, terrain.FAMILIES, True),
+                (57, 2, 1, "int16", 0.5, ("split",), False),
+            )
+        ),
     ],
 )
 def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, recorded):
@@ -72,6 +78,14 @@ def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, reco
         np.testing.assert_allclose(report.measured, dense_report.measured, atol=1e-6)
 
 
+def test_the_environment_has_the_engine_and_its_tiles():
+    env = envs_jax.make("coverage", q=4, num_agents=2, map_engine="pallas")
+    assert env._engine(batched=True) is env._engine(batched=False) is maps_pallas
+    assert env.mapper == Mapper(4, 2, env.storage, env.weights, maps_pallas.tile(env.n))
+    assert env.mapper.shape == (48, 64)
+
+
+@pytest.mark.long
 def test_the_environment_takes_the_engine():
     env = envs_jax.make("coverage", q=4, num_agents=2, map_engine="pallas")
     shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
