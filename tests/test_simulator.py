@@ -287,22 +287,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path((root / "latest").read_text().strip())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        ("--out OUT", "labels need an expert: name the directory of a run"),
+        ("RUN", "say where to write: --out FILE.npz"),
+        ("RUN --out OUT --episodes 0", "--episodes must lie between 3 and"),
+        ("RUN --out OUT --expert script", "unknown expert 'script': did you mean 'scripted'?"),
+        ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: take --simulator"),
+    ],
+)
+def test_collect_refuses(argv: str, wanted: str, tmp_path: Path, capsys: Any) -> None:
+    """Before it has read the run's weights."""
+    out = tmp_path / "set.npz"
+    (tmp_path / "config.yaml").write_text("algo: sac\nenv: reach\n")
+    assert collect.main(argv.replace("RUN", str(tmp_path)).replace("OUT", str(out)).split()) == 2
+    one_sentence(capsys.readouterr().err, wanted)
+    assert not out.exists()
+
+
+@pytest.mark.long
 def test_collect_writes_or_says_why_not(run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "metaworld", None)
     out = tmp_path / "set.npz"
     cases = [
-        (["--out", str(out)], "labels need an expert: name the directory of a run", 2),
-        ([str(run)], "say where to write: --out FILE.npz", 2),
-        ([str(run), "--out", str(out), "--episodes", "0"], "--episodes must lie between 3 and", 2),
-        ([str(run), "--out", str(out), "--expert", "script"], "unknown expert 'script': did you mean 'scripted'?", 2),
         ([str(run), "--out", str(out), "--policy", "randm"], "unknown policy 'randm': did you mean 'random'?", 2),
         ([str(run), "--out", str(out), "--simulator", "metaworld"], "install the extra 'real'", 2),
-        (
-            [str(run), "--out", str(out), "--task", "drawer-close-v3"],
-            "'drawer-close-v3' is a task of Meta-World itself: take --simulator",
-            2,
-        ),
         ([str(run), "--out", str(tmp_path / "absent" / "set.npz")], "choose a file in a writable directory", 1),
     ]
     for argv, wanted, code in cases:
