@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from envs_jax.base import make
-from envs_jax.coverage.actions import sequential_masks
+from envs_jax.coverage.actions import boundary_mask, sequential_masks
 from jaxrl import evaluate, subject, train
 from jaxrl.evaluation import held_out_key, uniform
 from jaxrl.subject import Subject, load
@@ -56,13 +57,19 @@ def test_numbers_equal_a_walk_by_hand():
 
 def test_all_policies_start_alike_and_differ_later():
     wanted = load(None, "coverage", make("coverage", **SMALL).__dict__ | {})
-    curves = dict(evaluate.fly(wanted, ["random", "ig", "lawnmower"], 6, seed=1))
+    names = ["random", "ig", "lawnmower"]
+    compiled = wanted.evaluator(names, 6).compiled()  # as `evaluate.fly` calls it, for two seeds
+
+    def fly(name: str, seed: int) -> dict:
+        flown = compiled(wanted.parameters(names.index(name)), held_out_key(seed, "evaluation"), wanted.context)
+        return {metric: np.asarray(curve) for metric, curve in flown.items()}
+
+    curves = {name: fly(name, 1) for name in names}
     for metric, reference in curves["random"].items():
         for name in ("ig", "lawnmower"):
             np.testing.assert_array_equal(curves[name][metric][0], reference[0], err_msg=f"{name} {metric}")
     assert not np.array_equal(curves["ig"]["entropy"][-1], curves["random"]["entropy"][-1])
-    other = dict(evaluate.fly(wanted, ["random"], 6, seed=2))
-    assert not np.array_equal(other["random"]["entropy"][0], curves["random"]["entropy"][0])
+    assert not np.array_equal(fly("random", 2)["entropy"][0], curves["random"]["entropy"][0])
 
 
 def test_chunks_and_devices_change_nothing():
@@ -141,11 +148,18 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
 
 def test_random_of_any_environment_obeys_the_masks():
     env = make("coverage", **SMALL | {"num_agents": 4})
-    state, timestep = env.reset(jax.random.key(3), ())
-    chosen = jax.vmap(lambda key: uniform(env, state, timestep, key))(jax.random.split(jax.random.key(0), 200))
-    allowed = jax.vmap(lambda c: sequential_masks(timestep.mask_state, timestep.action_mask, c, 6))(chosen)
+
+    @jax.jit
+    def draw(key, keys):
+        positions = env._draw_mission(key).positions
+        mask = boundary_mask(positions, 6)
+        timestep = SimpleNamespace(mask_state=positions, action_mask=mask)
+        chosen = jax.vmap(lambda key: uniform(env, None, timestep, key))(keys)
+        return chosen, jax.vmap(lambda c: sequential_masks(positions, mask, c, 6))(chosen), mask
+
+    chosen, allowed, mask = draw(jax.random.key(3), jax.random.split(jax.random.key(0), 200))
     assert np.all(np.take_along_axis(np.asarray(allowed), np.asarray(chosen)[..., None], -1))
-    open_ = np.asarray(timestep.action_mask[0])
+    open_ = np.asarray(mask[0])
     counts = np.bincount(np.asarray(chosen)[:, 0], minlength=6)
     expected = 200 / open_.sum()
     assert np.all((counts > 0) == open_) and np.all(abs(counts[open_] - expected) < 5 * np.sqrt(expected))
