@@ -214,8 +214,8 @@ class _Check:
         counter = jnp.zeros(2, jnp.uint32)
         progress = Progress(counter, counter, counter, counter, counter, jnp.float32(0.0))
         start = self._traced("context", lambda: _jit(self.env.context)(progress))
-        end = self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress))  # traced again
-        self._same_types("context at the end of training", end, "at its start", start)
+        again = self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress))
+        self._same_types("context of a second call", again, "that of the first", start)
         return start
 
     def _traced(self, what: str, function: Callable[[], Any]) -> Any:

@@ -1,7 +1,6 @@
 """A configuration made real: sizes resolved, memory planned, programs compiled; nothing of size is allocated here."""
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -32,9 +31,8 @@ class Setup:
     Attributes:
         config: with every automatic value written out, as in config.yaml.
         env, algo, trainer, mesh: see their classes.
+        plan: memory needed, from shapes.
         notes: sentences for the user.
-        limit: bytes that may be used on a device.
-        evaluation: episodes flown at a time on a device when the policy is evaluated.
     """
 
     config: Config
@@ -42,15 +40,8 @@ class Setup:
     algo: Algorithm
     trainer: Trainer
     mesh: Mesh
+    plan: plan.Plan
     notes: list[str]
-    limit: int
-    evaluation: int
-
-    @functools.cached_property
-    def plan(self) -> plan.Plan:
-        """Memory needed, from shapes. Raises UsageError for settings of algorithm and environment that clash."""
-        with usage_errors():
-            return plan.make_plan(self.trainer, self.limit, self.evaluation)
 
     @property
     def eval_env(self) -> BatchedEnvironment:
@@ -152,7 +143,9 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
     warnings = [line for line in (warning, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
-    return Setup(resolved, env, algo, trainer, mesh, notes, limit, evaluation)
+    with usage_errors():  # settings of algorithm and environment that do not go together
+        made = plan.make_plan(trainer, limit, evaluation)
+    return Setup(resolved, env, algo, trainer, mesh, made, notes)
 
 
 def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:

@@ -24,7 +24,7 @@ from envs_jax.batch import (
 )
 from jaxrl import precision
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
-from jaxrl.parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings
+from jaxrl.parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings, traced_once
 
 
 @pytree
@@ -142,7 +142,7 @@ class Trainer:
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
         """`_init` on the mesh, traced once for each kind of inputs."""
-        return jax.jit(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()), inline=True)
+        return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """ShapeDtypeStructs of the state with their shardings; allocates nothing."""
@@ -208,7 +208,7 @@ class Trainer:
     def _act(
         self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
     ) -> tuple[Array, Any, Trajectory]:
-        """Actions of one step, the memory behind it, and its row of the trajectory, leaves [B, ...]."""
+        """Actions of one step, the memory after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
         action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
         return action, actor, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
@@ -321,7 +321,7 @@ class Trainer:
 
         Everything else that must stay finite is looked at once, behind the last iteration.
         """
-        iterate = jax.jit(lambda s: self._iteration(s, phase), inline=True)  # traced once, for the shapes and the loop
+        iterate = traced_once(lambda s: self._iteration(s, phase))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
 

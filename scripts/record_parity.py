@@ -74,7 +74,7 @@ class Flight:
         self.rows.append(own | values)
 
     def arrays(self) -> Arrays:
-        """All of the mission; what no measurement behind the last step has is shorter by one."""
+        """All of the mission; what no measurement after the last step has is shorter by one."""
         found = {name: np.array([row[name] for row in self.rows if name in row]) for name in self.rows[0]}
         bits = np.concatenate(self.bits)
         return found | {
@@ -300,7 +300,7 @@ def crowded(settings: snakes_oracle.Settings, rng: np.random.Generator) -> State
     return snakes_oracle.refill(state, settings, rng)
 
 
-def asked(state: State, settings: snakes_oracle.Settings, rng: np.random.Generator) -> list[int]:
+def drawn_action(state: State, settings: snakes_oracle.Settings, rng: np.random.Generator) -> list[int]:
     """Actions of all snakes: mostly towards beans, blindly or not, some at random."""
     everyone = range(settings.num_snakes)
     ways = [oracle_opponents.choose(state, settings, everyone, level) for level in (1, 4)]
@@ -309,7 +309,7 @@ def asked(state: State, settings: snakes_oracle.Settings, rng: np.random.Generat
 
 
 def padded(cells: Sequence[Cell], settings: snakes_oracle.Settings, size: int) -> list[int]:
-    """Flat indices, -1 behind them."""
+    """Flat indices, -1 after them."""
     return [r * settings.width + c for r, c in cells] + [-1] * (size - len(cells))
 
 
@@ -327,8 +327,8 @@ def choices(state: State, settings: snakes_oracle.Settings) -> np.ndarray:
 def transition(
     before: State, settings: snakes_oracle.Settings, source: int, rng: np.random.Generator
 ) -> tuple[dict[str, Any], State, bool]:
-    """A recorded step, the state behind it, and whether the game is over."""
-    action = asked(before, settings, rng)
+    """A recorded step, the state after it, and whether the game is over."""
+    action = drawn_action(before, settings, rng)
     resolved = snakes_oracle.resolve(action, before.directions, rng)
     outcome = snakes_oracle.advance(before, resolved, settings)
     after = snakes_oracle.refill(outcome.state, settings, rng)
@@ -419,17 +419,17 @@ def reach() -> Arrays:
         reward, success = arms.step(action)
         states.append(state())
         steps.append({"action": action, "reward": reward, "success": success})
-    told = {name: np.stack([row[name] for row in states], axis=1) for name in states[0]}
-    told |= {name: np.stack([row[name] for row in steps], axis=1) for name in steps[0]}
+    made = {name: np.stack([row[name] for row in states], axis=1) for name in states[0]}
+    made |= {name: np.stack([row[name] for row in steps], axis=1) for name in steps[0]}
     # the simulator's state goes on with the puck: its place and quaternion, and that it rests
     start = [puck, np.tile([1.0, 0.0, 0.0, 0.0], (EPISODES, 1))]
     whole = {
-        "qpos0": np.concatenate([told["qpos"][:, 0], *start], axis=1),
-        "qvel0": np.concatenate([told["qvel"][:, 0], np.zeros((EPISODES, 6))], axis=1),
+        "qpos0": np.concatenate([made["qpos"][:, 0], *start], axis=1),
+        "qvel0": np.concatenate([made["qvel"][:, 0], np.zeros((EPISODES, 6))], axis=1),
     }
-    del told["qpos"], told["qvel"]
+    del made["qpos"], made["qvel"]
     return (
-        {name: x if x.dtype == bool else x.astype(np.float32) for name, x in told.items()}
+        {name: x if x.dtype == bool else x.astype(np.float32) for name, x in made.items()}
         | whole
         | {"goal": goal, "obj_init": puck, "policy": policy, "contact": np.zeros((EPISODES, PERIODS, 3), np.int16)}
     )

@@ -83,7 +83,7 @@ few = functools.partial(  # a failing case compiles anew at every attempt to shr
 )
 
 
-# Two settings that reach every rule between them; all others are for the night.
+# Two settings that reach most rules between them; all others are for the night.
 LOSSY = {
     "q": 5,
     "num_agents": 4,

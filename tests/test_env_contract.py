@@ -361,7 +361,7 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ),
     ("state structure", StateChangesStructure, {}, "state that step returns has another structure than after reset"),
     ("weak type", WeakState, {}, r"but after reset int32\[\], weakly typed: make them equal"),
-    ("context", TwoContexts, {}, "context at the end of training has another structure than at its start"),
+    ("context", TwoContexts, {}, "context of a second call has another structure than that of the first"),
     # values
     ("numpy", NumpyNoise, {}, "the same key and action give different results in .*observation"),
     ("numpy scalar", NumpyStart, {}, "the same key and action give different results in .*never from NumPy"),

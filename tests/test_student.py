@@ -100,7 +100,7 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
 
 
 def taught_to_push() -> tuple[Trainer, TrainState]:
-    """At the start, with a dear teacher that always pushes by tanh(0.2); no steps are random."""
+    """At the start, with a teacher of high weight that always pushes by tanh(0.2); no steps are random."""
     settings = {"help_weight": 20.0, "help_constant": 10**6, "help_until": 2 * 10**6, "help_deviation": 0.2}
     trainer = make_trainer(Student, PointMass(), 8, update_interval=4, init_steps=0, **SAC, **settings, **TAUGHT)
     return trainer, trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})

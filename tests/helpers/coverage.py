@@ -66,7 +66,7 @@ def proceed(env, state, action):
 
 
 def wander(env, key):
-    """As `fly`, in fewer programs."""
+    """As `fly`, in fewer programs, with moves that do not depend on the key."""
     rng = np.random.default_rng(0)
     seen = [begin(env, key)]
     for _ in range(env.steps):
