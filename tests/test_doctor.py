@@ -52,6 +52,7 @@ def test_an_unused_gpu_has_a_cause_and_a_remedy(nvidia, plugins, environ, words)
     assert words in sentence and "\n" not in sentence
 
 
+@pytest.mark.long
 def test_a_run_with_self_play_is_looked_at(capsys):
     run = "--algo ddpg --env snakes_1v1 --opponent self:1 --observation obs26 --masks false --masking false"
     assert doctor.main([*run.split(), "--num_envs", "16", "--devices", "1", "--quick"]) == 0

@@ -21,7 +21,7 @@ from jaxrl.algos.sac import Sac
 from jaxrl.checkpoint import Checkpoints
 from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
 
-TRAINED = ("ddpg expected", "sac")  # in every run; the others at night
+TRAINED = ("ddpg expected",)  # in every run; the others at night
 
 
 @pytest.mark.parametrize(
