@@ -59,6 +59,7 @@ def test_the_environment_of_the_page_keeps_the_contract(folder: Path) -> None:
     runpy.run_path(str(folder / "check.py"))
 
 
+@pytest.mark.long
 def test_the_command_of_the_page_learns(trained: Path) -> None:
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     apples = [line["episode/apples"] for line in lines if "episode/apples" in line]
@@ -67,6 +68,7 @@ def test_the_command_of_the_page_learns(trained: Path) -> None:
     assert sum(apples[-50:]) / 50 > 6.5
 
 
+@pytest.mark.long
 def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert jaxrl.evaluate.main([str(trained), "--episodes", "32"]) == 0
     report = json.loads((trained / "evaluation.json").read_text())["policies"]

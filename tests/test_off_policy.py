@@ -94,7 +94,7 @@ class Paid(PointMass):
     [
         pytest.param("ddpg", 1, marks=pytest.mark.long),
         ("ddpg", 3),
-        ("sac", 1),
+        pytest.param("sac", 1, marks=pytest.mark.long),
         pytest.param("sac", 3, marks=pytest.mark.long),
     ],
 )

@@ -178,34 +178,27 @@ def test_labels_do_not_touch(places):
 # Pages and figures of every environment
 
 
-def records() -> dict[str, viewing.Record]:
-    """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
-    found = {}
-    for env, one in (
-        ("coverage", mission()),
-        ("snakes_3v3", flown("snakes_3v3", "random", 0, max_steps=5, opponent="2")),
-        ("reach", flown("reach", "scripted", 0, horizon=8)),
-    ):
-        means = {name: np.full((one.steps + 1, 2), 0.3) for name in one.curves}
-        record = dataclasses.replace(
-            one,
-            title=f"{env}: run ddpg_competition_{env}/0001, checkpoint 123456",
-            policy="ig_sequential",
-            references={} if env == "snakes_3v3" else {"random": means, "lawnmower_15": means, "ig_sequential": means},
-            final_means={
-                "level2": {"sampled": dict.fromkeys(one.curves, 4.5), "random": dict.fromkeys(one.curves, 1.0)}
-            },
-        )
-        found[env] = record
-    return found
+PLAYED = {
+    "coverage": mission,
+    "snakes_3v3": lambda: flown("snakes_3v3", "random", 0, max_steps=5, opponent="2"),
+    "reach": lambda: flown("reach", "scripted", 0, horizon=8),
+}
 
 
-@pytest.fixture(scope="module", params=["coverage", "snakes_3v3", "reach"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(env, marks=() if env == "coverage" else pytest.mark.long) for env in PLAYED]
+)
 def any_record(request) -> viewing.Record:
-    return all_records()[request.param]
-
-
-all_records = functools.cache(records)
+    """A few steps of each, with mean curves of policies and of games by hand; the names are as long as they come."""
+    env, one = request.param, PLAYED[request.param]()
+    means = {name: np.full((one.steps + 1, 2), 0.3) for name in one.curves}
+    return dataclasses.replace(
+        one,
+        title=f"{env}: run ddpg_competition_{env}/0001, checkpoint 123456",
+        policy="ig_sequential",
+        references={} if env == "snakes_3v3" else {"random": means, "lawnmower_15": means, "ig_sequential": means},
+        final_means={"level2": {"sampled": dict.fromkeys(one.curves, 4.5), "random": dict.fromkeys(one.curves, 1.0)}},
+    )
 
 
 def test_pages_fit_a_phone_and_have_a_dark_mode(any_record):
