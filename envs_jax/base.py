@@ -99,7 +99,7 @@ class TimeStep:
         observation: pytree of arrays [A, ...] following `EnvSpec.observation`.
         action_mask: bool[A, n], actions open to each agent before the others of this step are known;
             None where every action is always open (and for continuous actions).
-        mask_state: whatever `Environment.next_mask` needs to know, or ().
+        mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
         global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
         reward: float32[A], reward of the action that led here; 0 after a reset.
         terminated: bool[], the episode ended here for good (the value of what follows is 0).

@@ -223,15 +223,6 @@ class Checkpoints:
         best = _sealed(self._best)
         return int(best[-1]) if best else None
 
-    def read_meta(self, step: int) -> dict[str, Any]:
-        """The JSON object saved with checkpoint `step`, which may be the best one.
-
-        Raises:
-            CheckpointError: there is no such checkpoint, or it is damaged.
-        """
-        folder = self.directory / f"{step:010d}"
-        return _read_meta(folder if folder.is_dir() else self._best / folder.name)
-
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Number and JSON object of the newest checkpoint that is intact; each damaged one is named by `warn`.
 
@@ -277,10 +268,6 @@ class Checkpoints:
         args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
         arrays = self._orbax.restore(folder / _ARRAYS, args=args) if wanted else {}
         return _digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
-
-    def restore_best(self, like: Any) -> tuple[int, Any, dict[str, Any]]:
-        """The same as `restore`, for the best checkpoint."""
-        return self._restore(self._best, like)
 
     def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
         """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.

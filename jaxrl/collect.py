@@ -2,8 +2,8 @@
 
 RUN is a run of sac (or of an algorithm made after it) on reach, the expert whose labels are written: mu, log_std and
 value. Episodes are played in the run's environment or, with --simulator metaworld, in real Meta-World, by the policies
-of --policy in turn; each of them meets the goals of the run's pool in order. --task names what is played, with the
-simulator also another of its tasks, such as drawer-close-v3.
+of --policy in turn; each of them meets the run's own goals in order: its pool, or with goals "uniform" the list of
+--pool_seed. --task names what is played, with the simulator also another of its tasks, such as drawer-close-v3.
 
 With --expert scripted the scripted policy of the task gives mu instead (its action, in [-1, 1]); log_std and value are
 still the run's. Values are r + gamma (min Q(s', a') - alpha log pi(a' | s')) of the run's critics, for a' that its

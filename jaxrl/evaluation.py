@@ -123,8 +123,8 @@ class Evaluator:
     """Flies `episodes` episodes of one policy, compiled once per policy.
 
     Episode i starts from the same state whatever the policy, and from one that training does not see unless the
-    environment draws from a list: its randomness comes from a stream of its own (`stream` tells held-out sets from
-    each other).
+    environment draws from a list: its randomness comes from a key of its own (`held_out_key`, one for each held-out
+    set).
 
     Attributes:
         env: the batched environment.

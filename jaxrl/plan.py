@@ -270,7 +270,7 @@ def _chunk(whole: int, affordable: float, wanted: int) -> int:
 
 
 def flying_bytes(env: BatchedEnvironment) -> int:
-    """Bytes of the state of one environment."""
+    """Bytes of the state and the time step of one environment."""
     progress = jax.eval_shape(start)
     context = jax.eval_shape(env.context, progress)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))

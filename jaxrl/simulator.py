@@ -78,10 +78,10 @@ class Played:
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """The flag of verbs that can play in a simulator."""
-    parser.add_argument("--simulator", metavar="NAME", help="play the goals of the run's pool in order, with --goals "
-                        "uniform fresh ones: in metaworld (extra 'real'), where --task may also name one of the "
-                        "simulator's own, such as drawer-close-v3, which pays and judges by itself; or in jax, the "
-                        "same episodes in the run's environment")  # fmt: skip
+    parser.add_argument("--simulator", metavar="NAME", help="play the run's own goals in order (its pool, or with "
+                        "goals 'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may "
+                        "also name one of the simulator's own, such as drawer-close-v3, which pays and judges by "
+                        "itself; or in jax, the same episodes in the run's environment")  # fmt: skip
 
 
 def own_task(flags: argparse.Namespace) -> str | None:

@@ -339,8 +339,8 @@ MUTATIONS = [
         (
             "keys", "every step of an iteration draws the same numbers",
             "jaxrl/trainer.py",
-            "jax.random.fold_in(key, t), indices)",
-            "jax.random.fold_in(key, 0 * t), indices)",
+            "jax.random.fold_in(key, t), progress)",
+            "jax.random.fold_in(key, 0 * t), progress)",
             "tests/test_trainer.py::test_steps_and_environments_draw_from_other_keys",
         ),
         (
@@ -430,11 +430,27 @@ def copy_tree(folder: Path) -> None:
     (folder / ".cache").symlink_to(ROOT / ".cache")
 
 
+def fault(mutation: Mutation, folder: Path) -> str:
+    """Why a mutation cannot be tried in the tree under `folder`; "" if it can."""
+    path = folder / mutation.file
+    if not path.is_file():
+        return f"there is no file {mutation.file}"
+    times = path.read_text().count(mutation.old)
+    if times != 1:
+        return f"the old text stands {times} times in {mutation.file}"
+    for test in mutation.tests.split():
+        file, _, function = test.partition("::")
+        if not (folder / file).is_file():
+            return f"there is no test file {file}"
+        if function and not re.search(rf"^def {function}\(", (folder / file).read_text(), re.MULTILINE):
+            return f"there is no test {function} in {file}"
+    return "" if mutation.tests.split() else "no test is named"
+
+
 def run_tests(folder: Path, tests: str, python: str) -> tuple[str, str]:
     """("caught", the test that failed), ("survived", "") or ("error", what pytest said)."""
-    paths = [name for name in tests.split() if (folder / name.split("::")[0]).exists()]
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{folder / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *paths]
+    command = [python, "-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *tests.split()]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode == 0:
@@ -465,12 +481,11 @@ def main() -> int:
         folder = Path(name)
         copy_tree(folder)
         for number, mutation in chosen:
-            path = folder / mutation.file
-            text = path.read_text()
             began = time.monotonic()
-            if text.count(mutation.old) != 1:
-                outcome, by = "error", f"the old text stands {text.count(mutation.old)} times in {mutation.file}"
-            else:
+            outcome, by = "error", fault(mutation, folder)
+            if not by:
+                path = folder / mutation.file
+                text = path.read_text()
                 path.write_text(text.replace(mutation.old, mutation.new))
                 outcome, by = run_tests(folder, mutation.tests, arguments.python)
                 path.write_text(text)

@@ -1,3 +1,5 @@
+"""Benchmarks: what they count by hand, what they measure, and what their commands write, compare and refuse."""
+
 import dataclasses
 import json
 import sys

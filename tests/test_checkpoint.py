@@ -156,11 +156,10 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [10, 100]
         assert checkpoints.best_step() == 2
-        step, restored, meta = checkpoints.restore_best(jax.eval_shape(make_state))
+        step, params, meta = checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)
         assert (step, meta) == (2, {"step": 2})
-        assert_same_bits(restored, make_state(2))
-        assert checkpoints.read_meta(100) == {"step": 100}
-        assert checkpoints.read_meta(2) == {"step": 2}
+        assert_same_bits(params, make_state(2).params)
+        assert checkpoints.newest() == (100, {"step": 100})
         checkpoints.save(101, make_state(101), {}, best=True)
         checkpoints.wait()
         assert checkpoints.best_step() == 101
@@ -249,7 +248,7 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
         step, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
         assert_same_bits(restored, make_state(step))
         assert told() == ["holds step 1", "holds step 2", "holds step 3"]
-        assert checkpoints.restore_best(jax.eval_shape(make_state))[0] == 2
+        assert checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)[0] == 2
         assert "best/0000000005 is damaged: holds step 1;" in sentences[-1]
         checkpoints.discard_after(1)
         assert checkpoints.steps() == [1]
@@ -284,8 +283,8 @@ def test_no_checkpoint_at_all(tmp_path: Path, directory: str) -> None:
         assert checkpoints.steps() == [] and checkpoints.best_step() is None
         with pytest.raises(CheckpointError, match="there is no checkpoint in"):
             checkpoints.restore(jax.eval_shape(make_state))
-        with pytest.raises(CheckpointError, match=r"meta\.json"):
-            checkpoints.read_meta(3)
+        with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+            checkpoints.newest()
 
 
 # Another configuration
@@ -435,10 +434,12 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
         leftovers += sum(not path.name.isdecimal() for path in tmp_path.glob("**/0*"))
         with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
             like = jax.eval_shape(partial(make_state, size=4096))
-            for restore in (checkpoints.restore_best, checkpoints.restore):
-                step, restored, meta = restore(like)
-                assert meta == {"step": step}
-                assert_same_bits(restored, make_state(step, 4096))
+            best, params, meta = checkpoints.restore_subtree(like.params, "params", best=True)
+            assert meta == {"step": best}
+            assert_same_bits(params, make_state(best, 4096).params)
+            step, restored, meta = checkpoints.restore(like)
+            assert meta == {"step": step}
+            assert_same_bits(restored, make_state(step, 4096))
             assert step >= max(newest + 2, int(lines[-1]) - 1)  # a save begins when the one before it is sealed
             newest = step
     assert sentences == []  # what was never complete is not called damaged

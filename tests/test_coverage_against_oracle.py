@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import critic
+from helpers.coverage import critic, probability
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -53,11 +53,6 @@ def readings(mission: oracle.Mission) -> jax.Array:
         top, bottom, left, right = measurement.box
         image[top:bottom, left:right] = measurement.reading
     return jnp.asarray(maps)
-
-
-def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
-    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
-    return 1.0 / (1.0 + np.exp(-stored))
 
 
 def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, next_action: np.ndarray) -> None:

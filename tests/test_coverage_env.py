@@ -1,4 +1,4 @@
-"""Coverage as an environment: its contract, its settings, and what must hold in every mission."""
+"""Coverage as an environment: its settings, batches, rewards and messages, and what must hold in every mission."""
 
 import dataclasses
 import itertools

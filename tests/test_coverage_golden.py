@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, critic, environment, lattice, rectangle, whole_map
+from helpers.coverage import advance, critic, environment, lattice, probability, rectangle, whole_map
 
 from envs_jax.coverage import actions, communication, starts, terrain, world
 
@@ -38,11 +38,6 @@ def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
         states.append(jax.tree.map(np.asarray, state.maps))
         timesteps.append(jax.tree.map(np.asarray, timestep))
     return env, states, timesteps
-
-
-def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
-    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
-    return 1.0 / (1.0 + np.exp(-stored))
 
 
 def compare(name: str, bounds: dict[str, float], **settings: Any) -> dict[str, float]:

@@ -1,3 +1,5 @@
+"""The doctor: GPUs that are not used and why, runs that fit or do not, and what it measures."""
+
 import importlib.metadata
 import subprocess
 

@@ -291,12 +291,9 @@ class FakeNvml(SimpleNamespace):
         return name
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        if handle.startswith("MIG"):
+        if handle == "MIG-abc":
             raise self.NVMLError
-        return SimpleNamespace(gpu=40)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(used={"GPU 3": 10, "MIG-abc": 20}[handle])
+        return SimpleNamespace(gpu={"GPU 3": 40}[handle])
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
@@ -318,7 +315,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
         assert nvml.opened == 1
-        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4, 20)
+        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4)
     assert nvml.opened == 0
 
 
@@ -326,7 +323,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
-        assert monitor.read() == gpu.DeviceReading(6, 100, None, None)
+        assert monitor.read() == gpu.DeviceReading(6, 100, None)
 
 
 def test_nvml_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

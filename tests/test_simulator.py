@@ -346,7 +346,6 @@ def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
 
 
 @installed
-@pytest.mark.slow
 def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=90)

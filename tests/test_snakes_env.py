@@ -1,4 +1,4 @@
-"""Snakes as an environment: contract, settings, schedules, seats, the observation of our own."""
+"""Snakes as an environment: settings, schedules, seats, rewards, the observation of our own."""
 
 import dataclasses
 import functools

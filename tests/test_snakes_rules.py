@@ -1,4 +1,4 @@
-"""Snakes rules: the recorded transitions of the original engine, worked cases, and the laws of the draws."""
+"""Snakes rules: the recorded steps of the original engine, its respawns and its resolved directions."""
 
 import jax
 import jax.numpy as jnp

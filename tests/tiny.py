@@ -1,4 +1,4 @@
-"""A tiny environment with early ends and a tiny off-policy algorithm: what a user would write, for the tests."""
+"""Tiny environments, with early ends (Corridor) and continuous actions (PointMass), and a tiny algorithm (TinyQ)."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -611,7 +611,7 @@ class Collective(Algorithm):
             params, ring = self._encode(params, ring)
         elif phase.name == "transformer":
             params, metrics = self._train_transformer(params, ring, key_updates, phase.updates)
-        elif phase.updates:  # random, burst and learner: the actor
+        elif phase.updates:  # "world" and "critic" their own network; burst, learner and "actor" the actor
             name = phase.name if phase.name in ("world", "critic") else "actor"
             params, metrics = self._fit(params, ring, key_updates, phase.updates, name)
         return AlgoState(params, ring), metrics

@@ -114,7 +114,7 @@ class Coma(Algorithm):
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     lr_final: float = setting(
-        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=(1e-9, 1e3)
+        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
     )
     copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 1e9))
     tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies", between=UNIT)

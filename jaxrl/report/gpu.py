@@ -21,13 +21,11 @@ class DeviceReading(NamedTuple):
         memory: bytes in use on the fullest device; for a CPU, the resident size of this process.
         memory_limit: bytes that JAX may use there, None if not known.
         utilisation: mean share of time, 0 to 1, in which the GPUs were computing, None without NVML.
-        memory_used_by_all: bytes in use on the fullest GPU by all processes, None without NVML.
     """
 
     memory: int
     memory_limit: int | None
     utilisation: float | None
-    memory_used_by_all: int | None
 
 
 class Monitor:
@@ -50,10 +48,7 @@ class Monitor:
         """A few microseconds on CPU, about a millisecond with NVML."""
         memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
         utilisation = [rate for rate in map(_utilisation, self._handles) if rate is not None]
-        used = [number for number in map(_memory_used, self._handles) if number is not None]
-        return DeviceReading(
-            memory, limit, sum(utilisation) / len(utilisation) if utilisation else None, max(used, default=None)
-        )
+        return DeviceReading(memory, limit, sum(utilisation) / len(utilisation) if utilisation else None)
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -106,11 +101,4 @@ def _utilisation(handle: Any) -> float | None:
     try:
         return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
     except pynvml.NVMLError:  # not kept for a slice of a GPU (MIG)
-        return None
-
-
-def _memory_used(handle: Any) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
-    except pynvml.NVMLError:
         return None

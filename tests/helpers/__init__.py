@@ -1,1 +1,1 @@
-"""What test files share: recorded positions of the environments as their own types, and compiled programs."""
+"""What test files share: missions and games, recorded or made up, labelled sets, algorithms, runs, programs."""

@@ -124,6 +124,12 @@ def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
     )
 
 
+def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
+    """Probabilities of beliefs as a map stores them."""
+    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
+    return 1.0 / (1.0 + np.exp(-stored))
+
+
 def whole_map(record: golden.CoverageRecord, k: int) -> np.ndarray:
     """bool[A, n, n]: the readings of measurement k in their places."""
     maps = np.zeros((record.num_agents, record.n, record.n), bool)
