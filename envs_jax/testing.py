@@ -79,9 +79,8 @@ def check_env(
     context = check.context()
     check.types(key, context)
     check.repeatable(key, context)
-    keys = jax.random.split(key, copies)
-    start = check.play(keys, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
-    check.baselines(keys, *start)
+    start = check.play(key, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
+    check.baselines(*start)
     if random:
         check.randomness(*start)
 
@@ -211,12 +210,14 @@ class _Check:
     def context(self) -> Any:
         """The context at the start of training."""
 
-        counter = jnp.zeros(2, jnp.uint32)
-        progress = Progress(counter, counter, counter, counter, counter, jnp.float32(0.0))
-        start = self._traced("context", lambda: _jit(self.env.context)(progress))
+        counter: Any = np.zeros(2, np.uint32)
+        fraction: Any = np.float32(0.0)
+        progress = Progress(counter, counter, counter, counter, counter, fraction)
+        program = _jit(self.env.context)
+        start = self._traced("context", lambda: program.trace(progress).out_info)
         again = self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress))
         self._same_types("context of a second call", again, "that of the first", start)
-        return start
+        return program(progress) if jax.tree.leaves(start) else start
 
     def _traced(self, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -345,14 +346,14 @@ class _Check:
             return (low + (high - low) * uniform).astype(spec.action.dtype), {}
         n, open_ = spec.action.n, self._open(timestep)
 
+        uniform = jax.random.uniform(key, (agents, n + agents))  # one draw for all: each would be compiled on its own
+
         def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
-            key_action, key_garbage = jax.random.split(jax.random.fold_in(key, agent))
+            noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
             mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
-            garbage = jax.random.randint(key_garbage, (agents,), 0, n)
             other = spec.next_mask(
                 timestep.mask_state, open_, jnp.where(jnp.arange(agents) < agent, chosen, garbage), agent
             )
-            noise = jax.random.uniform(key_action, (n,))
             action = jnp.argmax(jnp.where(mask, noise, -1.0)).astype(jnp.int32)
             seen = {"mask": mask, "reads_ahead": jnp.any(mask != other)}
             return jnp.where(jnp.arange(agents) == agent, action, chosen), seen
@@ -463,17 +464,18 @@ class _Check:
 
     # Play
 
-    def play(self, keys: Array, context: Any, steps: int) -> tuple[BatchState, TimeStep]:
-        """Copies side by side, one of them also alone, from the reset (returned) through an episode and its restart."""
+    def play(self, key: Array, context: Any, steps: int) -> tuple[Array, BatchState, TimeStep]:
+        """Copies side by side, one of them also alone, through an episode and its restart; keys and reset returned."""
 
         def row(tree: Any, index: Array) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
 
-        def start(keys: Array) -> Any:
+        def start(key: Array) -> Any:
+            keys = jax.random.split(key, self.copies)
             state, timestep = self.batch.reset(keys, context)
-            return state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
+            return keys, state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
-        def advance(state: BatchState, timestep: TimeStep, number: Array, alike: Array) -> Any:
+        def advance(keys: Array, state: BatchState, timestep: TimeStep, number: Array, alike: Array) -> Any:
             """One step of all copies, `alike` all with the action of the first, and what one needs to do it alone."""
             index = (number - 1) % self.copies
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
@@ -486,8 +488,8 @@ class _Check:
             return new_state, new_timestep, action, seen, critic, alone, row((new_state.env, new_timestep), index)
 
         self.advance = _jit(advance)
-        state, timestep, reset_key, in_batch = _jit(start)(keys)
-        begin = state, timestep
+        keys, state, timestep, reset_key, in_batch = _jit(start)(key)
+        begin = keys, state, timestep
         host = _host(timestep)
         self._check_first(host, "after reset")
         self._compare_alone(in_batch, self.reset(reset_key, context), "after reset")
@@ -496,7 +498,7 @@ class _Check:
             when, ended = f"at step {number}", host.done
             previous = host
             state, timestep, action, seen, critic, alone, in_batch = self.advance(
-                state, timestep, jnp.int32(number), jnp.bool_(False)
+                keys, state, timestep, np.int32(number), np.bool_(False)
             )
             self._check_masks(previous, _host(action), _host(seen), when)
             if critic:
@@ -581,12 +583,12 @@ class _Check:
             else:
                 self._check_bounds(f"baseline '{name}'", spec.action, action, "after reset")
 
-    def randomness(self, state: BatchState, timestep: TimeStep) -> None:
+    def randomness(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Copies with different keys differ somewhere when they play the same actions from the reset on."""
         for number in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
             if not all(np.all(leaf == leaf[:1]) for _, leaf in _leaves(_host(timestep))):
                 return
-            state, timestep, *_ = self.advance(state, timestep, jnp.int32(number), jnp.bool_(True))
+            state, timestep, *_ = self.advance(keys, state, timestep, np.int32(number), np.bool_(True))
         self.fail(
             "copies with different keys never differ: draw from the key given to reset, or call check_env(..., "
             "random=False) if nothing is random here"
