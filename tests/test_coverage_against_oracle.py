@@ -4,7 +4,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.coverage import critic, probability
@@ -36,23 +35,25 @@ rules = st.fixed_dictionaries(
 ).filter(lambda rule: rule["start"] == "uniform" or rule["num_agents"] <= 4)
 
 
-def lattice(metres: np.ndarray) -> jax.Array:
-    return jnp.asarray(metres // SPACING - np.array([0, 0, 1]), jnp.int32)
+def lattice(metres: np.ndarray) -> np.ndarray:
+    return (metres // SPACING - np.array([0, 0, 1])).astype(np.int32)
+
+
+pack = jax.jit(terrain.pack)
 
 
 def any_terrain(truth: np.ndarray) -> terrain.Terrain:
-    nothing = jnp.zeros((2, 2), jnp.int32)
-    bits = terrain.pack(jnp.asarray(truth))
-    return terrain.Terrain(nothing, nothing, jnp.bool_(False), bits, jnp.int32(truth.sum()))
+    nothing = np.zeros((2, 2), np.int32)
+    return terrain.Terrain(nothing, nothing, np.array(False), pack(truth), np.array(truth.sum(), np.int32))
 
 
-def readings(mission: oracle.Mission) -> jax.Array:
+def readings(mission: oracle.Mission) -> np.ndarray:
     """bool[A, n, n]: what every agent of the oracle read, in its place."""
     maps = np.zeros((len(mission.measurements), mission.n, mission.n), bool)
     for image, measurement in zip(maps, mission.measurements, strict=True):
         top, bottom, left, right = measurement.box
         image[top:bottom, left:right] = measurement.reading
-    return jnp.asarray(maps)
+    return maps
 
 
 def check_moment(env: Any, mission: oracle.Mission, state: Any, timestep: Any, next_action: np.ndarray) -> None:
@@ -138,14 +139,14 @@ def check_mission(engine: str, rule: dict[str, Any], seed: int) -> None:
     env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_engine=engine)
     assert (env.n, env.steps) == (mission.n, mission.settings.steps)
     advance = jax.jit(env.observe_and_fuse)
-    ground, reach = any_terrain(mission.truth), jnp.float32(rule["communication_range"])
-    state = env.begin(jax.random.key(0), ground, lattice(mission.positions), reach)
-    state, timestep = advance(state, state.positions, jnp.asarray(mission.received), readings(mission))
+    ground, reach = any_terrain(mission.truth), np.float32(rule["communication_range"])
+    state = jax.jit(env.begin)(jax.random.key(0), ground, lattice(mission.positions), reach)
+    state, timestep = advance(state, state.positions, mission.received, readings(mission))
     assert np.all(np.asarray(timestep.reward) == 0.0)
     before = oracle.entropy(mission.global_belief)
     while True:
         heard = received(lattice(mission.positions), reach)
-        assert np.all(heard | ~mission.received)
+        assert np.all(np.asarray(heard) | ~mission.received)
         if rule["failure_rate"] == 0.0:
             np.testing.assert_array_equal(heard, mission.received)
         chosen, masks = mission.act(lambda _, mask: int(mission.rng.choice(np.flatnonzero(mask))))
@@ -157,7 +158,7 @@ def check_mission(engine: str, rule: dict[str, Any], seed: int) -> None:
         np.testing.assert_array_equal(found, masks)
         earned, _ = mission.step(chosen)
         np.testing.assert_array_equal(moved, lattice(mission.positions))
-        state, timestep = advance(state, moved, jnp.asarray(mission.received), readings(mission))
+        state, timestep = advance(state, moved, mission.received, readings(mission))
         tolerance = 1e-5 * max(1.0, rule["reward_scale"] / 22.0)
         np.testing.assert_allclose(timestep.reward, earned, atol=tolerance)
         after = oracle.entropy(mission.global_belief)

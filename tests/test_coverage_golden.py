@@ -6,10 +6,9 @@ from typing import Any
 
 import golden
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, critic, environment, lattice, probability, rectangle, whole_map
+from helpers.coverage import advance, critic, environment, lattice, launch, probability, rectangle, whole_map
 
 from envs_jax.coverage import actions, communication, starts, terrain, world
 
@@ -18,22 +17,23 @@ MISSIONS = (*golden.COVERAGE_OWN_MISSIONS, *golden.COVERAGE_MISSIONS)
 INT16 = {"belief": 2e-4, "observation": 3e-5, "reward": 1e-4, "entropy": 3e-5, "f1": 4e-4}
 
 
+KEY = jax.random.key(0)
+
+
 @functools.lru_cache(maxsize=4)
 def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
     """(environment, states, time steps) k = 0 .. T of a recorded mission."""
     record = golden.coverage_mission(name)
     env = environment(record, **settings)
-    state = env.begin(
-        jax.random.key(0), rectangle(record), jnp.asarray(lattice(record["positions"][0])), jnp.float32(0)
-    )
+    state = launch(env)(KEY, rectangle(record), lattice(record["positions"][0]), np.float32(0))
     states, timesteps = [], []
     for k in range(record.steps + 1):
         heard = record["comm"][k] if k < record.steps else np.eye(record.num_agents)
         state, timestep = advance(env)(
             state,
-            jnp.asarray(lattice(record["positions"][k])),
-            jnp.asarray(heard, bool),
-            jnp.asarray(whole_map(record, k)),
+            lattice(record["positions"][k]),
+            np.asarray(heard, bool),
+            whole_map(record, k),
         )
         states.append(jax.tree.map(np.asarray, state.maps))
         timesteps.append(jax.tree.map(np.asarray, timestep))
@@ -135,7 +135,7 @@ received = jax.jit(communication.received)
 @pytest.mark.parametrize("name", MISSIONS)
 def test_recorded_messages(name):
     record = golden.coverage_mission(name)
-    reach = jnp.float32(record["comm_range"])
+    reach = np.float32(record["comm_range"])
     lossless = record.config["failure"] == 0
     for t in range(record.steps):
         heard = received(lattice(record["positions"][t]), reach)
@@ -156,9 +156,9 @@ def collision_masks(num_actions):
 def test_mask_table(num_actions, source):
     tables = golden.load("coverage_missions", source)
     own, others = tables[f"mask{num_actions}_own"], tables[f"mask{num_actions}_others"]
-    moved = jnp.asarray(np.all(others >= 0, axis=-1) & np.all(others[..., 2:] >= 5, axis=-1))
-    own, others = jnp.asarray(lattice(own)), jnp.asarray(lattice(others))
-    boundary = actions.boundary_mask(own, num_actions)
+    moved = np.all(others >= 0, axis=-1) & np.all(others[..., 2:] >= 5, axis=-1)
+    own, others = lattice(own), lattice(others)
+    boundary = jax.jit(actions.boundary_mask, static_argnums=1)(own, num_actions)
     np.testing.assert_array_equal(boundary, tables[f"mask{num_actions}_boundary"].astype(bool))
     final = collision_masks(num_actions)(own, others, moved, boundary)
     expected = tables[f"mask{num_actions}_final"].astype(bool)
@@ -167,14 +167,19 @@ def test_mask_table(num_actions, source):
     np.testing.assert_array_equal(final, np.where(crashed[:, None], np.asarray(boundary), expected))
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def footprints(positions, q):
+    box = world.footprint(positions, q)
+    return box, world.clip_footprint(box, world.map_side(q))
+
+
 @pytest.mark.parametrize("source", golden.SOURCES)
 @pytest.mark.parametrize("q", [57, 28, 11, 7, 6, 5])
 def test_footprint_table(q, source):
     table = golden.load("coverage_missions", source)[f"tab_footprint_px{q}"]
     g = np.arange(world.LATTICE)
     positions = np.stack(np.broadcast_arrays(g[None, :], g[None, :], np.arange(3)[:, None]), axis=-1).astype(np.int32)
-    box = world.footprint(jnp.asarray(positions), q)
-    clipped = world.clip_footprint(box, world.map_side(q))
+    box, clipped = jax.tree.map(np.asarray, footprints(positions, q))
     ours = np.stack([box.top, box.bottom, clipped.top, clipped.bottom], axis=-1)
     np.testing.assert_array_equal(ours, table)
     np.testing.assert_array_equal(np.stack([box.left, box.right, clipped.left, clipped.right], axis=-1), table)
@@ -205,15 +210,19 @@ def test_terrain_table(q, source):
             cells = np.zeros((n, n), bool)
             top, bottom, left, right = table[side, index]
             cells[top:bottom, left:right] = True
-            np.testing.assert_array_equal(half_plane(jnp.int32(side), jnp.int32(30 + index), n), cells)
+            np.testing.assert_array_equal(half_plane(np.int32(side), np.int32(30 + index), n), cells)
 
 
 def test_missions_of_the_original():
     tables = golden.load("coverage_missions")
-    mission = jnp.arange(starts.MISSIONS, dtype=jnp.int32)
-    side, percent = jax.vmap(starts.original_split)(mission)
+    mission = np.arange(starts.MISSIONS, dtype=np.int32)
+
+    @jax.jit
+    def begun(mission):
+        return jax.vmap(starts.original_split)(mission), jax.vmap(lambda m: starts.original(m, 8))(mission)
+
+    (side, percent), positions = begun(mission)
     np.testing.assert_array_equal(np.stack([side, percent], axis=-1), tables["tab_episode_truth"])
-    positions = jax.vmap(lambda m: starts.original(m, 8))(mission)
     np.testing.assert_array_equal(
         positions, lattice(tables["tab_episode_start_seed3"].reshape(-1, 3)).reshape(-1, 8, 3)
     )
@@ -222,6 +231,12 @@ def test_missions_of_the_original():
 def test_reset_flies_the_mission_of_the_original():
     record = golden.coverage_mission("m03")
     env = environment(record, start="original")
-    state = jax.jit(env._draw_mission)(jax.random.key(record.config["episode"]))  # what a reset begins with
+
+    @jax.jit
+    def draw(key):  # what a reset begins with
+        state = env._draw_mission(key)
+        return state, terrain.whole(state.terrain, record.n)
+
+    state, cells = draw(jax.random.key(record.config["episode"]))
     np.testing.assert_array_equal(state.positions, lattice(record["positions"][0]))
-    np.testing.assert_array_equal(terrain.whole(state.terrain, record.n), record.truth)
+    np.testing.assert_array_equal(cells, record.truth)

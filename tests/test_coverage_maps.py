@@ -1,5 +1,6 @@
 """Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the engines."""
 
+import functools
 import itertools
 
 import jax
@@ -15,7 +16,8 @@ from envs_jax.coverage import belief, communication, maps, maps_windows, observa
 
 def number(pair):
     """Value of a sum in fixed point, as a Python integer array."""
-    return np.asarray(pair[..., 0]).astype(np.int64) * 4096 + np.asarray(pair[..., 1])
+    pair = np.asarray(pair)
+    return pair[..., 0].astype(np.int64) * 4096 + pair[..., 1]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,8 @@ def test_engines_agree(settings):
         np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=2e-6)
         np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=2e-6)
         np.testing.assert_allclose(ts_a.global_state["maps"], ts_b.global_state["maps"], atol=2e-6)
-        beyond = np.abs(np.asarray(storage.value(b.maps.beliefs)).astype(float)) > float(storage.limit)
-        np.testing.assert_array_equal(b.maps.excess.cells, beyond.any((2, 3)))
+        beyond = np.asarray(beyond_limit(storage, b.maps.beliefs))
+        np.testing.assert_array_equal(b.maps.excess.cells, beyond)
         some_excess |= bool(beyond.any())
         # four copies fly up and down in place, so that cells become certain, the others wherever it is open
         mask = np.asarray(ts_a.action_mask)
@@ -69,12 +71,22 @@ def test_engines_agree(settings):
     np.testing.assert_allclose(jax.jit(anew)(found), found.excess.probability, atol=1e-6)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def beyond_limit(storage, beliefs):
+    return jnp.any(jnp.abs(storage.value(beliefs).astype(jnp.float32)) > float(storage.limit), axis=(2, 3))
+
+
 def test_windows_change_maps_in_place():
     env = make(q=20, map_engine="windows", num_agents=2)
     state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))
     program = jax.jit(batched(env)._advance, donate_argnums=0).lower(state, state.positions).compile()
     beliefs = state.maps.beliefs
     assert program.memory_analysis().temp_size_in_bytes < beliefs.size * beliefs.dtype.itemsize / 2
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def chances(storage, beliefs):
+    return belief.probability(storage.log_odds(beliefs))
 
 
 def test_int16_is_close_to_float32():
@@ -86,12 +98,26 @@ def test_int16_is_close_to_float32():
     stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
     for (a, ts_a), (b, ts_b) in zip(*seen, strict=True):
         np.testing.assert_array_equal(a.positions, b.positions)
-        p, exact = (belief.probability(s.log_odds(x.maps.beliefs)) for s, x in zip(stores, (a, b), strict=True))
+        p, exact = (chances(s, x.maps.beliefs) for s, x in zip(stores, (a, b), strict=True))
         np.testing.assert_allclose(p, exact, atol=5e-5)
         np.testing.assert_allclose(ts_a.observation, ts_b.observation, atol=1e-5)
         np.testing.assert_allclose(ts_a.reward, ts_b.reward, atol=3e-5)
         np.testing.assert_allclose(ts_a.metrics["entropy"], ts_b.metrics["entropy"], atol=1e-5)
         assert float(ts_a.metrics["f1"]) == float(ts_b.metrics["f1"])
+
+
+THRESHOLDS = (belief.KNOWN, belief.PREDICTED, 1.0 - belief.KNOWN)
+
+
+def above(storage, values):
+    """{threshold: which values lie above it}, in one program."""
+    found = _above(storage, values)
+    return {threshold: np.asarray(flags) for threshold, flags in zip(THRESHOLDS, found, strict=True)}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _above(storage, values):
+    return [storage.above(values, threshold) for threshold in THRESHOLDS]
 
 
 def test_steps_of_int16_keep_cells_on_their_side():
@@ -103,11 +129,11 @@ def test_steps_of_int16_keep_cells_on_their_side():
         exact = start + counts @ np.array(sensor.EVIDENCE)
         stored = coded + counts @ steps
         near = np.abs(exact) < 0.05
-        values = jnp.asarray(stored[near].astype(np.int16))
-        for threshold in (belief.KNOWN, belief.PREDICTED, 1.0 - belief.KNOWN):
+        beyond = above(storage, stored.astype(np.int16))
+        for threshold in THRESHOLDS:
             bound = belief.logit(threshold)
             certain = np.abs(exact[near] - bound) > 2e-4
-            np.testing.assert_array_equal((storage.above(values, threshold))[certain], (exact[near] > bound)[certain])
+            np.testing.assert_array_equal(beyond[threshold][near][certain], (exact[near] > bound)[certain])
 
 
 @pytest.mark.parametrize("name", ["int16", "float32"])
@@ -118,11 +144,16 @@ def test_storage(name, prior):
     assert np.all(storage.gains != 0)
     exact = np.array([[-e - belief.logit(prior), e - belief.logit(prior)] for e in sensor.EVIDENCE]).T
     np.testing.assert_allclose(storage.gains / storage.unit, exact, atol=1e-3 if name == "int16" else 1e-6)
-    cells = jnp.array([storage.unseen, storage.start, storage.limit], storage.dtype)
-    p = belief.probability(storage.log_odds(cells))
+    cells = np.array([storage.unseen, storage.start, storage.limit], storage.dtype)
+
+    @jax.jit
+    def read(cells):
+        p = belief.probability(storage.log_odds(cells))
+        return p, belief.entropy(p), storage.entropy(cells)
+
+    p, entropy, stored = read(cells)
     np.testing.assert_allclose(p, [prior, prior, 1.0 - belief.P_MIN], atol=1e-4 if name == "int16" else 1e-6)
-    entropy = belief.entropy(p)
-    np.testing.assert_allclose(storage.entropy(cells), entropy, atol=1e-3 if name == "int16" else 1e-5)
+    np.testing.assert_allclose(stored, entropy, atol=1e-3 if name == "int16" else 1e-5)
 
 
 def test_entropy_of_log_odds():
@@ -135,19 +166,21 @@ def test_entropy_of_log_odds():
 def test_sums_in_fixed_point():
     rng = np.random.default_rng(0)
     values = rng.integers(-(2**21), 2**21, 4321 * 12).astype(np.int32)
-    pair = jax.jit(maps.total)(values)
+    pair, real = jax.jit(lambda values: (pair := maps.total(values), maps.real(pair)))(values)
+    pair = np.asarray(pair)
     assert int(number(pair)) == int(values.astype(np.int64).sum())
     assert 0 <= int(pair[1]) < 4096
-    assert float(maps.real(pair)) == pytest.approx(values.astype(np.int64).sum() / 2**21, rel=1e-6)
+    assert float(real) == pytest.approx(values.astype(np.int64).sum() / 2**21, rel=1e-6)
     side = 1697  # prime: no rows of equal length
     pair = jax.jit(lambda: maps.total(jnp.full((side**2,), 2**21 - 1, jnp.int32)))()
     assert int(number(pair)) == side**2 * (2**21 - 1)
+    uniform = jax.jit(maps.uniform_total)
     for value, count in ((2**21, 1732**2), (2**21 - 1, 493**2), (1, 0), (12345, 1)):
-        pair = maps.uniform_total(jnp.int32(value), jnp.int32(count))
+        pair = uniform(np.int32(value), np.int32(count))
         assert int(number(pair)) == value * count
     flags = rng.random((4, 1800)) < np.array([[0.1], [0.5], [0.9], [1.0]])
-    packed = maps.pack_flags(*(jnp.asarray(flag) for flag in flags))
-    np.testing.assert_array_equal(maps.count_flags(packed), flags.sum(1))
+    counts = jax.jit(lambda *flags: maps.count_flags(maps.pack_flags(*flags)))(*flags)
+    np.testing.assert_array_equal(counts, flags.sum(1))
 
 
 @pytest.mark.parametrize("n", [4, 10, 12, 43, 60, 95])
@@ -158,21 +191,26 @@ def test_resize(n):
     expected = np.einsum("dr,brc,ec->bde", matrix, values.astype(np.float64) ** 2, matrix)
     np.testing.assert_allclose(jax.jit(lambda v: world.resize(v, jnp.square))(values), expected, atol=1e-6)
     if n >= 11:
-        low, high = jnp.array([0, 3, n // 2], jnp.int32), jnp.array([n, 3, n - 1], jnp.int32)
+        low, high = np.int32([0, 3, n // 2]), np.int32([n, 3, n - 1])
         shares = [matrix[:, a:b].sum(1) for a, b in zip(low, high, strict=True)]
-        np.testing.assert_allclose(world.interval_share(low, high, n), shares, atol=1e-6)
+        ours = jax.jit(world.interval_share, static_argnums=2)(low, high, n)
+        np.testing.assert_allclose(ours, shares, atol=1e-6)
 
 
 def test_footprints_equal_painted_maps():
     q, agents = 6, 5
     n, rng = world.map_side(q), np.random.default_rng(3)
-    both = jax.jit(lambda positions, received: observation.footprints(positions, received, q))
+
+    @jax.jit
+    def both(positions, received):
+        box = world.clip_footprint(world.footprint(positions, q), n)
+        return *observation.footprints(positions, received, q), box
+
     for _ in range(20):
         positions = rng.integers(0, (11, 11, 3), (agents, 3)).astype(np.int32)
         positions[1] = positions[0]
         received = rng.random((agents, agents)) < 0.5
-        own, team = both(positions, received)
-        box = world.clip_footprint(world.footprint(jnp.asarray(positions), q), n)
+        own, team, box = jax.tree.map(np.asarray, both(positions, received))
         inside = np.zeros((agents, n, n), bool)
         for i in range(agents):
             inside[i, int(box.top[i]) : int(box.bottom[i]), int(box.left[i]) : int(box.right[i])] = True
@@ -216,12 +254,18 @@ def painted(family, side, first, second, n):
 )
 def test_families_of_terrain(family, first, second):
     n = 43
-    for side in range(4):
-        rows, columns, invert = terrain._describe(family, jnp.int32(side), jnp.int32(first), jnp.int32(second), n)
+
+    @jax.jit
+    def drawn(side):
+        rows, columns, invert = terrain._describe(family, side, jnp.int32(first), jnp.int32(second), n)
         ground = terrain._finish(rows, columns, invert, (), n)
+        return terrain.whole(ground, n), ground.count
+
+    for side in range(4):
+        cells, count = drawn(np.int32(side))
         expected = painted(family, side, first, second, n)
-        np.testing.assert_array_equal(terrain.whole(ground, n), expected)
-        assert int(ground.count) == expected.sum()
+        np.testing.assert_array_equal(cells, expected)
+        assert int(count) == expected.sum()
 
 
 ROWS = np.arange(5, 15, dtype=np.int32)[:, None]
@@ -254,10 +298,16 @@ def test_drawn_terrain():
 
 def test_random_fields_are_smooth():
     n = 43
-    cells = np.asarray(terrain._random_field(jax.random.key(3), n))
+
+    @jax.jit
+    def there_and_back(key):
+        cells = terrain._random_field(key, n)
+        return cells, terrain.unpack(terrain.pack(cells), n)
+
+    cells, unpacked = map(np.asarray, there_and_back(jax.random.key(3)))
     changes = np.mean(cells[1:] != cells[:-1])
     assert 0.1 < cells.mean() < 0.9 and changes < 0.15
-    np.testing.assert_array_equal(terrain.unpack(terrain.pack(jnp.asarray(cells)), n), cells)
+    np.testing.assert_array_equal(unpacked, cells)
 
 
 # Noise
@@ -271,12 +321,12 @@ def _misread(key, index, level, cells):
 
 def misread(key, index, level, cells):
     """bool[4, cells]: which readings of four agents are wrong."""
-    return np.asarray(_misread(key, jnp.int32(index), jnp.int32(level), cells))
+    return np.asarray(_misread(key, np.int32(index), np.int32(level), cells))
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_readings_are_wrong_as_often_as_they_should(level):
-    cells = jnp.arange(200_000, dtype=jnp.int32)
+    cells = np.arange(200_000, dtype=np.int32)
     wrong = misread(jax.random.key(1), 3, level, cells)
     error = sensor.ERROR[level]
     spread = np.sqrt(error * (1 - error) / wrong.shape[1])
@@ -284,7 +334,7 @@ def test_readings_are_wrong_as_often_as_they_should(level):
 
 
 def test_noise_is_independent():
-    cells = jnp.arange(60 * 60, dtype=jnp.int32)
+    cells = np.arange(60 * 60, dtype=np.int32)
     level, error = 2, sensor.ERROR[2]
     runs = np.stack(
         [np.stack([misread(jax.random.key(m), k, level, cells) for k in range(4)]) for m in range(8)]
@@ -309,12 +359,16 @@ def test_noise_is_independent():
 
 def test_bits_of_the_noise_are_uniform():
     """Chi-squared over 64 bins of each half of the hash, for consecutive cells and for consecutive missions."""
-    noise = sensor.noise(jax.random.key(7), jnp.int32(0), 2)
-    consecutive = sensor.draw(noise.seeds[0, 0], noise.seeds[0, 1], jnp.arange(2**17, dtype=jnp.int32))
-    keys = jax.random.split(jax.random.key(0), 2**13)
-    seeds = jax.jit(jax.vmap(lambda key: sensor.noise(key, jnp.int32(2), 2).seeds[0]))(keys)
-    over_missions = jax.vmap(lambda s: sensor.draw(s[0], s[1], jnp.int32(17)))(seeds)
-    for bits in (np.asarray(consecutive), np.asarray(over_missions)):
+
+    @jax.jit
+    def both(key, other):
+        noise = sensor.noise(key, jnp.int32(0), 2)
+        consecutive = sensor.draw(noise.seeds[0, 0], noise.seeds[0, 1], jnp.arange(2**17, dtype=jnp.int32))
+        keys = jax.random.split(other, 2**13)
+        seeds = jax.vmap(lambda key: sensor.noise(key, jnp.int32(2), 2).seeds[0])(keys)
+        return consecutive, jax.vmap(lambda s: sensor.draw(s[0], s[1], jnp.int32(17)))(seeds)
+
+    for bits in map(np.asarray, both(jax.random.key(7), jax.random.key(0))):
         for half in (bits & 0xFFFF, bits >> 16):
             counts = np.bincount(half >> 10, minlength=64)
             statistic = np.sum((counts - counts.mean()) ** 2) / counts.mean()

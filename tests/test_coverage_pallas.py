@@ -1,7 +1,6 @@
 """The GPU kernels, interpreted, against the dense engine: integers bit for bit, real numbers to rounding."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,10 +24,10 @@ def surveys(mapper, copies, families, recorded):
         positions = rng.integers(0, highest, (copies, agents, 3), np.int32)
         received = rng.random((copies, agents, agents)) < 0.5
         if recorded:
-            source = jnp.asarray(rng.random((copies, agents, n, n)) < 0.4)
+            source = rng.random((copies, agents, n, n)) < 0.4
         else:
-            source = sensor.Noise(jnp.asarray(rng.integers(0, 2**32, (copies, (agents + 1) // 2, 2), np.uint32)))
-        return Survey(ground, jnp.asarray(positions), jnp.asarray(received), source)
+            source = sensor.Noise(rng.integers(0, 2**32, (copies, (agents + 1) // 2, 2), np.uint32))
+        return Survey(ground, positions, received, source)
 
     return [survey() for _ in range(UPDATES)]
 
@@ -55,15 +54,21 @@ def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, reco
     n = mapper.n
     assert padded.shape[0] >= n and padded.shape[1] >= n and padded.shape != (n, n)
     rounds = surveys(mapper, copies, families, recorded)
-    expected = jax.vmap(lambda ground: maps.empty(mapper, ground))(rounds[0].terrain)
-    found = jax.vmap(lambda ground: maps.empty(padded, ground))(rounds[0].terrain)
+
+    @jax.jit
+    def empty(ground):
+        return [jax.vmap(lambda one, m=m: maps.empty(m, one))(ground) for m in (mapper, padded)]
+
+    expected, found = empty(rounds[0].terrain)
+    real = jax.jit(jax.vmap(maps.real))
     dense = jax.jit(lambda state, survey: maps_dense.update_batch(mapper, state, survey))
     kernels = jax.jit(lambda state, survey: maps_pallas.update_batch(padded, state, survey))
     for survey in rounds:
         expected, dense_report = dense(expected, survey)
         found, report = kernels(found, survey)
-        np.testing.assert_array_equal(found.beliefs[..., :n, :n], expected.beliefs)
-        rest = np.asarray(found.beliefs == padded.storage.unseen)
+        beliefs = np.asarray(found.beliefs)
+        np.testing.assert_array_equal(beliefs[..., :n, :n], expected.beliefs)
+        rest = beliefs == padded.storage.unseen
         assert rest[..., n:, :].all() and rest[..., :, n:].all()
         np.testing.assert_array_equal(found.sums.counts, expected.sums.counts)
         for pair, expected_pair in (
@@ -71,8 +76,9 @@ def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, reco
             (found.sums.interest, expected.sums.interest),
             (report.before, dense_report.before),
         ):
-            assert np.all(np.asarray(pair[:, 1]) >= 0) and np.all(np.asarray(pair[:, 1]) < 4096)
-            values, expected_values = jax.vmap(maps.real)(pair), jax.vmap(maps.real)(expected_pair)
+            low = np.asarray(pair)[:, 1]
+            assert np.all(low >= 0) and np.all(low < 4096)
+            values, expected_values = real(pair), real(expected_pair)
             np.testing.assert_allclose(values, expected_values, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(found.probability, expected.probability, atol=1e-6)
         np.testing.assert_allclose(report.measured, dense_report.measured, atol=1e-6)
@@ -99,7 +105,7 @@ def test_the_environment_takes_the_engine():
 def test_rounds_like_the_other_engines():
     ties = np.arange(0, 64) / np.float32(2 ** (maps.FRACTION_BITS + 1))
     values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(maps_pallas._fixed(jnp.asarray(values)), maps.fixed(jnp.asarray(values)))
+    np.testing.assert_array_equal(*jax.jit(lambda x: (maps_pallas._fixed(x), maps.fixed(x)))(values))
 
 
 @pytest.mark.parametrize("q", [2, 7, 12, 57])

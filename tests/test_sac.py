@@ -22,7 +22,7 @@ from envs_jax.batch import batched
 from envs_jax.testing import check_env
 from jaxrl import algos, distributions
 from jaxrl.algos import sac
-from jaxrl.algos.base import Phase, count, start
+from jaxrl.algos.base import Phase, Progress, count, start
 from jaxrl.algos.off_policy import smallest
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.evaluation import Evaluator, learned, scripted
@@ -47,8 +47,9 @@ squashed_normal = jax.jit(distributions.squashed_normal)
 def test_the_density_of_squashed_actions_integrates_to_one(mean: float, log_std: float) -> None:
     """Over actions in (-1, 1), at points that lie dense where the density is large; and it has the closed form."""
     u = np.linspace(mean - 8 * math.exp(log_std), mean + 8 * math.exp(log_std), 20_001)
-    noise = jnp.asarray((u - mean) / math.exp(log_std), jnp.float32)[:, None]
-    action, log_prob = squashed_normal(jnp.full_like(noise, mean), jnp.full_like(noise, log_std), noise)
+    noise = ((u - mean) / math.exp(log_std)).astype(np.float32)[:, None]
+    given = np.full_like(noise, mean), np.full_like(noise, log_std), noise
+    action, log_prob = map(np.asarray, squashed_normal(*given))
     exact = np.tanh(u)
     np.testing.assert_allclose(action[:, 0], exact, atol=1e-5)
     density = np.exp(np.asarray(log_prob, np.float64))
@@ -60,42 +61,43 @@ def test_the_density_of_squashed_actions_integrates_to_one(mean: float, log_std:
 
 def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
     """Also where critics agree: a gradient divided by how many have the smallest value is NaN when none seems to."""
-    values = jnp.array(
-        [[[1.0], [2.0], [0.5], [jnp.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
+    values = np.float32(
+        [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
-    np.testing.assert_allclose(smallest(values)[:, 0], [1.0, 2.0, 0.25, 1e30])
-    gradient = jax.jit(jax.grad(lambda x: jnp.sum(smallest(x))))(values)
+    both = jax.jit(lambda x: (smallest(x), jax.grad(lambda x: jnp.sum(smallest(x)))(x)))
+    found, gradient = map(np.asarray, both(values))
+    np.testing.assert_allclose(found[:, 0], [1.0, 2.0, 0.25, 1e30])
     np.testing.assert_array_equal(gradient[..., 0], [[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
 
 
 def test_components_add_up_and_the_far_ends_stay_finite() -> None:
-    mean, log_std, noise = (jax.random.normal(jax.random.key(k), (7, ACTIONS)) for k in range(3))
-    _, whole = squashed_normal(mean, log_std, noise)
-    parts = [squashed_normal(*(x[:, i : i + 1] for x in (mean, log_std, noise)))[1] for i in range(3)]
+    given = np.random.default_rng(0).normal(size=(3, 7, ACTIONS)).astype(np.float32)
+    _, whole = squashed_normal(*given)
+    parts = [np.asarray(squashed_normal(*given[..., i : i + 1])[1]) for i in range(3)]
     np.testing.assert_allclose(whole, sum(parts), rtol=1e-5)
-    action, far = squashed_normal(jnp.full(2, 40.0), jnp.full(2, 2.0), jnp.array([3.0, -1.0]))
+    action, far = squashed_normal(*np.float32([[40, 40], [2, 2], [3, -1]]))
     by_hand = sum(-0.5 * e**2 - 2 - 0.5 * math.log(2 * math.pi) - math.log(1e-6) for e in (3.0, -1.0))
-    assert (action == 1).all() and float(far) == pytest.approx(by_hand, rel=1e-5)
+    assert np.all(np.asarray(action) == 1) and float(far) == pytest.approx(by_hand, rel=1e-5)
 
 
 # ---------------------------------------------------------------- losses
 
 
 def test_losses_by_hand() -> None:
-    values = jnp.array([[[1.0], [4.0]], [[2.0], [3.0]]])  # two critics, two samples
-    log_prob, alpha = jnp.array([[-2.0], [1.0]]), jnp.array([0.5, 0.25])
+    values = np.float32([[[1.0], [4.0]], [[2.0], [3.0]]])  # two critics, two samples
+    log_prob, alpha = np.float32([[-2.0], [1.0]]), np.float32([0.5, 0.25])
     np.testing.assert_allclose(jax.jit(sac.soft_value)(values, log_prob, alpha), [[1 + 1.0], [3 - 0.25]])
-    both, first = jnp.ones(2), jnp.array([1.0, 0.0])
+    both, first = np.float32([[1, 1], [1, 0]])
     actor_loss = jax.jit(sac.actor_loss)
     assert float(actor_loss(values, log_prob, alpha, both)) == pytest.approx(-(2 + 2.75) / 2)
     assert float(actor_loss(values, log_prob, alpha, first)) == pytest.approx(-2 / 2)
-    loss = jax.jit(sac.temperature_loss)(jnp.log(alpha), log_prob, -3.0, both)
+    loss = jax.jit(sac.temperature_loss)(np.log(alpha), log_prob, -3.0, both)
     assert float(loss) == pytest.approx((0.5 * (2 + 3) + 0.25 * (-1 + 3)) / 2)
 
 
 def test_the_temperature_rises_where_entropy_is_missing() -> None:
     slope = jax.jit(jax.grad(lambda x, entropy: sac.temperature_loss(x, -entropy[None, None], -4.0, jnp.ones(1))))
-    low, high = (float(slope(jnp.zeros(1), jnp.float32(entropy))[0]) for entropy in (-5.0, -3.0))
+    low, high = (slope(np.zeros(1, np.float32), np.float32(entropy)).item() for entropy in (-5.0, -3.0))
     assert low < 0 < high  # descent goes against it
 
 
@@ -121,6 +123,9 @@ def scheduled() -> tuple[Sac, Any, Any]:
     return algo, jax.jit(update), params
 
 
+gaussian = jax.jit(Sac(ARM, Layout(1), **SETTINGS).gaussian)
+
+
 def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
     """A batch [1, 6, ...] of two-step windows with every kind of end."""
     random, m = np.random.default_rng(seed), 6
@@ -133,7 +138,7 @@ def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
     batch = {name: value.astype(np.float32) for name, value in batch.items()}
     batch |= {"end": np.array(ends, np.uint8), "task": np.array(task, np.uint8)}
     batch["next_task"] = batch["task"]
-    return jax.tree.map(lambda x: jnp.asarray(x)[None], batch)
+    return {name: value[None] for name, value in batch.items()}
 
 
 def log_density(mean: Any, log_std: Any, noise: Any) -> Any:
@@ -150,16 +155,16 @@ def test_targets_and_losses_of_an_update() -> None:
     Behind a cut episode counts the value of what was seen last; behind a terminated one nothing does.
     """
     algo, update, params = scheduled()
-    params = dataclasses.replace(params, log_alpha=jnp.log(jnp.array([0.5, 0.1])))
+    params = dataclasses.replace(params, log_alpha=np.log(np.float32([0.5, 0.1])))
     batch = made_up()
     sample = jax.tree.map(lambda x: x[0], batch)
     alpha = np.array([0.5, 0.1])[sample["task"]][:, None]
     reward, weight = np.asarray(sample["reward"]), np.asarray(sample["weight"])
 
-    gaussian, values_of = jax.jit(algo.gaussian), jax.jit(algo.values)
+    values_of = jax.jit(algo.values)
     mean, log_std = gaussian(params.actor, sample["next_observation"])
     action, log_prob = log_density(mean, log_std, sample["noise"][:, 0])
-    twin = np.asarray(values_of(params.target_critic, sample["next_observation"], jnp.asarray(action)))
+    twin = np.asarray(values_of(params.target_critic, sample["next_observation"], action))
     value = twin.min(0) - alpha * log_prob
     lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
     wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
@@ -167,13 +172,13 @@ def test_targets_and_losses_of_an_update() -> None:
 
     values = np.asarray(values_of(params.critic, sample["observation"], sample["answer"]))
     by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
-    new, metrics, _ = update(params, batch, jnp.uint32(2))
+    new, metrics, _ = update(params, batch, np.uint32(2))
     assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
     assert float(metrics["target_mean"]) == pytest.approx(np.mean(wanted), rel=1e-4)
 
     mean, log_std = gaussian(params.actor, sample["observation"])  # the actor climbs the critics after their step
     action, log_prob = log_density(mean, log_std, sample["noise"][:, 1])
-    values = np.asarray(values_of(new.critic, sample["observation"], jnp.asarray(action)))
+    values = np.asarray(values_of(new.critic, sample["observation"], action))
     by_hand = (weight[:, None] * (alpha * log_prob - values.min(0))).mean()
     assert float(metrics["actor_loss"]) == pytest.approx(by_hand, rel=1e-4)
     assert float(metrics["policy_entropy"]) == pytest.approx(-(weight[:, None] * log_prob).mean(), rel=1e-4)
@@ -183,7 +188,7 @@ def test_schedules_of_actor_and_targets() -> None:
     """Critics move with every update, actor and temperatures with every second, targets with every third."""
     _, update, params = scheduled()
     for number in range(1, 8):
-        new, _, _ = update(params, made_up(number), jnp.uint32(number))
+        new, _, _ = update(params, made_up(number), np.uint32(number))
         moved = {
             name: not all(map(np.array_equal, *map(jax.tree.leaves, (getattr(params, name), getattr(new, name)))))
             for name in ("critic", "actor", "log_alpha", "target_critic")
@@ -194,20 +199,21 @@ def test_schedules_of_actor_and_targets() -> None:
             for old, target, online in zip(
                 *map(jax.tree.leaves, (params.target_critic, new.target_critic, new.critic)), strict=True
             ):
-                np.testing.assert_allclose(target, 0.9 * old + 0.1 * online, rtol=1e-5, atol=1e-6)
+                blend = 0.9 * np.asarray(old) + 0.1 * np.asarray(online)
+                np.testing.assert_allclose(target, blend, rtol=1e-5, atol=1e-6)
         params = new
 
 
 def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
     _, update, params = scheduled()
-    wide = jax.tree.map(jnp.zeros_like, params.actor)
-    wide["params"]["out_bias"] = jnp.array([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
+    wide = jax.tree.map(np.zeros_like, params.actor)
+    wide["params"]["out_bias"] = np.float32([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
     for actor, sign in ((params.actor, 1), (wide, -1)):
         for task in range(TASKS):
             began = dataclasses.replace(params, actor=actor)
-            new, _, _ = update(began, made_up(task=(task,) * 6), jnp.uint32(2))
-            change = np.asarray(new.log_alpha - params.log_alpha)
+            new, _, _ = update(began, made_up(task=(task,) * 6), np.uint32(2))
+            change = np.asarray(new.log_alpha) - np.asarray(params.log_alpha)
             assert change[task] * sign == pytest.approx(0.01, rel=1e-3)  # Adam's first step
             assert change[1 - task] == 0
 
@@ -217,7 +223,7 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
     _, update, params = scheduled()
     batch = made_up()
     for reward, stops in ((1e2, False), (1e4, True)):
-        new, metrics, _ = update(params, batch | {"reward": jnp.full_like(batch["reward"], reward)}, jnp.uint32(1))
+        new, metrics, _ = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
         assert np.isposinf(metrics["critic_loss"]) == stops
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating))
 
@@ -232,8 +238,9 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
-    np.testing.assert_array_equal(algo._numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
+    numbers = jax.jit(algo._numbers, static_argnums=1)
+    np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
+    np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, Layout(1), init_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
     assert Sac(ARM, Layout(1), init_steps=10).phases[0].iterations == 512  # a batch must be there
@@ -241,18 +248,24 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
 
 
 def seen(spec: EnvSpec, batch: int) -> TimeStep:
-    false = jnp.zeros(batch, bool)
-    observation = jax.random.normal(jax.random.key(5), (batch, spec.num_agents, *spec.observation.shape))
+    false = np.zeros(batch, bool)
+    shape = (batch, spec.num_agents, *spec.observation.shape)
+    observation = np.random.default_rng(5).normal(size=shape).astype(np.float32)
     return TimeStep(
-        observation, None, (), (), jnp.zeros((batch, 1)), false, false, false, {}, jnp.zeros(batch, jnp.int32)
+        observation, None, (), (), np.zeros((batch, 1), np.float32), false, false, false, {}, np.zeros(batch, np.int32)
     )
 
 
-def acted(algo: Sac, policy: Any, steps: int, mode: str, batch: int = 2000) -> np.ndarray:
-    keys = jax.random.split(jax.random.key(2), batch)
-    timestep = jax.tree.map(lambda x: jnp.repeat(x, batch, axis=0), seen(algo.spec, 1))
-    act = jax.jit(functools.partial(algo.act, mode=mode))
-    return np.asarray(act(policy, (), timestep, keys, at_step(steps))[0])
+def actor_of(algo: Sac, copies: int = 2000) -> Any:
+    """policy, steps so far, mode -> actions [copies, agents, dimensions], one program for each mode."""
+    timestep = jax.tree.map(lambda x: np.repeat(x, copies, axis=0), seen(algo.spec, 1))
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def act(policy: Any, progress: Progress, mode: Any) -> jax.Array:
+        keys = jax.random.split(jax.random.key(2), copies)
+        return algo.act(policy, (), timestep, keys, progress, mode)[0]
+
+    return lambda policy, steps, mode: np.asarray(act(policy, at_step(steps), mode))
 
 
 def test_actions_lie_in_their_box() -> None:
@@ -260,42 +273,42 @@ def test_actions_lie_in_their_box() -> None:
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
     algo = Sac(spec, Layout(1), **SETTINGS, init_steps=50)
     policy = begun(algo).actor
-    mean, log_std = (np.asarray(x)[0, 0] for x in jax.jit(algo.gaussian)(policy, seen(spec, 1).observation))
-    random = acted(algo, policy, 49, "explore")[:, 0]
+    mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
+    acted = actor_of(algo)
+    random = acted(policy, 49, "explore")[:, 0]
     np.testing.assert_allclose(random.mean(0), 1.0, atol=0.1)
     np.testing.assert_allclose(random.std(0), 4 / math.sqrt(12), rtol=0.05)
     for steps, mode in ((50, "explore"), (0, "sample")):
-        drawn = acted(algo, policy, steps, mode)[:, 0]
+        drawn = acted(policy, steps, mode)[:, 0]
         inner = np.arctanh((drawn - 1) / 2)
         np.testing.assert_allclose(inner.mean(0), mean, atol=5 * np.exp(log_std).max() / math.sqrt(2000))
         np.testing.assert_allclose(inner.std(0), np.exp(log_std), rtol=0.1)
-    np.testing.assert_allclose(acted(algo, policy, 0, "best")[:3, 0], np.tile(1 + 2 * np.tanh(mean), (3, 1)), rtol=1e-5)
-    policy["params"]["out_bias"] = jnp.array([300.0, -300.0, 0.0, 5.0, 5.0, 5.0])
-    drawn = acted(algo, policy, 50, "explore")[:, 0]
+    np.testing.assert_allclose(acted(policy, 0, "best")[:3, 0], np.tile(1 + 2 * np.tanh(mean), (3, 1)), rtol=1e-5)
+    policy["params"]["out_bias"] = np.float32([300.0, -300.0, 0.0, 5.0, 5.0, 5.0])
+    drawn = acted(policy, 50, "explore")[:, 0]
     assert drawn.min() == -1 and drawn.max() == 3 and (drawn[:, 0] == 3).all() and (drawn[:, 1] == -1).all()
     assert np.abs(drawn[:, 2] - 1).max() > 1.9  # deviation e^2
 
 
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
-    algo = Sac(ARM, Layout(1), **SETTINGS)
-    actor = jax.tree.map(jnp.zeros_like, begun(algo).actor)
-    gaussian = jax.jit(algo.gaussian)
+    actor = jax.tree.map(np.zeros_like, scheduled()[2].actor)
     for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
-        actor["params"]["out_bias"] = jnp.full(2 * ACTIONS, raw)
-        assert (gaussian(actor, jnp.zeros((1, 1, OBS)))[1] == wanted).all()
+        actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)
+        assert np.all(np.asarray(gaussian(actor, np.zeros((1, 1, OBS), np.float32))[1]) == wanted)
 
 
 def test_initial_networks() -> None:
     """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
-    params = begun(Sac(ARM, Layout(1)))
+    params = jax.tree.map(np.asarray, begun(Sac(ARM, Layout(1))))
     net = params.critic["params"]
     assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.log_alpha.shape == (TASKS,)
     for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
-        assert 0.9 < float(jnp.abs(net[f"{name}_kernel"]).max()) / math.sqrt(6 / fans) <= 1.0
+        assert 0.9 < float(np.abs(net[f"{name}_kernel"]).max()) / math.sqrt(6 / fans) <= 1.0
         assert not net[f"{name}_bias"].any() and not np.array_equal(*net[f"{name}_kernel"])
     for a, b in zip(jax.tree.leaves(params.critic), jax.tree.leaves(params.target_critic), strict=True):
         np.testing.assert_array_equal(a, b)
-    normed = begun(Sac(ARM, Layout(1), **SETTINGS, layer_norm=True))
+    algo = Sac(ARM, Layout(1), **SETTINGS, layer_norm=True)
+    normed = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
     assert "norm1_scale" in normed.critic["params"] and "norm1_scale" not in normed.actor["params"]
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting
@@ -60,7 +61,7 @@ class Phase:
 
 def count(number: int = 0) -> Array:
     """A 64-bit counter as uint32[2] (high word, low word): JAX has no 64-bit integers by default."""
-    return jnp.array([number >> 32, number & 0xFFFFFFFF], jnp.uint32)
+    return jnp.asarray(np.array([number >> 32, number & 0xFFFFFFFF], np.uint32))
 
 
 def add(counter: Array, number: Array | int) -> Array:

@@ -6,7 +6,6 @@ from typing import Any
 
 import golden
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import envs_jax
@@ -85,6 +84,12 @@ def batch(env):
 
 
 @functools.cache
+def launch(env):
+    """`env.begin`, compiled once for equal environments."""
+    return jax.jit(env.begin)
+
+
+@functools.cache
 def advance(env):
     """`env.observe_and_fuse`, compiled once for equal environments."""
     return jax.jit(env.observe_and_fuse)
@@ -116,11 +121,11 @@ def lattice(metres: np.ndarray) -> np.ndarray:
 def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
     top, bottom, left, right = (int(v) for v in record["truth_bounds"])
     return terrain.Terrain(
-        rows=jnp.array([[top, bottom], [0, 0]], jnp.int32),
-        columns=jnp.array([[left, right], [0, 0]], jnp.int32),
-        invert=jnp.bool_(False),
+        rows=np.int32([[top, bottom], [0, 0]]),
+        columns=np.int32([[left, right], [0, 0]]),
+        invert=np.array(False),
         bits=(),
-        count=jnp.int32((bottom - top) * (right - left)),
+        count=np.array((bottom - top) * (right - left), np.int32),
     )
 
 
