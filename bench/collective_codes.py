@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-import jax.numpy as jnp
+import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -56,10 +56,11 @@ def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed:
     if not len(known) or not len(asked):
         raise UserError("the run holds no training windows or no held-out ones: collect more episodes")
 
+    compiled = jax.jit(neighbour_accuracy)
+
     def accuracy(chosen: np.ndarray) -> float:
-        weights = (np.ones(len(known)), np.ones(int(chosen.sum())))
-        arrays = (jnp.asarray(x) for x in (known, known_task, asked[chosen], task[chosen], *weights))
-        return round(float(neighbour_accuracy(*arrays)), 4)
+        weights = np.ones(len(known), np.float32), chosen.astype(np.float32)
+        return round(float(compiled(known, known_task, asked, task, *weights)), 4)
 
     places, shares = principal(asked)
     return {

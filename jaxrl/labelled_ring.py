@@ -128,7 +128,7 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
 def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
     """Of all windows of so many steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
     host = jax.tree.map(np.asarray, ring)
-    full = np.asarray(usable(ring)) & (host.answer["step"] >= steps - 1)
+    full = np.asarray(jax.jit(usable)(ring)) & (host.answer["step"] >= steps - 1)
     return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}
 
 

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
@@ -548,7 +547,7 @@ def _unplaced(shapes: Any) -> Any:
 
 def _anywhere(tree: Any) -> Any:
     """Copies of arrays that may be used on any device."""
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
+    return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
 def load_policy(run: str | Path, best: bool = True) -> Loaded:

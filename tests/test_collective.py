@@ -79,6 +79,13 @@ def begun(algo: Collective, inputs: Any = None) -> AlgoState:
 
 
 @functools.cache
+def begun_tiny() -> tuple[Collective, AlgoState]:
+    """The algorithm with two environments, and its state at the start."""
+    algo = Collective(Corners().spec, Layout(2), **TINY)
+    return algo, begun(algo)
+
+
+@functools.cache
 def begun_net() -> Any:
     """Parameters of `NET`."""
     one = jax.tree.map(lambda x: x[0], windows(1))
@@ -87,19 +94,19 @@ def begun_net() -> Any:
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
 codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
+usable = jax.jit(labelled_ring.usable)
 
 
 def windows(number: int, seed: int = 0) -> Window:
     """Random windows of four steps, three numbers of a state and two of an action."""
-    keys = jax.random.split(jax.random.key(seed), 3)
-    shapes = ((4, 3), (3, 2), (3, 1))
-    return Window(*(jax.random.normal(key, (number, *shape)) for key, shape in zip(keys, shapes, strict=True)))
+    rng = np.random.default_rng(seed)
+    return Window(*(rng.normal(size=(number, *shape)).astype(np.float32) for shape in ((4, 3), (3, 2), (3, 1))))
 
 
 def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
     """A set on the accelerator, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
     host = jax.tree.map(np.asarray, ring)
-    shard, env, row = np.nonzero(np.asarray(labelled_ring.usable(ring)).swapaxes(1, 2))  # one environment after another
+    shard, env, row = np.nonzero(np.asarray(usable(ring)).swapaxes(1, 2))  # one environment after another
     after = (shard, row + 1, env)
     return {
         "task_names": tasks,
@@ -122,7 +129,7 @@ def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
 def test_a_code_does_not_depend_on_the_other_windows_of_a_batch() -> None:
     batch, order = windows(5), np.array([3, 0, 4, 2, 1])
     codes = np.asarray(codes_of(begun_net(), batch))
-    shuffled = codes_of(begun_net(), jax.tree.map(lambda x: x[order], batch))
+    shuffled = np.asarray(codes_of(begun_net(), jax.tree.map(lambda x: x[order], batch)))
     np.testing.assert_allclose(shuffled, codes[order], rtol=1e-5, atol=1e-6)
     assert np.ptp(codes, axis=0).min() > 1e-3  # and windows do have different codes
 
@@ -131,7 +138,7 @@ def test_a_code_tells_when_something_happened() -> None:
     params, one = begun_net(), jax.tree.map(lambda x: x[0], windows(1))
     turned = jax.tree.map(lambda x: x[::-1], one)
     assert np.allclose(code_of(params, one), code_of(params, turned), atol=1e-5)  # times are zeros at first
-    times = jax.random.normal(jax.random.key(2), params["params"]["times"].shape)
+    times = np.random.default_rng(2).normal(size=params["params"]["times"].shape).astype(np.float32)
     params = {"params": params["params"] | {"times": times}}
     assert not np.allclose(code_of(params, one), code_of(params, turned), atol=1e-3)
 
@@ -151,7 +158,8 @@ def test_only_masked_tokens_are_to_be_reconstructed() -> None:
         jax.value_and_grad(lambda target: transformer.reconstruction_loss(predicted, target, masked))
     )(target)
     for rows in jax.tree.leaves(slope):
-        assert not np.asarray(rows[:, :-1]).any() and np.asarray(rows[:, -1]).all()
+        rows = np.asarray(rows)
+        assert not rows[:, :-1].any() and rows[:, -1].all()
     by_hand = sum(
         np.mean((np.asarray(a)[:, -1] - np.asarray(b)[:, -1]) ** 2)
         for a, b in zip(jax.tree.leaves(predicted), jax.tree.leaves(target), strict=True)
@@ -160,9 +168,9 @@ def test_only_masked_tokens_are_to_be_reconstructed() -> None:
 
 
 def test_masks_hide_as_often_as_they_should() -> None:
-    batch = Window(jnp.full((2000, 20, 3), 7.0), jnp.full((2000, 19, 2), 7.0), jnp.full((2000, 19, 1), 7.0))
-    keys = jax.random.split(jax.random.key(0), 2000)
-    view, masked = jax.jit(jax.vmap(transformer.mask_tokens))(keys, batch)
+    batch = Window(*(np.full((2000, *shape), 7, np.float32) for shape in ((20, 3), (19, 2), (19, 1))))
+    hide = jax.jit(lambda key, batch: jax.vmap(transformer.mask_tokens)(jax.random.split(key, 2000), batch))
+    view, masked = hide(jax.random.key(0), batch)
     for rows, hit in zip(jax.tree.leaves(view), jax.tree.leaves(masked), strict=True):
         rows, hit = np.asarray(rows), np.asarray(hit)
         assert (rows[~hit] == 7).all() and hit.any(1).all()
@@ -204,12 +212,10 @@ def test_contrast_by_hand() -> None:
 
 
 def test_neighbours_by_hand() -> None:
-    known, task = jnp.array([[1.0, 0.0], [0.0, 9.0]]), jnp.array([0, 1])
-    asked = jnp.array([[5.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    known, asked = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
+    known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
     compiled = jax.jit(collective.neighbour_accuracy)
-    accuracy = lambda *weights: float(  # noqa: E731
-        compiled(known, task, asked, jnp.array([0, 1, 0]), *map(jnp.array, weights))
-    )
+    accuracy = lambda *weights: float(compiled(known, known_task, asked, task, *map(np.float32, weights)))  # noqa: E731
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
     assert accuracy([1.0, 0.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)  # all are nearest to the first: 0, 1, 0
@@ -227,13 +233,14 @@ def test_windows_at_the_start_of_an_episode_by_hand() -> None:
     for t in (1, 2, 3):
         action, reward = 10 * states[t - 1], 100 * states[t, :, 0]
         window = next_window(window, states[t], action, reward, np.array([False, t == 2]))
+        window = jax.tree.map(np.asarray, window)
         if t == 1:
             assert window.state[0, :, 0].tolist() == [1, 1, 3] and window.action[0, :, 0].tolist() == [0, 10]
             assert window.reward[0, :, 0].tolist() == [0, 300]
         if t == 2:
             assert window.state[0, :, 0].tolist() == [1, 3, 5] and window.action[0, :, 0].tolist() == [10, 30]
-            assert window.state[1, :, 0].tolist() == [6, 6, 6] and not np.asarray(window.action[1]).any()
-            assert not np.asarray(window.reward[1]).any()
+            assert window.state[1, :, 0].tolist() == [6, 6, 6] and not window.action[1].any()
+            assert not window.reward[1].any()
     assert window.state[:, :, 0].tolist() == [[3, 5, 7], [6, 6, 8]]
     assert window.action[:, :, 0].tolist() == [[30, 50], [0, 60]]
     assert window.reward[:, :, 0].tolist() == [[500, 700], [0, 800]]
@@ -265,13 +272,13 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
 
 
 def test_distillation_by_hand() -> None:
-    mean, log_std = jnp.array([[0.0, 1.0], [2.0, 0.0]]), jnp.array([[-1.0, 0.0], [-2.0, -3.0]])
-    mu, expert = jnp.array([[0.5, 0.0], [0.0, 0.0]]), jnp.array([[0.0, -8.0], [-2.0, -5.0]])
+    mean, log_std = np.float32([[0, 1], [2, 0]]), np.float32([[-1, 0], [-2, -3]])
+    mu, expert = np.float32([[0.5, 0], [0, 0]]), np.float32([[0, -8], [-2, -5]])
     first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
     second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
     loss = jax.jit(distillation_loss)
     for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
-        assert float(loss(mean, log_std, mu, expert, jnp.array(weight))) == pytest.approx(by_hand, rel=1e-5)
+        assert float(loss(mean, log_std, mu, expert, np.float32(weight))) == pytest.approx(by_hand, rel=1e-5)
 
 
 # ---------------------------------------------------------------- the phases
@@ -429,7 +436,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
         np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
     np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
-    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(labelled_ring.usable(ring))
+    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(usable(ring))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
@@ -446,16 +453,17 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
 
 
 def test_a_world_model_by_hand() -> None:
-    rewards = jnp.array([0.0, 10.0, -50.0, math.e - 1])
+    rewards = np.float32([0, 10, -50, math.e - 1])
     shares = np.asarray(jax.jit(world_model.two_hot)(rewards))
     np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
     places = shares @ np.linspace(-math.log(11), math.log(11), 101)
     np.testing.assert_allclose(places, [0, math.log(11), -math.log(11), 1], atol=1e-5)
-    predicted, latent = jnp.array([[1.0, 0.0], [0.0, 0.0]]), jnp.array([[0.0, 0.0], [0.5, 0.0]])
-    loss = jax.jit(world_model.world_loss)(predicted, latent, jnp.zeros((2, 101)), rewards[:2], jnp.array([1.0, 1.0]))
+    predicted, latent = np.float32([[1, 0], [0, 0]]), np.float32([[0, 0], [0.5, 0]])
+    zeros, ones = np.zeros((2, 101), np.float32), np.ones(2, np.float32)
+    loss = jax.jit(world_model.world_loss)(predicted, latent, zeros, rewards[:2], ones)
     assert float(loss) == pytest.approx((0.5 + 0.125) / 2 + math.log(101), rel=1e-5)
     net = world_model.WorldModel(16)
-    rows = jnp.ones((3, 2)), jnp.ones((3, 6)), jnp.ones((3, 2))
+    rows = tuple(np.ones((3, size), np.float32) for size in (2, 6, 2))
 
     @jax.jit
     def latents_of(key: Any) -> Any:
@@ -463,7 +471,7 @@ def test_a_world_model_by_hand() -> None:
         return net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]
 
     for latents in latents_of(jax.random.key(0)):
-        np.testing.assert_allclose(latents.reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(latents).reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
 
 
 LABELLED = {
@@ -513,29 +521,31 @@ def test_windows_are_compared_across_devices() -> None:
 
 def test_value_labels_are_of_the_step_itself() -> None:
     """r + gamma V of what came, V the worker's; a step that ended its episode for good is worth what it was paid."""
-    algo = Collective(Corners().spec, Layout(2), **TINY)
-    state = begun(algo)
-    workers = jax.tree.map(jnp.zeros_like, state.replicated.workers)
+    algo, state = begun_tiny()
+    workers = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.replicated.workers)
     workers["critic"]["params"]["out_bias"] += 3.0  # V is 3, less exp(-20) log pi
     workers["log_alpha"] -= 20.0
     env = Corners()
-    _, first = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 2))
+    reset = jax.jit(lambda key: jax.vmap(lambda k: env.reset(k, ()))(jax.random.split(key, 2))[1])
+    first = jax.tree.map(np.asarray, reset(jax.random.key(1)))
     row = lambda reward, ended: dataclasses.replace(  # noqa: E731
-        first, reward=jnp.full((2, 1), reward), terminated=jnp.array([False, ended])
+        first, reward=np.full((2, 1), reward, np.float32), terminated=np.array([False, ended])
     )
     steps = jax.tree.map(lambda *x: np.stack(x), row(0.0, False), row(1.0, False))
-    extras = {"action": jnp.zeros((2, 2, 2)), "code": jnp.zeros((2, 2, 6)), "step": jnp.zeros((2, 2), jnp.int32)}
-    trajectory = Trajectory(steps, jnp.zeros((2, 2, 1, 2)), extras | {"held_out": jnp.zeros((2, 2), bool)})
+    zeros = lambda *shape: np.zeros((2, 2, *shape), np.float32)  # noqa: E731
+    extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
+    trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
     params = dataclasses.replace(state.replicated, workers=workers)
     ring = jax.jit(algo._store)(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
-    np.testing.assert_allclose(ring.answer["value"][0, 0], 1 + 0.5 * 3, rtol=1e-5)
-    np.testing.assert_allclose(ring.answer["value"][0, 1], [7 + 0.5 * 3, 7], rtol=1e-5)
+    value = np.asarray(ring.answer["value"])[0]
+    np.testing.assert_allclose(value[0], 1 + 0.5 * 3, rtol=1e-5)
+    np.testing.assert_allclose(value[1], [7 + 0.5 * 3, 7], rtol=1e-5)
 
 
 def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
-    algo = Collective(Corners().spec, Layout(4), **TINY)
-    policy, state = algo.weights(begun(algo)), np.ones((3, 2), np.float32)
-    window = transformer.first_window(jnp.ones((3, 2)), 2, 4)
+    algo, begin = begun_tiny()
+    policy, state = algo.weights(begin), np.ones((3, 2), np.float32)
+    window = Window(*(np.full((3, *shape), one, np.float32) for shape, one in (((4, 2), 1), ((3, 2), 0), ((3, 1), 0))))
     code = jax.jit(algo.codes)(policy["encoder"], window)
     gaussian, answer = jax.jit(algo.gaussian), jax.jit(algo.answer, static_argnums=2)
     answers = [answer(policy, window, zero) for zero in (False, True)]
@@ -626,7 +636,7 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     taken = session.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
         own = session.load_policy(workers[name]).params
-        assert digest(jax.tree.map(lambda x, task=task: x[task], taken)) == digest(own)
+        assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], taken)) == digest(own)
     monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
     assert train.main(["--resume", collective_run]) == 0
 

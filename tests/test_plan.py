@@ -76,7 +76,7 @@ def test_the_compiler_needs_about_what_was_planned(argv: str) -> None:
 
 def test_the_compiler_has_the_last_word() -> None:
     setup = setup_of(f"{TINY} --devices 1")
-    tight = dataclasses.replace(setup, limit=100)
+    tight = dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, limit=100))
     with pytest.raises(TooLargeError, match=r"^the run needs \d+ KiB per device, but 0 KiB may be used"):
         compile_programs(tight, None, False, lambda sentence: None)
 
