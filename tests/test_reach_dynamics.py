@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def states(seed: int = 0) -> dict[str, np.ndarray]:
 
 def period(torque_scale: float, **changes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values = {**states(), **changes}
-    arrays = (jnp.asarray(values[name].T, jnp.float32) for name in ("q", "v", "target", "grip"))
-    q, v = dynamics.period(*arrays, jnp.float32(torque_scale))
+    arrays = (np.asarray(values[name].T, np.float32) for name in ("q", "v", "target", "grip"))
+    q, v = dynamics.period(*arrays, np.float32(torque_scale))
     return np.asarray(q).T, np.asarray(v).T
 
 
@@ -79,11 +80,11 @@ def test_commands_of_the_gripper_are_clipped():
 
 def test_pose_and_skeleton_are_those_of_the_oracle():
     q = states()["q"]
-    found, wanted = dynamics.pose(jnp.asarray(q.T, jnp.float32)), oracle.frames(q)
+    found, wanted = jax.jit(dynamics.pose)(np.asarray(q.T, np.float32)), oracle.frames(q)
     np.testing.assert_allclose(found.hand.T, wanted.hand, atol=1e-6)
     np.testing.assert_allclose(found.tool.T, oracle.tool_centre(q), atol=1e-6)
     np.testing.assert_allclose(found.opening, oracle.opening(q), atol=2e-6)
-    points = np.asarray(dynamics.skeleton(jnp.asarray(q.T, jnp.float32)))
+    points = np.asarray(jax.jit(dynamics.skeleton)(np.asarray(q.T, np.float32)))
     np.testing.assert_allclose(points[:7].transpose(2, 0, 1), wanted.origin[:, :7], atol=1e-6)
     np.testing.assert_allclose(points[7:].transpose(0, 2, 1), [wanted.hand, oracle.tool_centre(q)], atol=1e-6)
 

@@ -8,7 +8,6 @@ import functools
 
 import golden
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,6 +22,15 @@ ORACLE_STEPS = 120  # it takes its time; all 500 hold too
 
 
 begin = jax.jit(make("reach").begin)
+
+
+@jax.jit
+def judged(tool, goal):
+    """Distances of tool centres from goals, and what is paid for them."""
+    far = reward.distance(tool, goal)
+    return far, reward.pay("v2", far, goal, constants.reset())
+
+
 EPISODES = 40  # in either source: what is compiled is the same
 by_source = pytest.mark.parametrize("source", golden.SOURCES)
 
@@ -68,8 +76,10 @@ def test_observations_before_the_first_contact(source):
 @by_source
 def test_episodes_begin_as_recorded(source):
     record = golden.load("reach_episodes", source)
-    lanes = lambda x: jnp.asarray(x.T, jnp.float32)  # noqa: E731
-    state, timestep = begin(lanes(record["obj_init"]), lanes(record["goal"]), jnp.zeros(EPISODES, jnp.int32))
+    lanes = lambda x: np.asarray(x.T, np.float32)  # noqa: E731
+    state, timestep = jax.tree.map(
+        np.asarray, begin(lanes(record["obj_init"]), lanes(record["goal"]), np.zeros(EPISODES, np.int32))
+    )
     np.testing.assert_allclose(timestep.observation[0].T, record["obs"][:, 0], atol=2e-7)
     np.testing.assert_allclose(state.q.T, record["qpos0"][:, :9], rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(state.v.T, record["qvel0"][:, :9], rtol=1e-7, atol=1e-12)
@@ -88,9 +98,9 @@ def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
     record = recording(source)
     tool, goal = record.tool[:, 1:], np.broadcast_to(record.goal[:, None], record.tool[:, 1:].shape)
     np.testing.assert_allclose(oracle.reward_v2(tool, goal), record.reward, atol=1e-5)
-    first = lambda x: jnp.asarray(np.moveaxis(x, -1, 0), jnp.float32)  # noqa: E731
-    far = reward.distance(first(tool), first(goal))
-    np.testing.assert_allclose(reward.pay("v2", far, first(goal), constants.reset()), record.reward, atol=1e-5)
+    first = lambda x: np.asarray(np.moveaxis(x, -1, 0), np.float32)  # noqa: E731
+    far, paid = judged(first(tool), first(goal))
+    np.testing.assert_allclose(paid, record.reward, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(far) <= reward.RADIUS, record.success)
 
 

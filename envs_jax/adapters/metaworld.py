@@ -189,7 +189,7 @@ class RealReach(ReachBatch):
         if self.vectors is None:
             env = self.reach
             if env.goals == "uniform":
-                return np.asarray(goals.listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
+                return np.asarray(_listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
             return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
         return self.vectors[number % len(self.vectors)]
 
@@ -223,6 +223,9 @@ class RealReach(ReachBatch):
             "metrics": {"success": success, "success_at_end": success},
         }
         return state, dataclasses.replace(timestep, **jax.tree.map(jnp.asarray, own))
+
+
+_listed = jax.jit(goals.listed, static_argnums=(0, 1))
 
 
 @functools.partial(jax.jit, static_argnums=0)
