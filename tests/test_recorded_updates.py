@@ -84,7 +84,7 @@ def from_vector(template: Any, vector: np.ndarray) -> Any:
         size = int(np.prod(shape))
         values, vector = vector[:size].reshape(shape).transpose(np.argsort(axes)), vector[size:]
         place = functools.reduce(lambda part, key: part.setdefault(key, {}), path[:-1], tree["params"])
-        place[path[-1]] = jnp.asarray(values)
+        place[path[-1]] = np.ascontiguousarray(values)
     assert len(vector) == 0 and jax.tree.structure(tree) == jax.tree.structure(template)
     return tree
 
@@ -145,19 +145,19 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
     """A recorded batch [K, ...], mission after mission, as what our learner gets."""
 
     def rows(values: np.ndarray) -> jax.Array:
-        return jnp.asarray(values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1))
+        return np.ascontiguousarray(values.reshape(MISSIONS, STEPS, *values.shape[1:]).swapaxes(0, 1))
 
     reward = jnp.repeat(rows(batch["reward"])[..., None], TEAM, axis=-1)
-    flags = jnp.zeros((STEPS, MISSIONS), bool)
+    flags = np.zeros((STEPS, MISSIONS), bool)
     timestep = TimeStep(
         observation=rows(batch["observation"] / np.float32(8)),
-        action_mask=jnp.ones((STEPS, MISSIONS, TEAM, CHOICES), bool),
+        action_mask=np.ones((STEPS, MISSIONS, TEAM, CHOICES), bool),
         mask_state=(),
         global_state=rows(batch["critic_input"] / np.float32(8)),
-        reward=jnp.concatenate([jnp.zeros_like(reward[:1]), reward[:-1]]),
+        reward=np.concatenate([np.zeros_like(reward[:1]), reward[:-1]]),
         terminated=flags,
         truncated=flags,
-        first=flags.at[0].set(True),
+        first=np.arange(STEPS)[:, None] * np.ones_like(flags) == 0,
         metrics={},
     )
     last = jax.tree.map(lambda x: x[-1], timestep)
@@ -206,7 +206,7 @@ def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]
     """A recorded batch as `update` takes it, [1, M, ...]."""
     names = {"observation": "observation", "next": "next_observation", answer: "answer"}
     names |= {name: name for name in ("reward", "end", "weight", "mask", "next_mask", "noise", "task")}
-    return {names[name]: jnp.asarray(values)[None] for name, values in batch.items() if name in names}
+    return {names[name]: values[None] for name, values in batch.items() if name in names}
 
 
 def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None:
@@ -232,7 +232,7 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
             batch.pop("task", None)
         if "mask" in batch:
             batch["answer"] = jnp.argmax(batch["answer"], axis=-1).astype(jnp.uint8)
-        params, metrics = step(params, batch, jnp.uint32(number), jnp.asarray(update["batch"]["rate"]))
+        params, metrics = step(params, batch, np.uint32(number), np.asarray(update["batch"]["rate"]))
         check_metrics(update, metrics, number)
         write = lambda name: to_vector if name.endswith("actor") else critics_to  # noqa: E731
         ours = {name: write(name)(getattr(params, name)) for name in networks}
