@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,10 +36,8 @@ def test_numbers_equal_a_walk_by_hand():
     wanted, episodes, seed = corridor(), 12, 5
     ((_, curves),) = evaluate.fly(wanted, ["right"], episodes, seed)
     env, key = wanted.env.env, held_out_key(seed, "evaluation")
-    starts = []
-    for i in range(episodes):
-        root = key_of_env(key, jnp.int32(i))
-        starts.append(int(env.reset(jax.random.fold_in(root, jnp.uint32(0)), ())[0].position[0]))
+    start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
+    starts = [int(start(np.int32(i))) for i in range(episodes)]
     need = 4 - np.array(starts)  # steps to the end
     assert len(set(need)) > 1
     step = np.arange(7)[:, None]
