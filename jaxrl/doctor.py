@@ -319,7 +319,7 @@ def _compiled(setup: prepare.Setup) -> list[Finding]:
     """The compiler's own figures."""
     lines: list[str] = []
     try:
-        programs = prepare.compile_programs(setup, None, fresh=True, say=lines.append)
+        programs = prepare.compile_programs(setup, None, lines.append)
     except plan.TooLargeError as error:
         return [*(Finding("compiled", line) for line in lines), Finding("fits", f"no, as compiled: {error}", "bad")]
     peak = f"yes, as compiled: {gibibytes(programs.peak)} per device at most, of {gibibytes(setup.plan.limit)}"

@@ -231,13 +231,13 @@ class Programs:
 
     Attributes:
         start: (key, inputs) -> TrainState, for a run that begins.
-        blocks: (state, iterations) -> (state, metrics), one per phase.
-        evaluate: (policy, key, context) -> curves, None if the run never evaluates.
+        blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase with nothing left to do.
+        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again).
         peak: bytes on a device at the worst moment of the run, with a checkpoint under way.
     """
 
     start: Callable[..., TrainState] | None
-    blocks: list[Callable[..., Any]]
+    blocks: list[Callable[..., Any] | None]
     evaluate: Callable[..., dict[str, Any]] | None
     peak: int
 
@@ -247,14 +247,21 @@ def _local_size(tree: Any) -> int:
     return plan.size(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree))
 
 
-def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str], None]) -> Programs:
-    """Compile all of a run ahead of time and check its memory again, by what the compiler says.
+def compile_programs(
+    setup: Setup,
+    inputs: Any,
+    say: Callable[[str], None],
+    position: Position | None = None,
+    evaluated: int = 0,
+) -> Programs:
+    """Compile what a run still needs ahead of time and check its memory again, by what the compiler says.
 
     Args:
         setup: of the run.
         inputs: what `Algorithm.init` takes.
-        fresh: whether the run begins (else it goes on from a checkpoint).
         say: receives sentences about seconds and bytes.
+        position: where the run goes on; None if it begins.
+        evaluated: iteration of its last evaluation.
 
     Raises:
         plan.TooLargeError: the run does not fit.
@@ -278,13 +285,16 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
         return program
 
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    at = position or Position()
+    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
     blocks = [
-        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) for phase in setup.algo.phases
+        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) if iterations else None
+        for phase, iterations in zip(setup.algo.phases, left, strict=True)
     ]
     evaluate = start = None
     key = place(jax.eval_shape(lambda: jax.random.key(0)))
     contest = setup.env.env.contest
-    if run.eval_every:
+    if run.eval_every and (any(left) or evaluated != at.iterations):
         evaluator = Evaluator(
             setup.eval_env,
             learned(setup.algo, "sample" if contest and contest.drawn else "best"),
@@ -297,6 +307,6 @@ def compile_programs(setup: Setup, inputs: Any, fresh: bool, say: Callable[[str]
         context = place(jax.eval_shape(setup.eval_env.context, shapes.progress))
         state = _local_size(shapes)
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
-    if fresh:
+    if position is None:
         start = compiled("the start", trainer.make_init(), key, inputs)
     return Programs(start, blocks, evaluate, peak)

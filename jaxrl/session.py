@@ -205,7 +205,9 @@ class Session:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
         before, phase = self.position, self.phases[self.position.phase]
         number = self._block_length(remaining[before.phase])
-        state, metrics = self.programs.blocks[before.phase](state, np.int32(number))
+        block = self.programs.blocks[before.phase]
+        assert block is not None
+        state, metrics = block(state, np.int32(number))
         self._report()
         self._pending, self._last_number = _Pending(metrics, before, number), number
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
@@ -387,7 +389,7 @@ def start(config: Config) -> Ended:
     setup = prepare(with_sources(_without_latest(config)))
     inputs = load_inputs(setup)
     with Console(_title(setup), label=setup.env.spec.label) as console:
-        programs = _compile(setup, inputs, True, console)
+        programs = _compile(setup, inputs, None, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
@@ -412,15 +414,15 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        step = None if fresh else _resumable(directory, setup, config, console)
-        programs = _compile(setup, inputs, fresh, console)
+        found = None if fresh else _resumable(directory, setup, config, console)
+        programs = _compile(setup, inputs, found and found.meta, console)
 
         def first_state(session: Session) -> TrainState:
-            if step is None:
+            if found is None:
                 session.writer.trim(0)
                 state = session.begin(inputs)
             else:
-                state = session.restore(step)
+                state = session.restore(found.step)
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
             return state
@@ -428,8 +430,15 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
         return _train(setup, programs, directory, console, first_state)
 
 
-def _resumable(directory: Path, setup: Setup, before: Config, console: Console) -> int:
-    """The number of the checkpoint that a run goes on from; `before` is its configuration without what changes now.
+class _Found(NamedTuple):
+    """The number of a checkpoint, and what was written beside its state."""
+
+    step: int
+    meta: dict[str, Any]
+
+
+def _resumable(directory: Path, setup: Setup, before: Config, console: Console) -> _Found:
+    """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
 
     Raises:
         UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
@@ -446,7 +455,7 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
     asked, made = setup.config.run.total_env_steps, meta["env_steps"]
     if asked < made and asked != before.run.total_env_steps:
         raise UsageError(f"the run has made {made:,} environment steps: ask for more than these, not for {asked:,}")
-    return step
+    return _Found(step, meta)
 
 
 def _fixed_settings(setup: Setup) -> dict[str, Any]:
@@ -476,8 +485,8 @@ def _title(setup: Setup) -> str:
     return f"{setup.config.algo} on {setup.config.env}"
 
 
-def _compile(setup: Setup, inputs: Any, fresh: bool, console: Console) -> Programs:
-    """Say what will run, and compile it."""
+def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console) -> Programs:
+    """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
     console.say(
@@ -487,7 +496,10 @@ def _compile(setup: Setup, inputs: Any, fresh: bool, console: Console) -> Progra
     for line in (*setup.notes, *setup.plan.lines()):
         console.say(line)
     with console.working("compiling"):
-        return compile_programs(setup, inputs, fresh, console.say)
+        if meta is None:
+            return compile_programs(setup, inputs, console.say)
+        position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
+        return compile_programs(setup, inputs, console.say, position, meta["evaluated"])
 
 
 def _train(

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shutil
 from pathlib import Path
 
 # Tests wait for the compiler, not for what it makes: three to four times less time for most programs. A nightly
@@ -15,15 +16,15 @@ os.environ["XLA_FLAGS"] = f"{_FORMER or ''} {os.environ.get('JAXRL_TEST_XLA_FLAG
 import jax  # noqa: E402
 
 _CACHE = Path(__file__).parents[1] / ".cache" / "jax"
+if "PYTEST_XDIST_WORKER" not in os.environ and sum(path.stat().st_size for path in _CACHE.glob("*")) > 2**31:
+    shutil.rmtree(_CACHE)  # it grows with every change of a program
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-# With a limit (and `filelock`) entries are read and written under a lock: all processes of pytest-xdist share them.
-jax.config.update("jax_compilation_cache_max_size", 2**32)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # XLA has read its flags when the first client exists; processes that tests start get the user's compiler again.

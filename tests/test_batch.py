@@ -58,7 +58,7 @@ class Clock(Environment):
 
 
 def row(tree: Any, index: int) -> Any:
-    return jax.tree.map(lambda x: x[index], tree)
+    return jax.tree.map(lambda x: np.asarray(x)[index], tree)
 
 
 def assert_equal(a: Any, b: Any) -> None:
@@ -113,10 +113,11 @@ def lock_step() -> Flight:
 def test_a_batch_equals_copies_stepped_one_by_one(name: str, request: pytest.FixtureRequest) -> None:
     flight: Flight = request.getfixturevalue(name)
     env = flight.batch.env
-    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    step = jax.jit(env.step)
+    reset = jax.jit(lambda keys, copy, episode: env.reset(jax.random.fold_in(keys[copy], episode), ()))
     for copy in range(COPIES):
         episode = 0
-        state, timestep = reset(jax.random.fold_in(flight.keys[copy], episode), ())
+        state, timestep = reset(flight.keys, copy, episode)
         for t in range(STEPS + 1):
             assert_equal(row(flight.timesteps[t], copy), timestep)
             assert flight.states[t].episode[copy] == episode
@@ -124,7 +125,7 @@ def test_a_batch_equals_copies_stepped_one_by_one(name: str, request: pytest.Fix
                 break
             if timestep.done:
                 episode += 1
-                state, timestep = reset(jax.random.fold_in(flight.keys[copy], episode), ())
+                state, timestep = reset(flight.keys, copy, episode)
             else:
                 state, timestep = step(state, flight.actions[t][copy], ())
 
@@ -170,7 +171,7 @@ def test_episodes_of_a_copy_differ_and_are_named_by_their_number(mixed: Flight) 
     later, restarted = reset(mixed.keys, (), 7)
     assert_equal(later.episode, np.full(COPIES, 7, np.uint32))
     alone = jax.jit(mixed.batch.env.reset)(jax.random.fold_in(mixed.keys[2], 7), ())
-    assert_equal((row(later.env, 2).position, row(restarted, 2)), (alone[0].position, alone[1]))
+    assert_equal((row(later.env.position, 2), row(restarted, 2)), (alone[0].position, alone[1]))
 
 
 def test_lock_step_ends_every_third_step(lock_step: Flight) -> None:
@@ -231,10 +232,10 @@ def test_mixed_ends_reset_only_in_the_branch_in_which_a_copy_has_ended() -> None
 
 
 def test_where_picks_rows_of_leaves_of_any_rank() -> None:
-    condition = jnp.array([True, False])
-    yes = {"a": jnp.ones((2, 3, 2)), "b": jnp.ones(2, jnp.int32), "c": jax.random.split(jax.random.key(0), 2)}
-    no = {"a": jnp.zeros((2, 3, 2)), "b": jnp.zeros(2, jnp.int32), "c": jax.random.split(jax.random.key(1), 2)}
-    picked = where(condition, yes, no)
+    ones, zeros = ({"a": np.full((2, 3, 2), x, np.float32), "b": np.full(2, x, np.int32)} for x in (1, 0))
+    keys = [{"c": jax.random.split(jax.random.key(seed), 2)} for seed in (0, 1)]
+    yes, no = ones | keys[0], zeros | keys[1]
+    picked = jax.jit(where)(np.array([True, False]), yes, no)
     assert_equal(picked["a"], np.stack([np.ones((3, 2)), np.zeros((3, 2))]))
     assert_equal(picked["b"], [1, 0])
     assert picked["c"][0] == yes["c"][0] and picked["c"][1] == no["c"][1]
@@ -267,18 +268,16 @@ def stream() -> tuple[EnvSpec, list[TimeStep]]:
         first, done = done, (generator.random(3) < 0.25) & ~done
         timesteps.append(
             TimeStep(
-                observation=jnp.zeros((3, 2, 1)),
+                observation=np.zeros((3, 2, 1), np.float32),
                 action_mask=None,
                 mask_state=(),
                 global_state=(),
-                reward=jnp.asarray(np.where(first[:, None], 0, generator.normal(size=(3, 2))), jnp.float32),
-                terminated=jnp.asarray(done & (generator.random(3) < 0.5)),
-                truncated=jnp.asarray(done),
-                first=jnp.asarray(first),
+                reward=np.where(first[:, None], 0, generator.normal(size=(3, 2))).astype(np.float32),
+                terminated=done & (generator.random(3) < 0.5),
+                truncated=done,
+                first=first,
                 metrics={
-                    name: jnp.asarray(generator.random(3) < 0.2 if kind == "any" else generator.normal(size=3)).astype(
-                        jnp.float32
-                    )
+                    name: (generator.random(3) < 0.2 if kind == "any" else generator.normal(size=3)).astype(np.float32)
                     for name, kind in METRICS.items()
                 },
             )
@@ -291,6 +290,7 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
     reductions = {"last": lambda x: x[-1], "sum": sum, "max": max, "any": lambda x: float(any(x))}
     statistics = start_statistics(timesteps[0])
     update = jax.jit(lambda statistics, timestep: update_statistics(spec, statistics, timestep))
+    sums = jax.jit(finished)
     episodes: list[list[TimeStep]] = [[row(timesteps[0], copy)] for copy in range(3)]
     seen = 0
     for timestep in timesteps[1:]:
@@ -305,7 +305,7 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
                 expected["length"] += len(episodes[copy]) - 1
                 for name, kind in METRICS.items():
                     expected[name] += reductions[kind]([float(step.metrics[name]) for step in episodes[copy]])
-        ended = finished(statistics, timestep)
+        ended = sums(statistics, timestep)
         assert set(ended) == set(expected)
         for name, value in expected.items():
             assert float(ended[name]) == pytest.approx(value, abs=2e-5), name

@@ -591,10 +591,11 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }  # fmt: skip
     found = {}
     for name, flags in special.items():
-        setup = assemble(parse([*WORKER.split(), *flags.split()]).config)
+        config = parse([*WORKER.split(), *flags.split()]).config
         directory = tmp_path_factory.mktemp("worker")
-        run_directory.write_config(directory, setup.config.to_yaml())
+        run_directory.write_config(directory, config.to_yaml())
         if name in ("near", "far"):
+            setup = assemble(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
                 checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
         found[name] = str(directory)

@@ -91,11 +91,17 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
             for s in states * 2
         ]
     )
-    second = jnp.arange(2 * len(states)) >= len(states)
-    state = State(jnp.zeros(2 * len(states)), games, jnp.zeros(2 * len(states), jnp.int32), second)
-    seen, masks = jax.jit(lambda game: (env._observe(game), env._open(game)))(env.seen(state))
-    missing = env.seen(state).length[: env.num_agents, None] == 0  # a snake that may as well choose anything
-    seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in (seen, masks | missing))
+    second = np.arange(2 * len(states)) >= len(states)
+    zeros = np.zeros(2 * len(states), np.int32)
+
+    @jax.jit
+    def look(state: State) -> tuple[Any, Any]:
+        game = env.seen(state)
+        missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
+        return env._observe(game), env._open(game) | missing
+
+    found = look(State(zeros.astype(np.float32), games, zeros, second))
+    seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in found)
     return seen.reshape(2, len(states), *seen.shape[1:]), masks.reshape(2, len(states), *masks.shape[1:])
 
 
@@ -129,10 +135,15 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     seen, masks = reference(env, settings, states)
     algo = algorithm(env, **options)
     params = begun(algo, 3)
-    params = jax.tree.map(lambda x: 3 * x + np.float32(0.01) * np.cos(np.arange(x.size)).reshape(x.shape), params)
-    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    logits = np.asarray(jax.jit(algo.logits)(params, seen.reshape(-1, *seen.shape[2:]))).reshape(masks.shape)
-    chances = np.asarray(jnp.log(masked_softmax(jnp.asarray(logits), masks if algo.masking else None)))
+    shift = lambda x: 3 * np.asarray(x) + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape)  # noqa: E731
+    params = jax.tree.map(lambda x: jnp.asarray(shift(x), jnp.float32), params)
+
+    @jax.jit
+    def policy(params: Any, seen: Any, masks: Any) -> tuple[Any, Any]:
+        logits = algo.logits(params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
+        return logits, jnp.log(masked_softmax(logits, masks if algo.masking else None))
+
+    logits, chances = map(np.asarray, policy(params, seen, masks))
     assert len(np.unique(np.argmax(logits, -1))) == 4
     agent, rng, bound = exported(tmp_path, env, algo, params), np.random.default_rng(2), 0
     for seat, number in np.ndindex(2, len(states)):

@@ -66,11 +66,12 @@ def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
     params = jax.jit(lambda: algo.pack(algo.init(jax.random.key(0), None).replicated))()
     targets = {name: 0.5 * getattr(params, name) for name in algo.network_names if name.startswith("target")}
     params = dataclasses.replace(params, **targets)
-    batch = {"weight": jnp.ones((1, 4)), "reward": jnp.ones((1, 4, 1, 2)), "end": jnp.zeros((1, 4, 1), jnp.uint8)}
+    ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
+    batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
     for name, shape in algo._seen.items():
-        batch |= {prefix + name: jnp.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
-    batch["observation"] = jax.random.uniform(jax.random.key(1), batch["observation"].shape)
-    batch["answer"] = jnp.zeros((1, 4, *algo._answer.shape), algo._answer.dtype)
+        batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
+    batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
+    batch["answer"] = np.zeros((1, 4, *algo._answer.shape), algo._answer.dtype)
     noise = jax.eval_shape(lambda: algo._noise(jax.random.key(0), 4))
     if noise is not None:
         batch["noise"] = jnp.full((1, *noise.shape), 0.3)
@@ -99,10 +100,10 @@ def test_coma_takes_another_optimiser() -> None:
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     algo = with_sgd(Collective)(CASES["student"].env.spec, Layout(1), window=4, lr_final=0.5)
     last = algo._updates_of("encoder")
-    optimiser, gradient = algo._falling("encoder"), jnp.array([3.0, -4.0])
-    state = optimiser.init(gradient)
+    optimiser, gradient = algo._falling("encoder"), np.float32([3.0, -4.0])
+    state, update = optimiser.init(gradient), jax.jit(optimiser.update)
     for seen in (0, last // 2, last, last + 7):
-        at = optax.tree_utils.tree_set(state, count=jnp.int32(seen))
+        at = optax.tree_utils.tree_set(state, count=np.int32(seen))
         with jax.numpy_dtype_promotion("standard"):  # as in `descend`
-            step, _ = optimiser.update(gradient, at)
+            step, _ = update(gradient, at)
         np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(seen / last, 1.0)), rtol=1e-6)

@@ -155,15 +155,18 @@ def loss(params: dict[str, Array], samples: dict[str, Array]) -> tuple[Array, di
     return jnp.mean(error), {"first": jnp.mean(out[:, 0])}
 
 
+of_whole = jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("learn_chunk", [0, 4])
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.long), 8])
 def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exact: bool) -> None:
     rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
     params, batch = {"w": draw(5, 3), "b": draw(3)}, {"x": draw(8, 12, 5), "y": draw(8, 12, 3)}
     whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
-    (value, aux), gradient = jax.value_and_grad(loss, has_aux=True)(params, whole)
+    (value, aux), gradient = of_whole(params, whole)
 
     layout = Layout(ENVS, SHARDS, devices, exact, learn_chunk)
     function = on_mesh(
@@ -181,7 +184,7 @@ def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
     def function(x: Array) -> Any:
         return layout.sum(x), layout.mean(x), layout.average(x)
 
-    rows = jnp.arange(24, dtype=jnp.float32).reshape(8, 3)
+    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     result = jax.jit(on_mesh(function, make_mesh(devices), (SPLIT,), REPLICATED))(rows)
     for got, wanted in zip(result, (rows.sum(0), rows.mean(0), rows.mean()), strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -192,18 +195,19 @@ def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 6])
 def test_chunks_give_what_one_call_gives(chunks: int) -> None:
-    batch = {"x": jnp.arange(24, dtype=jnp.float32).reshape(6, 4), "key": jax.random.split(jax.random.key(3), 6)}
+    batch = {"x": np.arange(24, dtype=np.float32).reshape(6, 4), "key": jax.random.split(jax.random.key(3), 6)}
 
     def function(part: Any) -> Any:
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(part["key"], 7)
         over_time = {"x": jnp.stack([part["x"], 2 * part["x"]]), "key": jnp.stack([part["key"], keys])}  # [T, B, ...]
         return {"state": (keys, part["x"] > 3)}, over_time
 
-    wanted = function(batch)
+    wanted = jax.jit(function)(batch)
     got = jax.jit(lambda batch: map_chunks(function, batch, chunks, out_axes=(0, 1)))(batch)
     assert digests(got) == digests(wanted)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), got) == jax.tree.map(lambda x: (x.shape, x.dtype), wanted)
-    back = map_chunks(lambda rows: jax.tree.map(lambda x: x[0], rows), wanted[1], chunks, 0, in_axis=1)
+    first = lambda rows: jax.tree.map(lambda x: x[0], rows)  # noqa: E731
+    back = jax.jit(lambda wanted: map_chunks(first, wanted, chunks, 0, in_axis=1))(wanted[1])
     assert digests(back) == digests(batch)
 
 
@@ -217,7 +221,7 @@ def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
         return rows.cumsum(0)
 
     over_time = PartitionSpec(None, "data")
-    rows = jnp.arange(3 * ENVS).reshape(3, ENVS)
+    rows = np.arange(3 * ENVS, dtype=np.int32).reshape(3, ENVS)
     mapped = on_mesh(lambda x: layout.over_envs(function, x, axis=1), make_mesh(4), (over_time,), over_time)
     np.testing.assert_array_equal(jax.jit(mapped)(rows), rows.cumsum(0))
     assert set(seen) == {ENVS // SHARDS if exact else ENVS // 4}

@@ -17,6 +17,7 @@ from jaxrl.config import parse
 from jaxrl.errors import UsageError
 from jaxrl.parallel import Layout
 from jaxrl.plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
+from jaxrl.position import Position
 from jaxrl.prepare import Setup, assemble, compile_programs
 
 TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --total_env_steps 320"
@@ -64,10 +65,10 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
     assert loud.parts["evaluation"] == max(0, flying - loud.parts["trajectory"]) > 0
 
 
-@pytest.mark.parametrize("argv", [f"{TINY} --devices 1 --num_envs 256 --capacity 4096 --length 40"])
-def test_the_compiler_needs_about_what_was_planned(argv: str) -> None:
-    setup, said = setup_of(argv), []
-    programs = compile_programs(setup, None, False, said.append)
+def test_the_compiler_needs_about_what_was_planned() -> None:
+    sizes = "--devices 1 --num_envs 256 --capacity 4096 --length 40 --total_env_steps 5120"
+    setup, said = setup_of(f"{TINY} {sizes}"), []
+    programs = compile_programs(setup, None, said.append, Position())
     assert setup.plan.total > 50 * 2**20
     assert 0.5 < programs.peak / setup.plan.total < 1.5
     assert len(said) == 2  # phases
@@ -78,7 +79,7 @@ def test_the_compiler_has_the_last_word() -> None:
     setup = setup_of(f"{TINY} --devices 1")
     tight = dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, limit=100))
     with pytest.raises(TooLargeError, match=r"^the run needs \d+ KiB per device, but 0 KiB may be used"):
-        compile_programs(tight, None, False, lambda sentence: None)
+        compile_programs(tight, None, lambda sentence: None)
 
 
 # Refusals

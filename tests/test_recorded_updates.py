@@ -98,12 +98,12 @@ def critics_from(template: Any, vector: np.ndarray) -> Any:
     """Critics [C, ...] from the vectors of all, one after another."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), template)
     made = [from_vector(one, part) for part in np.split(vector, jax.tree.leaves(template)[0].shape[0])]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *made)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
 
 
 def critics_to(tree: Any) -> np.ndarray:
     number = jax.tree.leaves(tree)[0].shape[0]
-    return np.concatenate([to_vector(jax.tree.map(lambda x, k=k: x[k], tree)) for k in range(number)])
+    return np.concatenate([to_vector(jax.tree.map(lambda x, k=k: np.asarray(x)[k], tree)) for k in range(number)])
 
 
 # ---------------------------------------------------------------- comparison

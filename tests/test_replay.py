@@ -117,17 +117,17 @@ def test_samples_are_those_of_a_python_list(
         window = allowed[first]
         drawn.add(first)
         assert first % (SHARDS * ENVS) // ENVS == shard  # no sample leaves its shard
-        np.testing.assert_array_equal(sample.answer[shard, m], window["answer"])
-        np.testing.assert_array_equal(sample.seen["board"][shard, m], window["board"])
+        assert (sample.answer[shard, m] == window["answer"]).all()
+        assert (sample.seen["board"][shard, m] == window["board"]).all()
         assert sample.next_seen["id"][shard, m] == window["next"]
         by_hand = sum(0.9**k * reward for k, reward in enumerate(window["rewards"]))
-        np.testing.assert_allclose(returns[shard, m], by_hand, rtol=1e-5, atol=1e-6)
+        assert (np.abs(returns[shard, m] - by_hand) <= 1e-6 + 1e-5 * np.abs(by_hand)).all()
         behind = 0.0 if window["end"] == TERMINATED else 0.9 ** len(window["rewards"])
-        assert discount[shard, m] == pytest.approx(behind, rel=1e-6)
+        assert abs(discount[shard, m] - behind) <= 1e-6 * behind
     assert set(np.unique(weight)) <= {0.0, 1.0}
     if not allowed:
         assert not weight.any()
-    if len(allowed) == (min(steps * writes, rows - 1) - n + 1) * SHARDS * ENVS:  # no row ends an episode
+    elif len(allowed) == (min(steps * writes, rows - 1) - n + 1) * SHARDS * ENVS:  # no row ends an episode
         assert weight.all()
     assert drawn == set(allowed)  # 256 draws of at most 24 windows in each shard miss one with a chance of 2e-4
 

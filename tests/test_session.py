@@ -323,6 +323,16 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
     assert outcome(directory) == outcome(run(base, tmp_path))
 
 
+def test_only_what_is_left_of_a_run_is_compiled() -> None:
+    setup = prepare(parse(STUDY.split()).config)
+    said: list[str] = []
+    done = compile_programs(setup, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
+    assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
+    left = compile_programs(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
+    assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
+    assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
+
+
 def test_a_rollout_chunk_follows_the_devices() -> None:
     config = prepare(parse([*f"--algo tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
     assert config.run.rollout_chunk == 12
@@ -358,7 +368,7 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     best = session.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = compile_programs(setup, weights, True, lambda sentence: None)
+    programs = compile_programs(setup, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)

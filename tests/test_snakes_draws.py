@@ -31,17 +31,18 @@ def assert_uniform(counts, size):
 
 
 def words(*shape):
-    return jax.random.bits(jax.random.key(1), shape)
+    return np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
 
 
+@functools.cache
 def keys():
-    return jax.random.split(jax.random.key(2), DRAWS)
+    return jax.jit(lambda: jax.random.split(jax.random.key(2), DRAWS))()
 
 
 def test_a_number_below_a_count_is_exact():
     some = np.r_[0, 1, 2**31, 2**32 - 1, np.random.default_rng(0).integers(0, 2**32, 1000)].astype(np.uint32)
     for count in (1, 3, 200, 800, 2048):
-        drawn = draws.one_of(jnp.asarray(some), jnp.full(len(some), count))
+        drawn = jax.jit(draws.one_of)(some, np.full(len(some), count, np.int32))
         np.testing.assert_array_equal(drawn, (some.astype(np.uint64) * count) >> np.uint64(32))
 
 
@@ -51,17 +52,18 @@ def test_cells_are_found_by_rank():
     counts = cells.sum(0)
     for share in (0.0, 0.5, 0.999):
         rank = (share * counts).astype(np.int32)
-        row, column = draws.nth_cell(jnp.asarray(planes), jnp.asarray(rank))
+        row, column = map(np.asarray, jax.jit(draws.nth_cell)(planes, rank))
         wanted = [np.flatnonzero(cells[:, i])[k] for i, k in enumerate(rank)]
         np.testing.assert_array_equal(32 * row + column, wanted)
 
 
 def test_reversals_turn_into_the_other_three_directions():
-    drawn = draws.turns(words(2, DRAWS), 8)
-    together = sum(3**i * np.asarray(drawn[:6])[i] for i in range(6))
+    drawn = np.asarray(jax.jit(lambda words: draws.turns(words, 8))(words(2, DRAWS)))
+    together = sum(3**i * drawn[i] for i in range(6))
     assert_uniform(np.bincount(together, minlength=729), 729)
     for direction in range(4):
-        taken = rules.resolved(jnp.full(DRAWS, direction), jnp.full(DRAWS, direction ^ 1), drawn[direction * 2])
+        straight = np.full(DRAWS, direction, np.int32)
+        taken = jax.jit(rules.resolved)(straight, straight ^ 1, drawn[direction * 2])
         counts = np.bincount(taken, minlength=4)
         assert counts[direction ^ 1] == 0
         assert_uniform(np.delete(counts, direction ^ 1), 3)

@@ -101,25 +101,34 @@ def scene(record: Record, side: int = SIDE) -> Scene:
         p = shrink(np.asarray(belief.probability(env.storage.log_odds(jnp.asarray(stored)))), side)
         seen = shrink((stored != env.storage.unseen).astype(np.float32), side) >= 0.5
         maps.append(np.where(seen, 1 + np.round(np.clip(p, 0.0, 1.0) * 254.0), 0).astype(np.uint8))
-    ground = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states.terrain)
-    truth = shrink(np.asarray(terrain.whole(ground, n)).astype(np.float32), side) >= 0.5
-    box = world.clip_footprint(world.footprint(jnp.asarray(states.positions), env.q), n)
+    ground, box = _laid_out(env, jax.tree.map(lambda leaf: leaf[0], states.terrain), states.positions)
+    truth = shrink(np.asarray(ground).astype(np.float32), side) >= 0.5
     corners = np.stack([np.asarray(edge) for edge in (box.top, box.left, box.bottom, box.right)], axis=-1)
-    heard = [_heard(env, states, k) for k in range(record.steps + 1)]
     return Scene(
         side=n * metres,
         belief=np.stack(maps),
         borders=borders(truth) * (n * metres / len(truth)),
         positions=(np.asarray(states.positions) + (0, 0, 1)) * world.SPACING,
         boxes=corners * metres,
-        heard=np.stack(heard),
+        heard=np.asarray(_heard(env, states.key, states.positions, states.reach)),
     )
 
 
-def _heard(env: "Coverage", states: Any, k: int) -> np.ndarray:
-    """bool[A, A]: which messages of time k were received, drawn as the environment draws them."""
-    links = communication.delivered(states.key[k], jnp.int32(k), env.num_agents, env.failure_rate)
-    return np.asarray(communication.received(jnp.asarray(states.positions[k]), jnp.asarray(states.reach[k]), links))
+@functools.partial(jax.jit, static_argnums=0)
+def _laid_out(env: "Coverage", ground: terrain.Terrain, positions: Any) -> tuple[Any, world.Box]:
+    """The whole region of interest bool[n, n], and footprints at positions int32[T, A, 3]."""
+    return terrain.whole(ground, env.n), world.clip_footprint(world.footprint(positions, env.q), env.n)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _heard(env: "Coverage", keys: Any, positions: Any, reach: Any) -> Any:
+    """bool[T, A, A]: which messages of each time were received, drawn as the environment draws them."""
+
+    def at(k: Any, key: Any, positions: Any, reach: Any) -> Any:
+        links = communication.delivered(key, k, env.num_agents, env.failure_rate)
+        return communication.received(positions, reach, links)
+
+    return jax.vmap(at)(jnp.arange(len(positions)), keys, positions, reach)
 
 
 def _beside(positions: np.ndarray) -> np.ndarray:

@@ -55,10 +55,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             setups[name] = prepare(config, resuming)
         return setups[name]
 
-    def compiled(setup: Setup, inputs: Any, fresh: bool, say: Any) -> Programs:
+    def compiled(setup: Setup, inputs: Any, say: Any, *where: Any) -> Programs:
         name = setup.config.algo
         if name not in programs:
-            programs[name] = compile_programs(setup, None, True, say)
+            programs[name] = compile_programs(setup, None, say)
         return programs[name]
 
     monkeypatch.setattr(session, "prepare", prepared)

@@ -29,7 +29,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 def stack(games):
     """Games side by side on a last axis."""
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves, -1)), *games)
+    return jax.tree.map(lambda *leaves: np.stack(leaves, -1), *games)
 
 
 def lane(game, i):
