@@ -21,14 +21,14 @@ train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.render "$$(cat runs/latest)" --out "$$(cat runs/latest)/mission.png"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-long: $(INSTALLED)
-	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m long $(PYTEST_ARGS)
+	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)
-	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "" $(PYTEST_ARGS)
+	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "" $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

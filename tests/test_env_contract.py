@@ -19,7 +19,7 @@ from envs_jax.testing import ContractError, check_env
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
 # at night, and so are environments of a class that another one here has. One without an entry is checked as it is.
-AT_NIGHT = {"snakes", "snakes_2p", "snakes_5p", "reach"}
+AT_NIGHT = {"snakes", "snakes_1v1", "snakes_2p", "snakes_5p", "reach"}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coverage": [
         {"q": 5, "num_agents": 3, "budget": 4, "fix_range": False, "failure_rate": 0.3, "terrain": "mixed"},

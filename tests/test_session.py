@@ -368,7 +368,7 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     best = session.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = compile_programs(setup, weights, lambda sentence: None)
+    programs = session.compile_programs(setup, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)
@@ -395,6 +395,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
     assert (step, meta["best"]) == (45, scores[first_best])
 
 
+@pytest.mark.long
 def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
     argv = f"--algo tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 10 --eval_episodes 8"  # nobody gets there
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)

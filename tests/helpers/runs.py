@@ -59,11 +59,9 @@ def shared_programs() -> Iterator[None]:
     kept: dict[Any, Programs] = {}
 
     def once(setup: Setup, inputs: Any, say: Any, *where: Any) -> Programs:
-        if inputs is not None:
-            return compile_programs(setup, inputs, say, *where)
         key = setup.config.with_run(**BESIDE).to_yaml()
         if key not in kept:
-            kept[key] = compile_programs(setup, None, say)
+            kept[key] = compile_programs(setup, inputs, say)
         return kept[key]
 
     with mock.patch.object(session, "compile_programs", once):
