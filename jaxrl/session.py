@@ -460,7 +460,7 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
 
 def _fixed_settings(setup: Setup) -> dict[str, Any]:
     """The settings that must not change within a run, as JSON gives them back."""
-    free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices
+    free = (*FREE_ON_RESUME, "rollout_chunk", "learn_chunk")  # which follow the number of devices
     fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
     return dict(json.loads(json.dumps(fixed)))
 

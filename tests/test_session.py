@@ -340,6 +340,15 @@ def test_a_rollout_chunk_follows_the_devices() -> None:
     assert resumed.run.rollout_chunk == 3
 
 
+def test_a_run_goes_on_with_another_number_of_devices_whatever_its_chunks() -> None:
+    """What one device learns from at a time is more than two of them may have."""
+    argv = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
+    config = prepare(parse(argv.split()).config).config
+    resumed = prepare(config.with_run(devices=4), resuming=True)
+    assert resumed.config.run.learn_chunk < config.run.learn_chunk
+    assert session._fixed_settings(resumed) == session._fixed_settings(prepare(config, resuming=True))
+
+
 # What goes wrong
 
 
