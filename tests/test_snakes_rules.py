@@ -3,12 +3,15 @@
 import jax
 import numpy as np
 import pytest
-from helpers.snakes import CONFIGURATIONS, flat, jit, lane, recorded
+from helpers.snakes import CONFIGURATIONS, OWN, flat, jit, lane, recorded
 
 from envs_jax.snakes import draws, respawn, rules, segments
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+# All configurations are played through the environment in test_snakes_golden.py.
+@pytest.mark.parametrize(
+    "configuration", [pytest.param(c, marks=() if c in OWN else pytest.mark.long, id=str(c)) for c in CONFIGURATIONS]
+)
 def test_recorded_steps_are_reproduced(configuration):
     board, rows, games, record = recorded(configuration)
     snakes, beans, limit = configuration[2:]

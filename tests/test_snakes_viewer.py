@@ -27,6 +27,7 @@ GAMES = {  # name: (settings, policy, episode)
     "stale opponents": ({"height": 5, "width": 6, "snakes": 4, "opponent": "2", "stale_opponents": True}, "random", 0),
     "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
 }  # fmt: skip
+AT_NIGHT = {"outside", "stale opponents"}
 
 
 def play(settings: dict, policy: str, episode: int) -> viewing.Record:
@@ -36,7 +37,7 @@ def play(settings: dict, policy: str, episode: int) -> viewing.Record:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.long if name == "stale opponents" else ()) for name in GAMES],
+    params=[pytest.param(name, marks=pytest.mark.long if name in AT_NIGHT else ()) for name in GAMES],
 )
 def record(request) -> viewing.Record:
     return play(*GAMES[request.param])
