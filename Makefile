@@ -13,6 +13,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
+# pytest keeps its tests as it has rewritten them; to do so anew takes six seconds of every run.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test test-long nightly lint format bench clean
 
 train: $(INSTALLED)

@@ -290,9 +290,11 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     split = size(shapes.algo.split) // layout.devices
     kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
     flying = 3 * flying_bytes(trainer.env)
+    # Of the phases that begin their environments alike, the longest collects most.
+    longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {
         "flying": 0 if kept else flying * (trainer.rollout_chunk or layout.local_envs),
-        "trajectory": max((trajectory_bytes(trainer, phase) for phase in algo.phases if phase.steps), default=0),
+        "trajectory": max((trajectory_bytes(trainer, phase) for phase in longest.values()), default=0),
         "learner": algo.data_bytes(),
         "activations": algo.sample_bytes() * (layout.learn_chunk or most_samples(algo)),
     }

@@ -1,5 +1,6 @@
 """JAX for all tests: a quick compiler, eight CPU devices, no silent promotion of types, compiled programs kept."""
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -33,3 +34,9 @@ if _FORMER is None:
     del os.environ["XLA_FLAGS"]
 else:
     os.environ["XLA_FLAGS"] = _FORMER
+
+
+def pytest_collection_finish() -> None:
+    """Tracing makes many objects: collecting garbage as often as Python does takes a twentieth of the tests' time."""
+    gc.freeze()
+    gc.set_threshold(200_000, 50, 100)
