@@ -320,7 +320,7 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
     base = f"--algo tiny:TinyQ {TINY} --exact_sharding"
     directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
     resume(directory, "--devices 1 --max_seconds 0")
-    assert outcome(directory) == outcome(run(base, tmp_path))
+    assert outcome(directory) == outcome(run(f"{base} --devices 1", tmp_path))
 
 
 def test_only_what_is_left_of_a_run_is_compiled() -> None:

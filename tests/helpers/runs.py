@@ -59,7 +59,8 @@ def shared_programs() -> Iterator[None]:
     kept: dict[Any, Programs] = {}
 
     def once(setup: Setup, inputs: Any, say: Any, *where: Any) -> Programs:
-        key = setup.config.with_run(**BESIDE).to_yaml()
+        given = "weights" if setup.config.run.init_from else ""
+        key = setup.config.with_run(**BESIDE, init_from=given).to_yaml()
         if key not in kept:
             kept[key] = compile_programs(setup, inputs, say)
         return kept[key]
