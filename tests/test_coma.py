@@ -611,6 +611,19 @@ def test_divergence_from_the_policy_that_chose() -> None:
     close(metrics["kl"], np.mean(batch["weight"][0] * (ratio - 1 - np.log(ratio))), 1e-6)
 
 
+def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
+    """From one and a half times the target on."""
+    batch = actor_batch(small(), np.random.default_rng(2), 12)
+    params = begun(small())
+    divergence = float(updates()[1](params, batch, start())[1]["kl"])
+    for share, moves in ((1.01, True), (0.99, False)):
+        algo = small(target_kl=share * divergence / 1.5)
+        after, metrics = jax.jit(algo._actor_update)(params, batch, start())
+        assert bool(metrics["actor_moved"]) is moves
+        changed = [np.any(np.asarray(a) != b) for a, b in zip(*map(jax.tree.leaves, (after, params)), strict=True)]
+        assert any(changed) is moves
+
+
 def test_epsilon_schedule() -> None:
     algo = small(1, eps_max=0.5, eps_min=0.02, eps_anneal=10_000)
     missions = (1, 5_000, 10_000, 20_000)  # the mission being flown, counted from 1
@@ -923,6 +936,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
         ({"actor_loss": "original", "clip_ratio": 0.1}, "clip_ratio has no meaning with actor_loss 'original'"),
+        ({"actor_loss": "original", "target_kl": 0.1}, "target_kl has no meaning with actor_loss 'original'"),
         ({"actor_loss": "original", "advantage": "return"}, "leave out advantage"),
         ({"actor_loss": "original", "scale_advantage": True}, "leave out advantage"),
         ({"td_target": "original"}, "needs an environment whose episodes all have the same length"),

@@ -131,6 +131,12 @@ class Coma(Algorithm):
     clip_ratio: float = setting(
         0.0, "clip the importance ratio (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6)
     )
+    target_kl: float = setting(
+        0.0,
+        "a minibatch that finds the policy further than 1.5 times this from the one that acted (KL, nats) leaves the "
+        "actor alone, as in implementations of PPO; 0 = none does",
+        between=(0, 1e6),
+    )
     entropy_weight: float = setting(
         0.0, "entropy bonus of the unmixed masked policy (arXiv 1602.01783)", between=(0, 1e6)
     )
@@ -162,6 +168,8 @@ class Coma(Algorithm):
             raise ValueError(f"actor_passes {self.actor_passes} exceeds data_passes {self.data_passes}: lower it")
         if self.actor_loss == "original" and self.clip_ratio:
             raise ValueError("clip_ratio has no meaning with actor_loss 'original': leave one of them out")
+        if self.actor_loss == "original" and self.target_kl:
+            raise ValueError("target_kl has no meaning with actor_loss 'original': leave one of them out")
         if self.actor_loss == "original" and (self.advantage != "critic" or self.scale_advantage):
             raise ValueError(
                 "actor_loss 'original' has the critic's advantage, unscaled: leave out advantage and scale_advantage"
@@ -571,6 +579,9 @@ class Coma(Algorithm):
 
         gradient, (value, means) = self.layout.gradient(loss, params.actor, batch)
         active = total(progress.learn_calls) >= self.critic_warmup
+        if self.target_kl:
+            active &= means["kl"] <= 1.5 * self.target_kl
+            means["actor_moved"] = active.astype(jnp.float32)
         actor, optimiser, norm = self._apply("actor", gradient, params.actor, params.actor_optimiser, active, progress)
         metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
         return dataclasses.replace(params, actor=actor, actor_optimiser=optimiser), metrics
