@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
-# pytest keeps its tests as it has rewritten them; to do so anew takes six seconds of every run.
-unexport PYTHONDONTWRITEBYTECODE
+# Containers often forbid Python to keep bytecode; pytest then rewrites all tests anew in every run.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-long nightly lint format bench clean
 
@@ -24,14 +24,14 @@ train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.render "$$(cat runs/latest)" --out "$$(cat runs/latest)/mission.png"
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-long: $(INSTALLED)
-	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
+	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m long $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)
-	JAXRL_TEST_XLA_FLAGS= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "" $(PYTEST_ARGS)
+	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m "" $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -77,11 +77,13 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """What is kept of several runs; the final scores of every policy are those of the held-out episodes."""
     first = runs[0]["evaluation"]
     metric = first["score"]
+    others = {}
     if "matches" in first:
         scores = _of_matches(runs)
     else:
-        final = lambda policy, run: run["evaluation"]["policies"][policy][metric]  # noqa: E731
-        scores = {policy: [_last(final(policy, run)) for run in runs] for policy in first["policies"]}
+        scores = _of_policies(runs, metric)
+        names = next(iter(first["policies"].values()))
+        others = {name: _of_policies(runs, name) for name in names if name != metric}
     return {
         "kind": "learning",
         "name": name,
@@ -93,6 +95,7 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
         "versions": first["versions"],
         "seeds": [run["seed"] for run in runs],
         "held_out": scores,
+        "other_metrics": others,
         "curves": [run["curve"] for run in runs],
     }
 
@@ -111,6 +114,12 @@ def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]
             values = {key: value for key, value in match.items() if key not in ("first", "second")}
             scores.setdefault(f"{match['first']} against {match['second']}", []).append(values)
     return scores
+
+
+def _of_policies(runs: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, float]]]:
+    """{policy: [mean, deviation and interval of each run at the end of the episode]}."""
+    ended = [run["evaluation"]["policies"] for run in runs]
+    return {policy: [_last(policies[policy][metric]) for policies in ended] for policy in ended[0]}
 
 
 def _last(entry: dict[str, Any]) -> dict[str, float]:

@@ -302,10 +302,10 @@ class Checkpoints:
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and passed over")
                 return name
-            if passed < min(_NAMED, len(names) - 1):  # the error names the last one
+            if passed < min(_NAMED, len(names) - 1):  # the error names the oldest
                 self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
         raise CheckpointError(
-            f"no intact checkpoint in {directory} (of {len(names)}; the last one, {name}: {damage}); "
+            f"no intact checkpoint in {directory} (of {len(names)}; the oldest, {name}: {damage}); "
             "copy an intact one back, or start the run anew"
         )
 

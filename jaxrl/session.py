@@ -261,6 +261,7 @@ class Session:
             "evaluated": self.evaluated,
             "group": self.lines.group,
             "rows": self.writer.rows,
+            "devices": self.setup.mesh.size,
             "settings": _fixed_settings(self.setup),
         }
         self.checkpoints.save(self.position.iterations, state, meta, best=best)
@@ -445,7 +446,10 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
-    for name, value in _fixed_settings(setup).items():
+    fixed = _fixed_settings(setup)
+    if meta["devices"] != setup.mesh.size:
+        del fixed["learn_chunk"]  # it follows the number of devices
+    for name, value in fixed.items():
         former = meta["settings"].get(name, value)
         if former != value:
             raise CheckpointError(
@@ -460,7 +464,7 @@ def _resumable(directory: Path, setup: Setup, before: Config, console: Console) 
 
 def _fixed_settings(setup: Setup) -> dict[str, Any]:
     """The settings that must not change within a run, as JSON gives them back."""
-    free = (*FREE_ON_RESUME, "rollout_chunk", "learn_chunk")  # which follow the number of devices
+    free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices, and changes no result
     fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
     return dict(json.loads(json.dumps(fixed)))
 

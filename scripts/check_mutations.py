@@ -281,6 +281,13 @@ MUTATIONS = [
             COMA,
         ),
         (
+            "losses", "coma: target_kl stops a policy that is near and lets one go that is far",
+            "jaxrl/algos/coma.py",
+            'active &= means["kl"] <= 1.5',
+            'active &= means["kl"] >= 1.5',
+            "tests/test_coma.py::test_a_policy_that_has_moved_too_far_is_left_alone",
+        ),
+        (
             "losses", "coma: the entropy bonus is a cost",
             "jaxrl/algos/coma.py",
             "value = value - bonus * entropy",
@@ -384,6 +391,34 @@ MUTATIONS = [
             "if _file_digest(folder / name) != digest:",
             "if False:",
             "tests/test_checkpoint.py",
+        ),
+        (
+            "checkpoint", "a run that goes on compiles as if its phase were over",
+            "jaxrl/session.py",
+            "return compile_programs(setup, inputs, console.say, position, ",
+            "return compile_programs(setup, inputs, console.say, dataclasses.replace(position, iteration=10**6), ",
+            "tests/test_session.py::test_stopped_by_a_signal",
+        ),
+        (
+            "checkpoint", "a finished run is never evaluated, whatever is asked for now",
+            "jaxrl/prepare.py",
+            "if run.eval_every and (any(left) or evaluated != at.iterations):",
+            "if run.eval_every and any(left):",
+            "tests/test_session.py::test_only_what_is_left_of_a_run_is_compiled",
+        ),
+        (
+            "checkpoint", "a change of learn_chunk on the same devices is not noticed",
+            "jaxrl/session.py",
+            'if meta["devices"] != setup.mesh.size:',
+            "if True:",
+            "tests/test_session.py::test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else",
+        ),
+        (
+            "memory", "the shortest phase is planned for",
+            "jaxrl/plan.py",
+            "sorted(algo.phases, key=lambda phase: phase.steps)",
+            "sorted(algo.phases, key=lambda phase: -phase.steps)",
+            "tests/test_plan.py::test_the_longest_phase_counts_wherever_it_stands",
         ),
         (
             "checkpoint", "the oldest are kept",

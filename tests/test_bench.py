@@ -555,6 +555,13 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     assert learning.main([str(run), "--name", "d", "--reach", "0"]) == 0  # where small is good, -5 was already there
     made = json.loads((tmp_path / "results" / "learning_d.json").read_text())
     assert made["reached"]["env_steps"] == [30] and made["reached"]["seconds"] == [2.0]
+    entry = lambda *means: {"mean": list(means), "std": [0.5] * len(means), "maximum": 9.0}  # noqa: E731
+    policies = {"learned": {"score_difference": entry(1.0, 4.0), "length": entry(7.0, 8.0)}}
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"policies": policies}))
+    assert learning.main([str(run), "--name", "e"]) == 0
+    made = json.loads((tmp_path / "results" / "learning_e.json").read_text())
+    assert made["held_out"] == {"learned": [{"mean": 4.0, "std": 0.5}]}  # at the end of the episode
+    assert made["other_metrics"] == {"length": {"learned": [{"mean": 8.0, "std": 0.5}]}}
     capsys.readouterr()
     assert learning.main([str(run), "--name", "c", "--training", "scores"]) == 1
     assert "no hundred training episodes with a 'scores'" in capsys.readouterr().err

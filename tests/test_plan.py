@@ -13,6 +13,7 @@ from tiny import Corridor, TinyQ
 
 from envs_jax.batch import batched
 from jaxrl import plan
+from jaxrl.algos.base import Phase
 from jaxrl.config import parse
 from jaxrl.errors import UsageError
 from jaxrl.parallel import Layout
@@ -45,6 +46,19 @@ def test_parts_by_hand() -> None:
     assert made.total == sum(made.parts.values())
     assert made.scaling == 2 * replay + 3 * kept + 4 * 8 * row
     assert made.num_envs == 8
+
+
+def test_the_longest_phase_counts_wherever_it_stands() -> None:
+    row = setup_of(f"{TINY} --devices 1").plan.parts["trajectory"] // 4  # of 8 environments
+    for steps in ((12, 4), (4, 12)):
+
+        @dataclasses.dataclass(frozen=True)
+        class Uneven(TinyQ):
+            phases = tuple(Phase(str(number), number, 0, iterations=2) for number in steps)
+
+        setup = setup_of(f"{TINY} --devices 1")
+        trainer = dataclasses.replace(setup.trainer, algo=Uneven(setup.env.spec, setup.trainer.layout))
+        assert plan.make_plan(trainer, GIB).parts["trajectory"] == 12 * row
 
 
 def test_devices_share_what_is_split() -> None:
@@ -192,7 +206,7 @@ def test_given_chunks_are_kept_and_checked() -> None:
 
 
 def test_an_algorithm_that_does_not_say_what_can_be_cut() -> None:
-    assert setup_of(TINY).config.run.learn_chunk == 0
+    assert setup_of(f"{TINY} --devices 1").config.run.learn_chunk == 0
     assert setup_of(TINY).config.run.rollout_chunk == 1  # 8 environments, which live on, on 8 devices
 
 

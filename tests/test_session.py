@@ -1,6 +1,7 @@
 """A run that is stopped, killed or damaged and resumed ends in the same bits and the same metrics as one left alone."""
 
 import dataclasses
+import io
 import os
 import shutil
 import signal
@@ -22,10 +23,11 @@ from tiny import TinyQ
 from envs_jax.base import Array, setting
 from jaxrl import session, train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
-from jaxrl.checkpoint import Checkpoints
+from jaxrl.checkpoint import CheckpointError, Checkpoints
 from jaxrl.config import parse
 from jaxrl.position import Position
 from jaxrl.prepare import _cut_short, compile_programs, prepare
+from jaxrl.report.console import Console
 from jaxrl.report.lines import Lines, Pace
 from jaxrl.report.writer import Writer, read_metrics
 
@@ -328,6 +330,8 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
     said: list[str] = []
     done = compile_programs(setup, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
     assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
+    unseen = compile_programs(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
+    assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
     left = compile_programs(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
     assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
@@ -340,13 +344,20 @@ def test_a_rollout_chunk_follows_the_devices() -> None:
     assert resumed.run.rollout_chunk == 3
 
 
-def test_a_run_goes_on_with_another_number_of_devices_whatever_its_chunks() -> None:
-    """What one device learns from at a time is more than two of them may have."""
+def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_path: Path) -> None:
+    """What one device learns from at a time is more than each of four has."""
     argv = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
     config = prepare(parse(argv.split()).config).config
     resumed = prepare(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    assert session._fixed_settings(resumed) == session._fixed_settings(prepare(config, resuming=True))
+    meta = {"devices": 1, "settings": session._fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, jnp.zeros(1), meta)
+    quiet = Console("", io.StringIO())
+    assert session._resumable(tmp_path, resumed, config, quiet).step == 1
+    edited = prepare(config.with_run(learn_chunk=1), resuming=True)
+    with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
+        session._resumable(tmp_path, edited, config, quiet)
 
 
 # What goes wrong

@@ -254,8 +254,8 @@ class Algorithm:
         return []
 
     def largest_chunk(self) -> int:
-        """Samples of one gradient on one logical shard; 0 or 1: gradients cannot be cut by `layout.learn_chunk`."""
-        return 1
+        """Samples of one gradient on one logical shard; 0: gradients cannot be cut by `layout.learn_chunk`."""
+        return 0
 
     @property
     def store_setting(self) -> str | None:

@@ -133,8 +133,8 @@ class Coma(Algorithm):
     )
     target_kl: float = setting(
         0.0,
-        "a minibatch that finds the policy further than 1.5 times this from the one that acted (KL, nats) leaves the "
-        "actor alone, as in implementations of PPO; 0 = none does",
+        "a minibatch that finds the policy further than 1.5 times this (KL, nats) from the one that acted leaves the "
+        "actor alone, where implementations of PPO stop; 0 = none does",
         between=(0, 1e6),
     )
     entropy_weight: float = setting(

@@ -1,5 +1,6 @@
 """Runs by the real command's main, how they ended, and programs that runs of one configuration share."""
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jaxrl import session, train
 from jaxrl.checkpoint import Checkpoints
+from jaxrl.position import Position
 from jaxrl.prepare import Programs, Setup, compile_programs
 from jaxrl.report.writer import read_metrics
 
@@ -52,18 +54,22 @@ def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
 
 @contextmanager
 def shared_programs() -> Iterator[None]:
-    """Sessions in here compile each configuration once, also when a run goes on.
+    """Sessions in here compile each configuration once, also when a run goes on: it gets what it may still need.
 
     A process of its own compiles again, to the same bits; that is not what tests within one process are about.
     """
     kept: dict[Any, Programs] = {}
 
-    def once(setup: Setup, inputs: Any, say: Any, *where: Any) -> Programs:
-        given = "weights" if setup.config.run.init_from else ""
-        key = setup.config.with_run(**BESIDE, init_from=given).to_yaml()
+    def once(setup: Setup, inputs: Any, say: Any, position: Position | None = None, *_: int) -> Programs:
+        run, phases = setup.config.run, setup.algo.phases
+        places = (Position(), position or Position())
+        whole, left = (place.remaining(phases, run.num_envs, run.total_env_steps) for place in places)
+        given = "weights" if run.init_from else ""
+        key = setup.config.with_run(**BESIDE, init_from=given).to_yaml(), tuple(map(bool, whole))
         if key not in kept:
             kept[key] = compile_programs(setup, inputs, say)
-        return kept[key]
+        blocks = [block if iterations else None for block, iterations in zip(kept[key].blocks, left, strict=True)]
+        return dataclasses.replace(kept[key], blocks=blocks)
 
     with mock.patch.object(session, "compile_programs", once):
         yield
