@@ -24,6 +24,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody reads where an operation of a test comes from
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.03)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
