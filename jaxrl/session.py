@@ -111,6 +111,7 @@ class Session:
         self.evaluated = 0  # iteration of the last evaluation
         self._former_seconds = 0.0  # of training in former processes
         self._began: float | None = None
+        self._began_at = 0
         self._saved: tuple[int | None, float] = (None, 0.0)  # number of the last checkpoint, and when
         self._pending: _Pending | None = None
         self._received: list[str] = []
@@ -169,7 +170,7 @@ class Session:
             NotFiniteError: naming the tensor and the update.
             CheckpointError: a checkpoint could not be written.
         """
-        self._began = time.monotonic()
+        self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
         self.pace = Pace(self.position.env_steps, self.position.updates)
         with _signals() as self._received:
@@ -194,7 +195,8 @@ class Session:
         received = [name for names in hosts.gather(self._received) for name in names]
         if received:
             return f"stopped by {received[0]} {done}; go on with --resume {self.directory}"
-        if self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
+        moved = self.position.iterations > self._began_at  # or a run that is resumed again and again would stand still
+        if moved and self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
             return f"stopped by max_seconds {done}; go on with --resume {self.directory}"
         return None
 
