@@ -142,10 +142,12 @@ class Layout:
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
         several devices only, merges them before. Without it every branch compiles to the same instructions on any
-        number of devices. With --xla_backend_optimization_level=0 in XLA_FLAGS this is not so: the instructions of
-        equal HLO then depend on the program around it.
+        number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolated`
+        parts; with several devices there is no such loop around what belongs to one shard.
+        With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
+        depend on the program around it.
         """
-        return {"xla_disable_hlo_passes": "algsimp"} if self.exact else None
+        return {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else None
 
     @property
     def local_shards(self) -> int:

@@ -184,8 +184,7 @@ def test_rows_lie_where_a_list_has_them_and_are_written_in_place() -> None:
 
 def test_a_write_needs_no_second_ring() -> None:
     replay = jax.eval_shape(lambda: empty(10_000))
-    arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), Stream(0, 0.1).steps(4))
-    memory = write.lower(replay, *arguments).compile().memory_analysis()
+    memory = write.lower(replay, *Stream(0, 0.1).steps(4)).compile().memory_analysis()
     ring = SHARDS * ENVS * 10_000 * replays.row_bytes(SEEN, ANSWER, AGENTS)
     assert memory.alias_size_in_bytes >= ring > 100 * memory.temp_size_in_bytes
 

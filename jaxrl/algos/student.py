@@ -40,7 +40,7 @@ def agreement(action: Array, mean: Array, deviation: Array) -> Array:
 
 def share_of_help(step: Array, constant_until: float, end: float) -> Array:
     """What is left of the help at an environment step: all, from `constant_until` on less and less, none at `end`."""
-    return jnp.clip(1 - (step - constant_until) / (end - constant_until), 0.0, 1.0)
+    return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 
 
 @pytree
