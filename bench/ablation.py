@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench import measure
-from jaxrl.config import exit_on_error
+from jaxrl.config import exit_on_error, read_mapping
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluate import whole
 from jaxrl.files import write_atomically
@@ -34,14 +32,10 @@ def read_plan(path: Path) -> dict[str, Any]:
     """What a file asks for: "preset", flags "train" and "evaluate", "show" {column: [match, metric]}, "variants".
 
     Raises:
-        UserError: it cannot be read.
-        UsageError: it is no such file.
+        UsageError: it cannot be read, or is no such file.
     """
-    try:
-        asked = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path} ({getattr(error, 'strerror', None) or 'it is no YAML'})") from None
-    if not isinstance(asked, dict) or set(asked) != ENTRIES:
+    asked = read_mapping(path, "plan")
+    if set(asked) != ENTRIES:
         raise UsageError(f"{path} must have the entries {', '.join(sorted(ENTRIES))} and no others")
     flags = [asked["preset"], asked["train"], asked["evaluate"]]
     if isinstance(asked["variants"], dict):
@@ -133,7 +127,9 @@ def former(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     if path.exists():
         earlier = measure.read(path)
-        if earlier["kind"] != KIND or any(earlier["plan"][name] != asked[name] for name in ENTRIES - {"variants"}):
+        plan = earlier.get("plan") if isinstance(earlier.get("variants"), dict) else None
+        former_plan = plan if isinstance(plan, dict) and earlier["kind"] == KIND else {}
+        if any(former_plan.get(name) != asked[name] for name in ENTRIES - {"variants"}):
             raise UsageError(f"{path} holds results of something else: choose another --out, or move it away")
         kept = earlier["variants"]
     found = {}
@@ -186,4 +182,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

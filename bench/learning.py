@@ -19,6 +19,7 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
 from bench import measure
+from envs_jax.base import shown
 from jaxrl.config import Parser, exit_on_error
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluate import FILE
@@ -40,8 +41,13 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
     path = directory / FILE
     if not path.is_file():
         raise UserError(f"{run} has no {FILE}: evaluate it first with python -m jaxrl.evaluate {run}")
-    evaluation = json.loads(path.read_text())
-    lines = read_metrics(directory)
+    try:
+        evaluation = json.loads(path.read_text())
+        lines, _ = read_metrics(directory), (evaluation["score"], evaluation["settings"]["seed"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is damaged: evaluate the run again with python -m jaxrl.evaluate {run}") from None
+    if not any("time/unix" in line for line in lines):
+        raise UserError(f"{run} has no rows of training in metrics.jsonl: there is nothing to draw")
     score = f"eval/{evaluation['score']}"
     began = next(line["time/unix"] for line in lines if "time/unix" in line)
     timed = [line for line in lines if "time/unix" in line]
@@ -165,6 +171,10 @@ def main(argv: Sequence[str]) -> int:
     asked = flags.parse_args(list(argv))
     if asked.reach is not None and not math.isfinite(asked.reach):
         raise UsageError(f"--reach must be a finite score, not {asked.reach}")
+    if Path(asked.name).name != asked.name or asked.name in ("", ".", ".."):
+        raise UsageError(
+            f"--name {shown(asked.name)} must be a name without folders: the files go to {measure.RESULTS}"
+        )
     result = summary([read(run, asked.training) for run in asked.runs], asked.name)
     result |= {"training": asked.training, "note": asked.note}
     if asked.reach is not None:

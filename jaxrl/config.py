@@ -19,11 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import jax
 import yaml
 
 from envs_jax import base as environments
 from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, plain, setting, shown
-from jaxrl import algos
+from jaxrl import algos, interrupt
 from jaxrl.algos.base import Algorithm
 from jaxrl.errors import UsageError, UserError, one_line
 from jaxrl.files import is_file
@@ -120,7 +121,7 @@ class RunSettings:
 # others changes what the next iteration computes.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
-    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "runs",
+    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
 )  # fmt: skip
 _TOTALS = ("total_env_steps", "total_episodes")  # two ways to say one thing
 
@@ -357,7 +358,16 @@ _MOST_YAML = 2**20  # bytes of a configuration
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A flat mapping. Raises UsageError when the file is unreadable or something else."""
+    """Settings of a configuration. Raises UsageError when the file is unreadable or something else."""
+    loaded = read_mapping(path, "configuration")
+    for name in ("algo", "env"):
+        if not isinstance(loaded.get(name, ""), str):
+            raise UsageError(f"{path}: {name} must be a name, not {shown(loaded[name])}")
+    return loaded
+
+
+def read_mapping(path: Path, kind: str) -> dict[str, Any]:
+    """A mapping in YAML; `kind` says what it is. Raises UsageError when the file is unreadable or something else."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_YAML + 1)
@@ -365,15 +375,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise yaml.YAMLError(f"it is larger than {_MOST_YAML:,} bytes")
         loaded = yaml.load(content.decode(), _Reader)
     except OSError as error:
-        raise UsageError(f"cannot read the configuration {path} ({error.strerror}): name another file") from None
+        raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
-        raise UsageError(f"cannot read the configuration {path}: {reason[:_MOST_REASON]}") from None
+        raise UsageError(f"cannot read the {kind} {path}: {reason[:_MOST_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")
-    for name in ("algo", "env"):
-        if not isinstance(loaded.get(name, ""), str):
-            raise UsageError(f"{path}: {name} must be a name, not {shown(loaded[name])}")
     return loaded
 
 
@@ -676,11 +683,20 @@ class EnvironmentFlags:
         return self._current | given
 
 
+def _backend_works() -> bool:
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
+
+
 def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """A verb's main: UserErrors become one sentence on stderr and their exit code, without a traceback."""
 
     @functools.wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:
+        if argv is None:
+            interrupt.install()
         try:
             return main(sys.argv[1:] if argv is None else argv) or 0
         except UserError as error:
@@ -691,6 +707,16 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             return 141
         except KeyboardInterrupt:
             print("stopped by the keyboard", file=sys.stderr)
+            if argv is None:  # threads that compile do not survive the end of Python
+                sys.stdout.flush()
+                os._exit(130)
             return 130
+        except (RuntimeError, AssertionError):
+            platforms = os.environ.get("JAX_PLATFORMS")
+            if not platforms or _backend_works():
+                raise
+            sentence = f"JAX_PLATFORMS={shown(platforms)} is nothing that JAX can use here: unset it"
+            print(f"error: {sentence}", file=sys.stderr)
+            return 1
 
     return wrapped

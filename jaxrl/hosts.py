@@ -114,18 +114,28 @@ def _launched() -> Place | None:
     """
     get = os.environ.get
     if get("SLURM_STEP_NUM_TASKS") and get("SLURM_PROCID"):
-        number, index = int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ["SLURM_PROCID"])
-        alone = number == int(get("SLURM_STEP_NUM_NODES", "0"))
-        local, known = get("SLURM_LOCALID"), "SLURM_STEP_NODELIST" in os.environ
+        number, index = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID")
+        alone = number == _number("SLURM_STEP_NUM_NODES", "0")
+        local, known = "SLURM_LOCALID", "SLURM_STEP_NODELIST" in os.environ
     elif get("OMPI_COMM_WORLD_SIZE") and get("OMPI_COMM_WORLD_RANK"):
-        number, index = int(os.environ["OMPI_COMM_WORLD_SIZE"]), int(os.environ["OMPI_COMM_WORLD_RANK"])
+        number, index = _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")
         alone = get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
-        local, known = get("OMPI_COMM_WORLD_LOCAL_RANK"), "OMPI_MCA_orte_hnp_uri" in os.environ
+        local, known = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_MCA_orte_hnp_uri" in os.environ
     else:
         return None
     bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
-    devices = [] if alone or bound or local is None else [int(local)]
+    devices = [] if alone or bound or get(local) is None else [_number(local)]
     return Place("known to JAX" if known else None, number, index, devices) if number > 1 else None
+
+
+def _number(name: str, default: str = "") -> int:
+    """The value of an environment variable. Raises UsageError."""
+    text = os.environ.get(name) or default
+    if not text.isdecimal():
+        raise UsageError(
+            f"the environment variable {name} must be a number, not {shown(text)}: unset it to train alone"
+        )
+    return int(text)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import jax
 import jax.extend.backend
 
 import jaxrl
-from jaxrl.errors import UserError
+from jaxrl.errors import UsageError, UserError
 from jaxrl.files import is_file, write_atomically
 
 CONFIG = "config.yaml"
@@ -58,8 +58,11 @@ def check_root(root: Path | str) -> None:
     """See whether `create` could work, before much has been computed; makes nothing.
 
     Raises:
+        UsageError: `root` is empty.
         RunError: `root` is not a directory, or not writable.
     """
+    if not str(root):
+        raise UsageError("--runs is empty: name a folder, such as runs")
     path = Path(root).absolute()
     try:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())

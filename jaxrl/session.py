@@ -144,6 +144,11 @@ class Session:
                 f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
                 f"to iteration {step:,}: the others are lost, the run goes on without them"
             )
+        if behind := [number for number in self.checkpoints.steps() if number > step]:
+            listed = ", ".join(map(str, behind))
+            self.console.say(
+                f"checkpoints behind iteration {step:,} are deleted, as the run goes on from there: {listed}"
+            )
         self.checkpoints.discard_after(step)
         if self.best_step == step != self.checkpoints.best_step():  # killed between the checkpoint and its copy
             self._save(state, best=True)

@@ -100,8 +100,10 @@ def test_a_run_that_fails_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        (None, 1, "cannot read"),
-        ("{", 1, "it is no YAML"),
+        (None, 2, "cannot read the plan"),
+        ("{", 2, "line 1, column 2"),
+        ("seed: 2024-13-45", 2, "cannot read the plan"),
+        ("seed: " + "[" * 3000, 2, "nested too deeply"),
         ("preset: ddpg", 2, "must have the entries"),
         (PLAN.replace("variants:", "variants: 3\nmore:"), 2, "must have the entries"),
         (PLAN.replace("--max_seconds 1", "[1]"), 2, "must be text"),

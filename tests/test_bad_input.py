@@ -4,9 +4,11 @@ import dataclasses
 import errno
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ USAGE = {
     "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
     "unknown environment": ("--algo coma --env coverge", "unknown environment 'coverge': did you mean 'coverage'?"),
     "no algorithm": ("--seed 3", "say what to train: --algo NAME or --config FILE"),
+    "no folder for runs": (f"{TINY} --runs=", "--runs is empty: name a folder"),
     "an empty command line": ("", "say what to train"),
     "wrong type": (f"{TINY} --seed tree", "--seed must be a whole number, not 'tree'"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
@@ -220,21 +223,47 @@ def test_too_many_snakes_to_look_through(
 
 
 @pytest.mark.parametrize(
-    ("module", "argv", "code", "wanted"),
+    ("module", "argv", "code", "wanted", "platform"),
     [
-        ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?"),
-        pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", marks=pytest.mark.long),
-        ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist"),
+        ("jaxrl.train", "--algo comma", 2, "unknown algorithm 'comma': did you mean 'coma'?", "cpu"),
+        pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", "cpu", marks=pytest.mark.long),
+        ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist", "cpu"),
+        ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
+        ("bench.coverage.engines", "--steps 0", 2, "--steps must lie between 1 and 15, not 0", "cpu"),
+        (
+            "bench.coverage.engines",
+            "--engines dense dens",
+            2,
+            "unknown map_engine 'dens': did you mean 'dense'?",
+            "cpu",
+        ),
     ],
 )
-def test_the_real_command(module: str, argv: str, code: int, wanted: str, tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+def test_the_real_command(module: str, argv: str, code: int, wanted: str, platform: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": platform}
     command = [sys.executable, "-m", module, *argv.split()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert done.stdout == ""
     one_sentence(done.stderr, wanted)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_keyboard_while_programs_are_compiled(tmp_path: Path) -> None:
+    """Threads that compile must not see the end of Python, which some of them answer with a segmentation fault."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "jaxrl.train", "--config", "coma_quick", "--runs", str(tmp_path / "runs")]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "compiling" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(2)  # on the way from tracing to compiling
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "stopped by the keyboard\n")
+    assert not (tmp_path / "runs").exists()
 
 
 # Runs that somebody has changed

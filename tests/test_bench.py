@@ -565,3 +565,9 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     capsys.readouterr()
     assert learning.main([str(run), "--name", "c", "--training", "scores"]) == 1
     assert "no hundred training episodes with a 'scores'" in capsys.readouterr().err
+    assert learning.main([str(run), "--name", "../c"]) == 2
+    assert "must be a name without folders" in capsys.readouterr().err
+    for damaged in ('{"score": ', "{}", "[]"):
+        (run / "evaluation.json").write_text(damaged)
+        assert learning.main([str(run), "--name", "c"]) == 1
+        assert "evaluation.json is damaged: evaluate the run again" in capsys.readouterr().err

@@ -261,6 +261,12 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
     [
         ({}, ("node1:77", None, None), "--num_hosts N and --host_index I"),
         ({}, (None, 2, 1), "--coordinator HOST:PORT"),
+        (
+            SLURM | {"SLURM_STEP_NUM_TASKS": "abc"},
+            (None, None, None),
+            "SLURM_STEP_NUM_TASKS must be a number, not 'abc'",
+        ),
+        (SLURM | {"SLURM_LOCALID": "one"}, (None, None, None), "SLURM_LOCALID must be a number, not 'one'"),
         (OMPI, (None, None, None), "--coordinator HOST:PORT: missing; Open MPI 5"),
         ({}, ("node1:77", 2, 2), "numbers 0 to N - 1"),
         ({}, ("node1:77", -1, 0), "numbers 0 to N - 1"),

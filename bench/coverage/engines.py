@@ -7,17 +7,18 @@ interpreted: run this on a GPU before `--map_engine pallas` is trusted there. `p
 --vary map_engine=dense,pallas` then tells how fast they are.
 """
 
-import argparse
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 import envs_jax
+from bench import measure
 from envs_jax.batch import BatchedEnvironment, batched
-from envs_jax.coverage import maps
+from jaxrl.config import exit_on_error, usage_errors
 
 TOLERANCE = 2e-5  # of real numbers; a device's exp and log differ from each other by a few units in the last place
 
@@ -50,29 +51,29 @@ def differences(first: list[Any], second: list[Any]) -> tuple[int, float]:
     return exact, real
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The verb."""
-    flags = argparse.ArgumentParser(prog="bench.coverage.engines", description=__doc__.split("\n\n")[0])
-    flags.add_argument("--engines", nargs=2, default=["dense", "pallas"], choices=maps.ENGINES, metavar="NAME")
-    flags.add_argument("--q", type=int, default=57)
-    flags.add_argument("--num_envs", type=int, default=64)
-    flags.add_argument("--steps", type=int, default=15)
-    flags.add_argument("--belief_dtype", default="int16", choices=("int16", "float32"))
-    chosen = flags.parse_args(arguments)
-    keys = jax.random.split(jax.random.key(0), chosen.num_envs)
-    missions = [
-        fly(
-            batched(envs_jax.make("coverage", q=chosen.q, belief_dtype=chosen.belief_dtype, map_engine=engine)),
-            keys,
-            chosen.steps,
-        )
-        for engine in chosen.engines
-    ]
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    flags = measure.parser("python -m bench.coverage.engines", __doc__)
+    flags.add_argument("--engines", nargs=2, default=["dense", "pallas"], metavar="NAME", help="which two to compare")
+    flags.add_argument("--q", default="57", metavar="N", help="resolution of the maps (default: 57)")
+    flags.add_argument("--num_envs", default="64", metavar="N", help="missions (default: 64)")
+    flags.add_argument("--steps", default="15", metavar="N", help="of each mission (default: 15)")
+    flags.add_argument("--belief_dtype", default="int16", metavar="NAME", help="int16 or float32 (default: int16)")
+    chosen = flags.parse_args(list(argv))
+    num_envs = measure.whole(chosen.num_envs, "--num_envs", 1, measure.MOST)
+    steps = measure.whole(chosen.steps, "--steps", 1, 15)
+    settings = {"q": measure.whole(chosen.q, "--q", 1, 1000), "belief_dtype": chosen.belief_dtype}
+    with usage_errors():
+        flown = [batched(envs_jax.make("coverage", **settings, map_engine=engine)) for engine in chosen.engines]
+    keys = jax.random.split(jax.random.key(0), num_envs)
+    missions = [fly(env, keys, steps) for env in flown]
     exact, real = differences(*missions)
     device, agree = jax.devices()[0], exact == 0 and real <= TOLERANCE
     print(
-        f"{' and '.join(chosen.engines)} on {device.device_kind} ({device.platform}), {chosen.num_envs} missions of "
-        f"{chosen.steps} steps at q {chosen.q}, {chosen.belief_dtype}: {exact} exact values differ, real numbers by "
+        f"{' and '.join(chosen.engines)} on {device.device_kind} ({device.platform}), {num_envs} missions of "
+        f"{steps} steps at q {chosen.q}, {chosen.belief_dtype}: {exact} exact values differ, real numbers by "
         f"{real:.1e} at most (allowed {TOLERANCE:.0e}): {'they agree' if agree else 'THEY DISAGREE'}"
     )
     return 0 if agree else 1
