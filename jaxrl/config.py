@@ -706,6 +706,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except KeyboardInterrupt:
+            interrupt.answered()
             print("stopped by the keyboard", file=sys.stderr)
             if argv is None:  # threads that compile do not survive the end of Python
                 sys.stdout.flush()

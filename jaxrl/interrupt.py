@@ -1,26 +1,33 @@
-"""Ctrl-C that is not lost: Python ignores what is raised in a callback of its garbage collector, and JAX has one."""
+"""Ctrl-C that is not lost: what is raised while JAX traces and compiles may be ignored, so it is raised again."""
 
 import gc
 import signal
 import threading
 import types
 
-_LATER = 0.02  # seconds
+_LATER, _AGAIN = 0.02, 1.0  # seconds
 
 
 def install() -> None:
-    """Let SIGINT raise KeyboardInterrupt, outside such callbacks; handlers other than Python's own stay as they are."""
+    """Let SIGINT raise KeyboardInterrupt until `answered`; handlers other than Python's own stay as they are."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)
 
 
+def answered() -> None:
+    """Whoever caught the KeyboardInterrupt ends the program now."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    # Python prints and ignores what is raised in a callback of its garbage collector, and JAX has such a callback.
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
         if frame.f_code in callbacks:
             signal.setitimer(signal.ITIMER_REAL, _LATER)
             return
         frame = frame.f_back
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN)
     raise KeyboardInterrupt
