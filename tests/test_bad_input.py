@@ -252,7 +252,12 @@ def test_the_real_command(module: str, argv: str, code: int, wanted: str, platfo
 def test_the_keyboard_while_programs_are_compiled(tmp_path: Path) -> None:
     """Threads that compile must not see the end of Python, which some of them answer with a segmentation fault."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "jaxrl.train", "--config", "coma_quick", "--runs", str(tmp_path / "runs")]
+    program = """if True:
+        import runpy, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+        runpy.run_module("jaxrl.train", run_name="__main__")
+    """
+    command = [sys.executable, "-c", program, "--config", "coma_quick", "--runs", str(tmp_path / "runs")]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
