@@ -57,14 +57,21 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
         if not curve:
             raise UserError(f"{run} has no hundred training episodes with a '{training}': name one of their metrics")
         return {"seed": seed, "curve": curve, "evaluation": evaluation}
-    curve = []
+    curve = of_selection(lines, score)
+    return {"seed": seed, "curve": curve, "evaluation": evaluation}
+
+
+def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
+    """The selection episodes' mean `score`, with environment steps and seconds since the first block."""
+    timed = [line for line in lines if "time/unix" in line]
+    began, curve = timed[0]["time/unix"], []
     for line in lines:
         if score in line:  # evaluations stand between the lines of training: take the last one before
             before = [row for row in timed if row["iteration"] <= line["iteration"]]
             last = max(before or timed[:1], key=lambda row: row["iteration"])
             seconds = round(last["time/unix"] - began, 1)
             curve.append({"env_steps": last["env_steps"], "seconds": seconds, "score": line[score]})
-    return {"seed": seed, "curve": curve, "evaluation": evaluation}
+    return curve
 
 
 def in_hundreds(lines: Sequence[dict[str, Any]], name: str, began: float) -> list[dict[str, Any]]:

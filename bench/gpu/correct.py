@@ -1,0 +1,78 @@
+"""Part "correct": whether this device computes what the rules say."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import envs_jax
+from bench.coverage import engines
+from envs_jax.batch import batched
+from jaxrl import config as configuration
+from jaxrl.checkpoint import Checkpoints, digest
+from jaxrl.prepare import Setup, prepare
+
+SMALL = {  # a few iterations of every algorithm
+    "coma": "--config coma_quick --num_envs 16",
+    "ddpg": "--config ddpg_quick --num_envs 32",
+    "sac": "--config sac_quick --num_envs 32",
+}
+
+
+def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
+    """The map engines of accelerators against each other at the published resolution, the same random missions."""
+    q, missions = (2, 2) if quick else (57, 32)
+    keys = jax.random.split(jax.random.key(0), missions)
+    flown = [
+        engines.fly(batched(envs_jax.make("coverage", q=q, map_engine=engine)), keys, 15)
+        for engine in ("dense", "pallas")
+    ]
+    exact, real = engines.differences(*flown)
+    agree = exact == 0 and real <= engines.TOLERANCE
+    rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]
+    return {"rows": rows, "wrong": not agree, "exact": exact, "real": real, "q": q, "missions": missions}
+
+
+def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
+    """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state."""
+    rows = []
+    for algo in SMALL if not quick else ["sac"]:
+        setup = _setup(algo)
+        index, phase = len(setup.algo.phases) - 1, setup.algo.phases[-1]
+        block, two = setup.trainer.make_block(phase), jnp.int32(2)
+        whole, _ = block(block(_begun(setup, index), two)[0], two)
+        half, _ = block(_begun(setup, index), two)
+        with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
+            checkpoints.save(2, half, {})
+            checkpoints.wait()
+            _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
+        resumed, _ = block(resumed, two)
+        rows.append([f"{algo}: a resumed run has the same bits", digest(resumed) == digest(whole), ""])
+    return {"rows": rows, "wrong": not all(row[1] for row in rows)}
+
+
+def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
+    """Whether a block writes the new state over the old one."""
+    shares = {}
+    for algo in SMALL if not quick else ["sac"]:
+        setup = _setup(algo)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        block: Any = setup.trainer.make_block(setup.algo.phases[-1])
+        memory = block.lower(setup.trainer.shapes(), number).compile().memory_analysis()
+        shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
+    rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
+    return {"rows": rows, "wrong": min(shares.values()) < 0.99}
+
+
+def _setup(algo: str) -> Setup:
+    request = configuration.parse(SMALL[algo].split(), "python -m bench.gpu")
+    assert request.config is not None
+    return prepare(request.config.with_run(eval_every=0))
+
+
+def _begun(setup: Setup, phase: int) -> Any:
+    state = setup.trainer.init(jax.random.key(0))
+    return dataclasses.replace(state, phase=jnp.int32(phase))

@@ -1,0 +1,51 @@
+"""Part "device": what the machine is, and what it does at best."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench import measure
+from jaxrl.report import rates
+from jaxrl.report.timing import stopwatch, take_turns
+
+OPERATIONS = 512  # of the chain that launches are counted by
+GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
+
+
+def rates_of_device(quick: bool, folder: Path) -> dict[str, Any]:
+    """Versions, memory, copy rate, matrix products, the convolution of the main job."""
+    found = rates.measure(quick=quick, rounds=1 if quick else 5)
+    machine = measure.machine()
+    rows: list[list[Any]] = [
+        ["device", machine["device"], ""],
+        ["jax", machine["jax"], ""],
+        ["free memory", machine["free_bytes"] / 2**30, "GiB"],
+        ["copy, read and written", found.copy / 1e9, "GB/s"],
+    ]
+    rows += [[f"matrix product, {name}", rate / 1e12, "TFLOP/s"] for name, rate in found.matmul.items()]
+    rows += [
+        [f"convolution, {name}, {found.dtype}", rate / 1e12, "TFLOP/s"] for name, rate in found.convolution.items()
+    ]
+    return {"rows": rows, "machine": machine, "rates": found.plain()}
+
+
+def launches(quick: bool, folder: Path) -> dict[str, Any]:
+    """Seconds of one tiny kernel in a chain of them, with and without command buffers (CUDA graphs)."""
+    number, on_gpu = (8 if quick else OPERATIONS), jax.default_backend() == "gpu"
+
+    def chain(x: Any) -> Any:
+        for _ in range(number):  # a barrier keeps neighbours from becoming one kernel
+            x = jax.lax.optimization_barrier(x + 1.0)
+        return x
+
+    samplers, tiny = [], jnp.zeros(32)
+    for name, kinds in GRAPHS.items() if on_gpu else [("launched one by one", "")]:
+        options = {"xla_gpu_enable_command_buffer": kinds} if on_gpu else None
+        program = jax.jit(chain, compiler_options=options).lower(tiny).compile()
+        samplers.append(stopwatch(name, functools.partial(program, tiny), 0.0 if quick else 0.1))
+    timings = take_turns(samplers, 1 if quick else 5)
+    rows = [[f"a kernel of 32 numbers, {name}", 1e6 * t.median / number, "us"] for name, t in timings.items()]
+    return {"rows": rows, "operations": number, "seconds": {name: t.plain() for name, t in timings.items()}}

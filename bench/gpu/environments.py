@@ -1,0 +1,49 @@
+"""Part "environments": steps per second, by stage and number of copies."""
+
+from pathlib import Path
+from typing import Any
+
+from bench import env_throughput, measure
+from jaxrl.report import rates
+
+SIZES = {
+    "coverage": [1024, 4096, 16384],
+    "snakes_3v3": [1024, 16384, 65536, 262144, 1048576],
+    "reach": [1024, 16384, 65536, 262144, 1048576],
+}
+SMALL: dict[str, dict[str, Any]] = {"coverage": {"q": 2}, "snakes_3v3": {}, "reach": {"horizon": 4}}
+
+
+def coverage(quick: bool, folder: Path) -> dict[str, Any]:
+    """493 x 493 cells."""
+    return _of("coverage", quick)
+
+
+def snakes(quick: bool, folder: Path) -> dict[str, Any]:
+    """Three against three."""
+    return _of("snakes_3v3", quick)
+
+
+def reach(quick: bool, folder: Path) -> dict[str, Any]:
+    """The arm."""
+    return _of("reach", quick)
+
+
+def _of(env: str, quick: bool) -> dict[str, Any]:
+    machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
+    request = env_throughput.Request(
+        env=env,
+        variants={"": SMALL[env] if quick else {}},
+        policy="random",
+        num_envs=[2] if quick else SIZES[env],
+        rounds=1 if quick else 5,
+        least=1e-6 if quick else 0.2,
+        baseline=False,
+    )
+    found = env_throughput.run(request, machine_rates, measure.say)
+    rows = []
+    for row in found["rows"]:
+        for stage, entry in row["stages"].items():
+            name = f"{env}, {row['num_envs']:,} copies, {stage}"
+            rows.append([name, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
+    return {"rows": rows, "rates": machine_rates.plain(), "found": found}

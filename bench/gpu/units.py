@@ -1,0 +1,53 @@
+"""What `bench.gpu` does, in order of value: units of work, each with a limit of its own."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+Result = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A piece of work with a result of its own.
+
+    Attributes:
+        part: that it belongs to.
+        name: of the result's file, without suffix.
+        seconds: after which it is given up, compiling included.
+        where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
+            [[what, figure, unit], ...] for the table, and entries of its own.
+    """
+
+    part: str
+    name: str
+    seconds: float
+    where: str
+
+    def load(self) -> Callable[..., Result]:
+        """The function."""
+        module, _, function = self.where.partition(":")
+        found: Callable[..., Result] = getattr(importlib.import_module(module), function)
+        return found
+
+
+UNITS = tuple(
+    Unit(*row)
+    for row in (
+        ("device", "device_rates", 60, "bench.gpu.device:rates_of_device"),
+        ("device", "device_launches", 30, "bench.gpu.device:launches"),
+        ("correct", "correct_maps", 90, "bench.gpu.correct:maps_agree"),
+        ("correct", "correct_resume", 90, "bench.gpu.correct:resume_is_exact"),
+        ("correct", "correct_donation", 60, "bench.gpu.correct:state_is_donated"),
+        ("job", "job_coma_4096", 240, "bench.gpu.job:coma_4096"),
+        ("job", "job_coma_16384", 240, "bench.gpu.job:coma_16384"),
+        ("score", "score_coma", 300, "bench.gpu.score:coma"),
+        ("score", "score_ddpg", 200, "bench.gpu.score:ddpg"),
+        ("score", "score_sac", 150, "bench.gpu.score:sac"),
+        ("environments", "environments_coverage", 150, "bench.gpu.environments:coverage"),
+        ("environments", "environments_snakes", 150, "bench.gpu.environments:snakes"),
+        ("environments", "environments_reach", 150, "bench.gpu.environments:reach"),
+    )
+)
+PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))

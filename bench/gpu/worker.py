@@ -1,0 +1,45 @@
+"""The process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR [--quick] UNIT ...
+
+Says "begins NAME" on stdout before each unit. It ends when its standard input does: with whoever started it.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from bench.gpu import results
+from bench.gpu.units import UNITS
+from jaxrl.errors import UserError, one_line
+
+
+def main(argv: list[str]) -> int:
+    """Do the units, one after another."""
+    folder, names = Path(argv[0]), [word for word in argv[1:] if word != "--quick"]
+    quick = "--quick" in argv
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    say, sys.stdout = sys.stdout, sys.stderr  # what the units print is no message to the parent
+    for unit in (unit for unit in UNITS if unit.name in names):
+        print(f"begins {unit.name}", file=say, flush=True)
+        began = time.perf_counter()
+        try:
+            result = unit.load()(quick=quick, folder=folder)
+        except UserError as error:
+            results.write(folder, unit, quick, error=one_line(str(error)))
+        except Exception as error:  # a defect of one unit must not take the others with it
+            traceback.print_exc()
+            results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
+        else:
+            results.write(folder, unit, quick, result=result, seconds=time.perf_counter() - began)
+    return 0
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
