@@ -43,17 +43,15 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
         raise UserError(f"{run} has no {FILE}: evaluate it first with python -m jaxrl.evaluate {run}")
     try:
         evaluation = json.loads(path.read_text())
-        lines, _ = read_metrics(directory), (evaluation["score"], evaluation["settings"]["seed"])
+        score, seed = f"eval/{evaluation['score']}", evaluation["settings"]["seed"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged: evaluate the run again with python -m jaxrl.evaluate {run}") from None
-    if not any("time/unix" in line for line in lines):
-        raise UserError(f"{run} has no rows of training in metrics.jsonl: there is nothing to draw")
-    score = f"eval/{evaluation['score']}"
-    began = next(line["time/unix"] for line in lines if "time/unix" in line)
+    lines = read_metrics(directory)
     timed = [line for line in lines if "time/unix" in line]
-    seed = evaluation["settings"]["seed"]
+    if not timed:
+        raise UserError(f"{run} has no rows of training in metrics.jsonl: there is nothing to draw")
     if training is not None:
-        curve = in_hundreds([line for line in timed if f"episode/{training}" in line], f"episode/{training}", began)
+        curve = in_hundreds(timed, f"episode/{training}")
         if not curve:
             raise UserError(f"{run} has no hundred training episodes with a '{training}': name one of their metrics")
         return {"seed": seed, "curve": curve, "evaluation": evaluation}
@@ -74,10 +72,10 @@ def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, 
     return curve
 
 
-def in_hundreds(lines: Sequence[dict[str, Any]], name: str, began: float) -> list[dict[str, Any]]:
+def in_hundreds(timed: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Means over a hundred training episodes or a few more each; a rest of fewer is left out."""
-    curve, episodes, total = [], 0.0, 0.0
-    for line in lines:
+    curve, episodes, total, began = [], 0.0, 0.0, timed[0]["time/unix"]
+    for line in (row for row in timed if name in row):
         episodes, total = episodes + line["episodes"], total + line["episodes"] * line[name]
         if episodes >= HUNDRED:
             seconds = round(line["time/unix"] - began, 1)
