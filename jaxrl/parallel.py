@@ -23,6 +23,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from envs_jax.base import Array
 
 AXIS = "data"
+GRAPHS = {  # on GPUs whole loops and branches become CUDA graphs, which run without the host; convolutions cannot
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+    "xla_gpu_graph_min_graph_size": 1,
+}
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
@@ -136,8 +140,8 @@ class Layout:
     compute_dtype: Any = jnp.float32
 
     @property
-    def compiler_options(self) -> dict[str, Any] | None:
-        """What every program that makes training state must be compiled with.
+    def compiler_options(self) -> dict[str, Any]:
+        """What every program that makes training state must be compiled with: `GRAPHS` on GPUs, and more if `exact`.
 
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
@@ -147,7 +151,8 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it.
         """
-        return {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else None
+        passes = {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else {}
+        return passes | (GRAPHS if jax.default_backend() == "gpu" else {})
 
     @property
     def local_shards(self) -> int:
