@@ -23,10 +23,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from envs_jax.base import Array
 
 AXIS = "data"
-GRAPHS = {  # on GPUs whole loops and branches become CUDA graphs, which run without the host; convolutions cannot
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
-    "xla_gpu_graph_min_graph_size": 1,
-}
 SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
@@ -35,6 +31,17 @@ def make_mesh(devices: int) -> Mesh:
     each = devices // jax.process_count()
     chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:each]]
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def graphs() -> dict[str, Any]:
+    """Compiler options for programs with loops: on GPUs loops and branches are CUDA graphs, which run without the host.
+
+    Convolutions cannot be part of one.
+    """
+    if jax.default_backend() != "gpu":
+        return {}
+    kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+    return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -141,7 +148,7 @@ class Layout:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What every program that makes training state must be compiled with: `GRAPHS` on GPUs, and more if `exact`.
+        """What every program that makes training state must be compiled with: `graphs`, and more if `exact`.
 
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
@@ -152,7 +159,7 @@ class Layout:
         depend on the program around it.
         """
         passes = {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else {}
-        return passes | (GRAPHS if jax.default_backend() == "gpu" else {})
+        return passes | graphs()
 
     @property
     def local_shards(self) -> int:
