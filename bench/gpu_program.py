@@ -8,6 +8,7 @@ jax[cuda13], but no GPU and no driver. Where a number of repetitions is not know
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import os
 import re
@@ -56,6 +57,7 @@ class Program(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+@functools.cache  # devices of two calls would not go together
 def absent_mesh(gpus: int) -> Mesh:
     """A mesh of H200s of one host that need not be there. Raises UserError where JAX has no CUDA plugin."""
     try:

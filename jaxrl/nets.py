@@ -51,11 +51,11 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     """
     height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
     h, _, channels, features = kernel.shape
-    if method == "conv":
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    if height == width == 1:
+    if height == width == 1:  # nothing slides: a matrix product
         product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
         return product.reshape(x.shape[0], 1, 1, features)
+    if method == "conv":
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     if method == "patches":
         return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
     shifted = jnp.stack(  # [width, h, W, C, F]: the kernel slid along the row

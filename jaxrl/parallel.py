@@ -33,15 +33,18 @@ def make_mesh(devices: int) -> Mesh:
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def graphs() -> dict[str, Any]:
-    """Compiler options for programs with loops: on GPUs loops and branches are CUDA graphs, which run without the host.
+def graphs(*passes: str) -> dict[str, Any]:
+    """Compiler options of programs with loops, which do without some of XLA's passes over HLO.
 
-    Convolutions cannot be part of one.
+    On GPUs loops and branches become CUDA graphs, which run without the host. Convolutions cannot be part of one, nor
+    can the copies that the dynamic-slice-annotator makes of what loops write into arrays.
     """
-    if jax.default_backend() != "gpu":
-        return {}
-    kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
-    return {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
+    options: dict[str, Any] = {}
+    if jax.default_backend() == "gpu":
+        kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+        options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
+        passes = (*passes, "dynamic-slice-annotator")
+    return options | ({"xla_disable_hlo_passes": ",".join(passes)} if passes else {})
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
@@ -158,8 +161,7 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it.
         """
-        passes = {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else {}
-        return passes | graphs()
+        return graphs(*(("algsimp", "small-while-loop-hoisting") if self.exact else ()))
 
     @property
     def local_shards(self) -> int:

@@ -102,7 +102,7 @@ def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     options = graphs()
     assert "WHILE" in options["xla_gpu_enable_command_buffer"]
-    assert Layout(8, exact=True).compiler_options.keys() > options.keys()
+    assert options["xla_disable_hlo_passes"] in Layout(8, exact=True).compiler_options["xla_disable_hlo_passes"]
     compiled = jax.jit(lambda x: x + 1, compiler_options=options).lower(jnp.ones(3)).compile()
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))

@@ -106,11 +106,15 @@ def read(folder: Path, hlo: str) -> Thunk:
     Raises:
         UserError: there is no dump of a program for GPUs.
     """
-    dumps = sorted(folder.glob("*.thunk_sequence_after_thunk_passes.txt"), key=lambda path: path.stat().st_mtime_ns)
-    if not dumps:
-        raise UserError(f"{folder} holds no list of thunks: XLA of this version writes it under another name")
-    metadata = Path(str(dumps[-1]).replace("thunk_sequence_after_thunk_passes", "thunk_metadata"))
-    return parse(dumps[-1].read_text(), _names(metadata.read_text()), trip_counts(hlo))
+    written = sorted(folder.glob("*.thunk_metadata.txt"), key=lambda path: path.stat().st_mtime_ns)
+    if not written:
+        raise UserError(
+            f"{folder} holds no list of thunks: this version of XLA writes none, or under another name"
+        )
+    stem = str(written[-1]).removesuffix("thunk_metadata.txt")
+    lists = [Path(f"{stem}thunk_sequence{suffix}.txt") for suffix in ("_after_thunk_passes", "")]
+    final = next(path for path in lists if path.exists())  # the first one only where a pass has changed something
+    return parse(final.read_text(), _names(written[-1].read_text()), trip_counts(hlo))
 
 
 def parse(text: str, names: dict[int, str], trips: dict[str, int]) -> Thunk:
