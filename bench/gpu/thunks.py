@@ -108,9 +108,7 @@ def read(folder: Path, hlo: str) -> Thunk:
     """
     written = sorted(folder.glob("*.thunk_metadata.txt"), key=lambda path: path.stat().st_mtime_ns)
     if not written:
-        raise UserError(
-            f"{folder} holds no list of thunks: this version of XLA writes none, or under another name"
-        )
+        raise UserError(f"{folder} holds no list of thunks: this version of XLA writes none, or under another name")
     stem = str(written[-1]).removesuffix("thunk_metadata.txt")
     lists = [Path(f"{stem}thunk_sequence{suffix}.txt") for suffix in ("_after_thunk_passes", "")]
     final = next(path for path in lists if path.exists())  # the first one only where a pass has changed something
