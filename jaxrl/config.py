@@ -388,12 +388,20 @@ _MOST_REASON = 300  # characters
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
-    """A run's directory and its configuration.
+    """A run's directory and the configuration in which its policies are used on this machine.
 
     Raises:
         RunError: there is no such run, or its environment has changed since.
         UsageError: its config.yaml is damaged.
     """
+    directory, config = read_training_run(run)
+    env = config.make_env().portable()
+    settings = {name: getattr(env, name) for name in config.env_settings}
+    return directory, dataclasses.replace(config, env_settings=settings)
+
+
+def read_training_run(run: str | Path) -> tuple[Path, Config]:
+    """The same, but the configuration in which the run is trained. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
     config = build(read_yaml(path), str(path))
@@ -584,7 +592,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             raise UsageError(
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
             )
-        directory, config = read_run(known.resume)
+        directory, config = read_training_run(known.resume)
         return config, str(directory)
     values, where = _preset(known.algo, known.config)
     if known.algo is None and known.config is None:
