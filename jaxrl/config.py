@@ -73,10 +73,15 @@ class RunSettings:
         0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
     )
     rollout_chunk: int = setting(
-        0, "environments flown at a time where phases restart; 0 = by the memory plan", between=(0, MOST_ENVS)
-    )
+        0, "environments flown at a time where phases restart; 0 = measured, or by the memory plan",
+        between=(0, MOST_ENVS),
+    )  # fmt: skip
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan", between=(0, 1e9)
+        0, "samples per gradient evaluation, added up to the minibatch; 0 = measured, or by the memory plan",
+        between=(0, 1e9),
+    )  # fmt: skip
+    compiler_options: str = setting(
+        "auto", "of XLA for training, name=value with spaces between; auto = those measured on this kind of device"
     )
     compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")

@@ -126,6 +126,7 @@ class Layout:
         exact: sum in a fixed order at the shape of one logical shard.
         learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are added up over chunks.
         compute_dtype: of matmuls and convolutions in networks.
+        options: of the compiler, (name, value) each.
     """
 
     num_envs: int
@@ -134,6 +135,7 @@ class Layout:
     exact: bool = False
     learn_chunk: int = 0
     compute_dtype: Any = jnp.float32
+    options: tuple[tuple[str, str | bool], ...] = ()
 
     @property
     def compiler_options(self) -> dict[str, Any] | None:
@@ -147,7 +149,8 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it.
         """
-        return {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else None
+        exact = {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else {}
+        return dict(self.options) | exact or None
 
     @property
     def local_shards(self) -> int:

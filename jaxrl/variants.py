@@ -14,7 +14,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +48,19 @@ Change = Mapping[str, Any]
 # Comparing
 
 
-def rollout(env: BatchedEnvironment) -> Callable[[Array, Any], Any]:
-    """Jit of (keys key[B], number) -> (state, time step) of [B] copies behind so many steps of random moves."""
-    policy = scripted(env, "random")
+@functools.partial(jax.jit, static_argnums=0)
+def rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
+    """(state, time step) of copies [B] behind so many steps of random moves; keys key[B]."""
+    context, policy = env.context(start()), scripted(env, "random")
 
-    def run(keys: Array, number: Array) -> Any:
-        context = env.context(start())
+    def step(t: Array, carry: Any) -> Any:
+        state, timestep = carry
+        keys_action = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
+        action, _ = policy((), (), state, timestep, keys_action)
+        return env.play(state, action, context)
 
-        def step(t: Array, carry: Any) -> Any:
-            state, timestep = carry
-            keys_action = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
-            action, _ = policy((), (), state, timestep, keys_action)
-            return env.play(state, action, context)
-
-        state, timestep = jax.lax.fori_loop(0, number, step, env.reset(keys, context))
-        return state.env, timestep
-
-    return jax.jit(run)
+    state, timestep = jax.lax.fori_loop(0, number, step, env.reset(keys, context))
+    return state.env, timestep
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -91,8 +87,8 @@ def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> t
         how many integers differ, all steps together, and the largest difference of real numbers (a share of numbers
         above 1).
     """
-    keys, programs = jax.random.split(jax.random.key(0), copies), [rollout(batched(env)) for env in envs]
-    found = [_differences(envs, *(program(keys, t) for program in programs)) for t in range(steps + 1)]
+    keys = jax.random.split(jax.random.key(0), copies)
+    found = [_differences(envs, *(rollout(batched(env), keys, t) for env in envs)) for t in range(steps + 1)]
     exact, real = zip(*jax.device_get(found), strict=True)
     return int(sum(map(int, exact))), float(max(real))
 
@@ -124,7 +120,7 @@ def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = 
             failures[name] = one_line(f"{type(error).__name__}: {error}")
     keys = jax.random.split(jax.random.key(0), copies)
     agreeing = [reference, *(name for name, pair in differences.items() if agrees(pair))]
-    samplers = [stopwatch(name, functools.partial(rollout(batched(variants[name])), keys, steps)) for name in agreeing]
+    samplers = [stopwatch(name, functools.partial(rollout, batched(variants[name]), keys, steps)) for name in agreeing]
     seconds = {name: timing.seconds for name, timing in take_turns(samplers, rounds).items()}
     fastest = min(seconds, key=lambda name: statistics.median(seconds[name]))
     return {

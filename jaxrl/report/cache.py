@@ -15,9 +15,12 @@ Warn = Callable[[str], None]
 
 def cache_folder() -> Path:
     """~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
-    named = getattr(jax.config, "jax_compilation_cache_dir", None)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return Path(named) if named else root / "jaxrl"
+    return Path(getattr(jax.config, "jax_compilation_cache_dir", None) or default_folder())
+
+
+def default_folder() -> Path:
+    """~/.cache/jaxrl."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
 
 
 def enable_compilation_cache() -> None:
