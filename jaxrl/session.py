@@ -394,10 +394,11 @@ def start(config: Config) -> Ended:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    setup = prepare(with_sources(_without_latest(config)))
+    config = with_sources(_without_latest(config))
+    setup = prepare(config)
     inputs = load_inputs(setup)
     with Console(_title(setup), label=setup.env.spec.label) as console:
-        setup, facts = _fastest(setup, console)
+        setup, facts = _fastest(config, setup, console)
         programs = _compile(setup, inputs, None, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
@@ -497,16 +498,15 @@ def _title(setup: Setup) -> str:
     return f"{setup.config.algo} on {setup.config.env}"
 
 
-def _fastest(setup: Setup, console: Console) -> tuple[Setup, dict[str, Any]]:
-    """The setup with the variant of its environment that is fastest here, and what versions.json says of the choice.
+def _fastest(config: Config, setup: Setup, console: Console) -> tuple[Setup, dict[str, Any]]:
+    """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
 
-    It stands among the settings of the run from then on: a run that is resumed does not choose again.
+    The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
     """
-    config, local_envs = setup.config, setup.trainer.layout.local_envs
     if not setup.env.env.variants():
         return setup, {}
     with console.working("comparing variants of the environment"):
-        found = hosts.on_first(lambda: variants.choose(config, local_envs, console.say))
+        found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
     config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
     return prepare(config), {"variant": found}
 
