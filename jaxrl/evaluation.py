@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
 from jaxrl.algos.base import Algorithm, Mode, Progress, count
-from jaxrl.parallel import AXIS, REPLICATED, largest_divisor, map_chunks, on_mesh
+from jaxrl.parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.trainer import key_of_env
 
 # (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
@@ -198,7 +198,8 @@ class Evaluator:
             return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
 
         split_episodes = jax.sharding.PartitionSpec(AXIS) if final else jax.sharding.PartitionSpec(None, AXIS)
-        return jax.jit(on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes))
+        function = on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
+        return jax.jit(function, compiler_options=graphs())
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
         """Jit of (parameters, key, context, index) -> all of episode `index`, which is flown alone.
@@ -215,7 +216,7 @@ class Evaluator:
             seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
 
-        return jax.jit(fly)
+        return jax.jit(fly, compiler_options=graphs())
 
 
 def values(statistics: EpisodeStatistics) -> dict[str, Array]:

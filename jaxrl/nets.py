@@ -51,11 +51,11 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     """
     height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
     h, _, channels, features = kernel.shape
-    if method == "conv":
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    if height == width == 1:
+    if height == width == 1:  # nothing slides: a matrix product
         product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
         return product.reshape(x.shape[0], 1, 1, features)
+    if method == "conv":
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     if method == "patches":
         return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
     shifted = jnp.stack(  # [width, h, W, C, F]: the kernel slid along the row
@@ -263,22 +263,23 @@ class TeamNet(nn.Module):
             return (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
         if not self.layer_norm:
             return _rectify(products, bias)
-        rows = products.astype(jnp.float32) + bias[None]
         scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.width,), jnp.float32)
         shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.width,), jnp.float32)
-        return _normalised(rows, scale, shift).astype(products.dtype)
+        return _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
 
 
 @jax.custom_vjp
-def _normalised(rows: Array, scale: Array, shift: Array) -> Array:
-    """ReLU of layer norm, float32[N, F] for scale and shift float32[F].
+def _normalised(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
+    """ReLU of layer norm of products + bias, float32[N, F] for bias, scale and shift float32[F].
 
-    With its own gradient, in three reductions instead of the seven that differentiation by rule makes of it.
+    With its own gradient, in two sums along rows and one along columns instead of the eight that differentiation by
+    rule makes of it.
     """
-    return _normalise(rows, scale, shift)[0]
+    return _normalise(products, bias, scale, shift)[0]
 
 
-def _normalise(rows: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
+def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
+    rows = products + bias[None]
     centred = rows - rows.mean(-1, keepdims=True)
     spread = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
     normal = centred * spread
@@ -286,13 +287,14 @@ def _normalise(rows: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Ar
     return out, (normal, spread, out, scale)
 
 
-def _normalise_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, Array]:
+def _normalise_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
     normal, spread, out, scale = kept
     of_shift = jnp.where(out > 0, gradient, 0.0)
     of_scale = of_shift * normal
     of_normal = of_shift * scale[None]
     both = of_normal.mean(-1, keepdims=True) + normal * (of_normal * normal).mean(-1, keepdims=True)
-    return spread * (of_normal - both), of_scale.sum(0), of_shift.sum(0)
+    of_rows = spread * (of_normal - both)
+    return of_rows, *jnp.stack([of_rows, of_scale, of_shift]).sum(1)
 
 
 _normalised.defvjp(_normalise, _normalise_backward)

@@ -33,6 +33,20 @@ def make_mesh(devices: int) -> Mesh:
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
+def graphs(*passes: str) -> dict[str, Any]:
+    """Compiler options of programs with loops, which do without some of XLA's passes over HLO.
+
+    On GPUs loops and branches become CUDA graphs, which run without the host. Convolutions cannot be part of one, nor
+    can the copies that the dynamic-slice-annotator makes of what loops write into arrays.
+    """
+    options: dict[str, Any] = {}
+    if jax.default_backend() == "gpu":
+        kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+        options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
+        passes = (*passes, "dynamic-slice-annotator")
+    return options | ({"xla_disable_hlo_passes": ",".join(passes)} if passes else {})
+
+
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
     """`function` run once per device on that device's part of the arguments."""
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -138,8 +152,8 @@ class Layout:
     options: tuple[tuple[str, str | bool], ...] = ()
 
     @property
-    def compiler_options(self) -> dict[str, Any] | None:
-        """What every program that makes training state must be compiled with.
+    def compiler_options(self) -> dict[str, Any]:
+        """What every program that makes training state must be compiled with: `graphs`, more if `exact`, and `options`.
 
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
@@ -149,8 +163,7 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it.
         """
-        exact = {"xla_disable_hlo_passes": "algsimp,small-while-loop-hoisting"} if self.exact else {}
-        return dict(self.options) | exact or None
+        return graphs(*(("algsimp", "small-while-loop-hoisting") if self.exact else ())) | dict(self.options)
 
     @property
     def local_shards(self) -> int:

@@ -25,6 +25,9 @@ from jaxrl.trainer import Trainer, TrainState
 from jaxrl.tuned import Tuned
 
 
+_PASSES = "xla_disable_hlo_passes"
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """A configuration made real.
@@ -199,6 +202,8 @@ def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tupl
     options, refused = tuned.known_options(text)
     if refused and given and not resuming:
         raise UsageError(f"{refused[0]}: leave it out of --compiler_options")
+    if run.exact_sharding and _PASSES in tuned.parse_options(options):
+        raise UsageError(f"exact_sharding chooses the compiler's passes: leave {_PASSES} out of --compiler_options")
     return options, [f"{line}: it is left out" for line in refused]
 
 

@@ -56,7 +56,7 @@ def test_automatic_values_are_those_that_were_measured(plain: Setup, table: Path
     given = setup_of(f"{COMA} --rollout_chunk 16 --learn_chunk 12 --compiler_options=").config.run
     assert (given.rollout_chunk, given.learn_chunk, given.compiler_options) == (16, 12, "")
     exact = setup_of(f"{COMA} --exact_sharding").trainer.layout.compiler_options
-    assert exact is not None and list(exact) == ["xla_disable_hlo_passes"]
+    assert list(exact) == ["xla_disable_hlo_passes"]
 
 
 def test_other_devices_and_other_sizes_take_nothing(plain: Setup, table: Path) -> None:
@@ -150,6 +150,8 @@ def test_options_that_the_compiler_does_not_take(table: Path) -> None:
     flag = "--compiler_options=xla_no_such_option=1"
     with pytest.raises(UsageError, match=r"xla_no_such_option is of no use here \(.*: leave it out of --compiler_opt"):
         setup_of(f"{TINY} {flag}")
+    with pytest.raises(UsageError, match="exact_sharding chooses the compiler's passes: leave xla_disable_hlo_passes"):
+        setup_of(f"{TINY} --exact_sharding --compiler_options=xla_disable_hlo_passes=algsimp")
     with pytest.raises(UsageError, match="compiler_options: 'fast' is no option: write name=value"):
         setup_of(f"{TINY} --compiler_options fast")
     found = setup_of(f"{TINY} {flag}", resuming=True)  # by another version than the run began with

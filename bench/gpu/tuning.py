@@ -41,11 +41,11 @@ QUICK = {
 PARTS = (1, 2, 4, 8)  # of the chunks that the memory plan chooses
 ROUNDS = 5
 COMPILING = 150.0  # seconds, after which no further candidate is compiled
-EVERYTHING = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
-OPTIONS = {  # of the compiler
+KINDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION"  # of operations, as XLA puts them into command buffers
+OPTIONS = {  # of the compiler, beside those of `Layout`
     "graphs": {
         "no command buffers": "xla_gpu_enable_command_buffer=",
-        "loops in command buffers": f"xla_gpu_enable_command_buffer={EVERYTHING} xla_gpu_graph_min_graph_size=1",
+        "no loops in command buffers": f"xla_gpu_enable_command_buffer={KINDS} xla_gpu_graph_min_graph_size=5",
     },
     "schedule": {
         "latency hiding": "xla_gpu_enable_latency_hiding_scheduler=true",

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from jaxrl import distributions, nets, optimise
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
-from jaxrl.algos.off_policy import OffPolicy
+from jaxrl.algos.off_policy import OffPolicy, means
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
 
@@ -285,11 +285,11 @@ class Ddpg(OffPolicy):
         def of_actor(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             return self._actor_loss(self.tree("actor", actor), improved, sample)
 
-        gradient, (loss, means) = self.layout.gradient(of_actor, params.actor, batch)
+        gradient, (_, found) = self.layout.gradient(of_actor, params.actor, batch)
         actor, target_actor, actor_optimiser, norm = self.layout.alone(functools.partial(self._step, "actor"))(
             gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
         )
-        metrics |= {"actor_loss": loss, "actor_grad_norm": norm, **means}
+        metrics |= {"actor_grad_norm": norm, **found}
         new = DdpgParameters(actor, target_actor=target_actor, actor_optimiser=actor_optimiser, **critic)
         return new, metrics, error
 
@@ -332,13 +332,14 @@ class Ddpg(OffPolicy):
                 vector = relaxed_one_hot(open_logits, sample["noise"][:, 1], self.temperature)
             value = self.values(critic, observation, vector).mean(0)
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
-        entropy = jnp.mean(used * distributions.entropy(policy))
-        loss = -jnp.mean(used * value)
+        entropy = used * distributions.entropy(policy)
+        loss = -used * value
         if self.entropy_weight:
             loss = loss - self.entropy_weight * entropy
         if self.logit_weight:
-            loss = loss + self.logit_weight * jnp.mean(used[..., None] * jnp.square(logits))
-        return loss, {"policy_entropy": entropy}
+            loss = loss + self.logit_weight * used * jnp.mean(jnp.square(logits), axis=-1)
+        found = means(actor_loss=loss, policy_entropy=entropy)
+        return found["actor_loss"], found
 
 
 @dataclasses.dataclass(frozen=True)

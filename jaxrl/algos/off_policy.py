@@ -22,12 +22,17 @@ MOST_UPDATES = 100_000  # of one iteration, which shows nothing before its end
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
 
 
-def critic_loss(values: Array, target: Array, weight: Array) -> Array:
-    """Mean of (y - Q)^2, summed over critics (arXiv 1509.02971, algorithm 1).
+def squared_errors(values: Array, target: Array, weight: Array) -> Array:
+    """(y - Q)^2 summed over critics, float32[N, A], whose mean is the critics' loss (arXiv 1509.02971, algorithm 1).
 
     values [C, N, A], target [N, A], weight [N].
     """
-    return jnp.sum(jnp.mean(weight[None, :, None] * jnp.square(target[None] - values), axis=(1, 2)))
+    return jnp.sum(weight[None, :, None] * jnp.square(target[None] - values), axis=0)
+
+
+def means(**arrays: Array) -> dict[str, Array]:
+    """The means of several float32[N, A], in one pass over all of them."""
+    return dict(zip(arrays, jnp.stack(list(arrays.values())).mean((1, 2)), strict=True))
 
 
 def smallest(values: Array) -> Array:
@@ -311,7 +316,10 @@ class OffPolicy(Algorithm):
         inputs = self._flat(observation)
         if vector is not None:
             inputs = jnp.concatenate([inputs, vector], axis=-1)
-        out = jax.vmap(lambda params: self.critic_net.apply(params, inputs))(critic)
+        if self.critics == 1:
+            out = self.critic_net.apply(jax.tree.map(lambda leaf: leaf[0], critic), inputs)[None]
+        else:
+            out = jax.vmap(lambda params: self.critic_net.apply(params, inputs))(critic)
         return out[..., 0] if vector is not None else out
 
     def _target(self, params: Any, sample: dict[str, Array]) -> Array:
@@ -447,14 +455,18 @@ class OffPolicy(Algorithm):
 
         def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             values = self._taken_values(self.tree("critic", critic), sample)
-            return critic_loss(values, sample["target"], sample["weight"]), {"q_mean": values.mean()}
+            found = means(
+                critic_loss=squared_errors(values, sample["target"], sample["weight"]),
+                q_mean=values.mean(0),
+                target_mean=sample["target"],
+            )
+            return found["critic_loss"], found
 
-        gradient, (loss, means) = layout.gradient(of_critic, params.critic, batch)
+        gradient, (_, metrics) = layout.gradient(of_critic, params.critic, batch)
         critic, target, optimiser, norm = layout.alone(functools.partial(self._step, "critic"))(
             gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr) * rates
         )
-        target_mean = layout.average(batch["target"].reshape(*batch["weight"].shape[:1], -1))
-        metrics = {"critic_loss": loss, "critic_grad_norm": norm, "target_mean": target_mean, **means}
+        metrics["critic_grad_norm"] = norm
         return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
 
     def _step(

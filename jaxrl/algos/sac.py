@@ -17,7 +17,7 @@ import optax
 from envs_jax.base import Array, Box, TimeStep, pytree
 from jaxrl import distributions, nets, optimise
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
-from jaxrl.algos.off_policy import OffPolicy, smallest
+from jaxrl.algos.off_policy import OffPolicy, means, smallest
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, K tasks, m samples of a shard.
 
@@ -30,17 +30,20 @@ def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
     return smallest(values) - alpha[:, None] * log_prob
 
 
-def actor_loss(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
-    """Mean of alpha log pi - min Q (arXiv 1812.05905, equation 9); used [N] is 0 for samples that do not count."""
-    return -jnp.mean(used[:, None] * soft_value(values, log_prob, alpha))
+def actor_losses(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
+    """Alpha log pi - min Q, float32[N, A], whose mean is the loss (arXiv 1812.05905, equation 9).
+
+    used [N] is 0 for samples that do not count.
+    """
+    return -used[:, None] * soft_value(values, log_prob, alpha)
 
 
-def temperature_loss(log_alpha: Array, log_prob: Array, target_entropy: float, used: Array) -> Array:
-    """Mean of alpha (- log pi - H), whose descent raises alpha where the entropy lies below H.
+def temperature_losses(log_alpha: Array, log_prob: Array, target_entropy: float, used: Array) -> Array:
+    """Alpha (- log pi - H), float32[N, A], the descent of whose mean raises alpha where the entropy lies below H.
 
     log_alpha [N], log_prob [N, A], used [N] (arXiv 1812.05905, equation 18).
     """
-    return jnp.mean(used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy))
+    return used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy)
 
 
 @pytree
@@ -312,13 +315,16 @@ class Sac(OffPolicy):
             used = (sample["weight"] > 0).astype(jnp.float32)
             log_alpha = self._of_task(learned["log_alpha"], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            of_actor = actor_loss(values, log_prob, alpha, used)
-            of_alpha = temperature_loss(log_alpha, fixed, self._target_entropy, used)
-            means = {"actor_loss": of_actor, "policy_entropy": -jnp.mean(used[:, None] * log_prob)}
-            return of_actor + of_alpha, means
+            found = means(
+                actor_loss=actor_losses(values, log_prob, alpha, used),
+                alpha_loss=temperature_losses(log_alpha, fixed, self._target_entropy, used),
+                policy_entropy=-used[:, None] * log_prob,
+            )
+            loss = found["actor_loss"] + found.pop("alpha_loss")
+            return loss, found
 
         learned = {"actor": params.actor, "log_alpha": params.log_alpha}
-        gradient, (_, means) = self.layout.gradient(losses, learned, batch)
+        gradient, (_, found) = self.layout.gradient(losses, learned, batch)
 
         def step(params: SacParameters, gradient: Any, rates: Array) -> Any:
             actor, _, actor_optimiser, norm = self._step(
@@ -344,7 +350,7 @@ class Sac(OffPolicy):
             actor_optimiser=actor_optimiser,
             log_alpha=log_alpha,
             alpha_optimiser=alpha_optimiser,
-            shown=means | {"actor_grad_norm": norm},
+            shown=found | {"actor_grad_norm": norm},
         )
 
     @property

@@ -23,7 +23,7 @@ from envs_jax.batch import BatchedEnvironment
 from jaxrl import plan
 from jaxrl.algos.base import start
 from jaxrl.evaluation import scripted
-from jaxrl.parallel import AXIS, SPLIT, largest_divisor, make_mesh, on_mesh, shardings
+from jaxrl.parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
 from jaxrl.report.timing import Sampler
 from jaxrl.trainer import key_of_env
 
@@ -123,7 +123,7 @@ class Flight:
         self._programs: dict[str, Any] = {}
         for stage in self.stages:
             function = on_mesh(self._stage(stage), mesh, (SPLIT, SPLIT, taped, SPLIT), SPLIT)
-            program = jax.jit(function, donate_argnums=0)
+            program = jax.jit(function, donate_argnums=0, compiler_options=graphs())
             self._programs[stage] = self._compile(stage, program, state, timestep, self._tape, self._keys)
             memory = self._programs[stage].memory_analysis()
             self.temporary[stage] = memory.temp_size_in_bytes * devices / num_envs if memory else 0.0

@@ -105,7 +105,7 @@ class OptimisedLayout(Layout):
     @property
     def compiler_options(self) -> dict[str, Any]:
         quick = "JAXRL_TEST_XLA_FLAGS" not in os.environ  # see conftest.py
-        return (super().compiler_options or {}) | ({"xla_backend_optimization_level": 1} if quick else {})
+        return super().compiler_options | ({"xla_backend_optimization_level": 1} if quick else {})
 
 
 @functools.cache  # tests with the same arguments share the programs

@@ -1,0 +1,297 @@
+"""python -m bench.gpu_program [--programs coma_4096,ddpg] [--gpus 1,8]: what jobs become on GPUs that are not there.
+
+Compiles the programs for NVIDIA H200s, really (XLA, Triton, selection of cuDNN's calls without autotuning), and runs
+nothing. Shows for each: operations of the host (a CUDA graph is one, whatever lies in it), kernels and copies on the
+GPU, the same for every loop inside, library calls, collectives and bytes. Needs a Linux environment with jax[cuda12] or
+jax[cuda13], but no GPU and no driver. Where a number of repetitions is not known beforehand, one is counted.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+
+import envs_jax
+from bench import measure
+from bench.gpu import correct, score, thunks
+from envs_jax.base import closest, shown
+from envs_jax.batch import batched
+from jaxrl import config as configuration
+from jaxrl import nets, plan, run_directory
+from jaxrl.algos.base import start
+from jaxrl.config import exit_on_error
+from jaxrl.errors import UsageError, UserError
+from jaxrl.evaluation import Evaluator, learned
+from jaxrl.parallel import AXIS, REPLICATED, shardings
+from jaxrl.prepare import Setup, assemble
+
+TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
+KIND = "gpu_program"
+MOST = 8  # GPUs
+MEMORY = 0.95 * 141e9 / plan.GIB  # GiB that a run may use of an H200
+LIBRARY = ("kGemm", "kCublasLtMatmul", "kConvolution", "kCuDnn", "kCustomCall", "kCholesky", "kTriangularSolve", "kFft")
+COLLECTIVE = re.compile(r"^ *(?:ROOT )?%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\S*\(")
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}  # others 4
+
+
+class Program(NamedTuple):
+    """What is compiled: a jitted function and its arguments, ShapeDtypeStructs with shardings."""
+
+    name: str
+    function: Any
+    arguments: tuple[Any, ...]
+
+
+@functools.cache  # devices of two calls would not go together
+def absent_mesh(gpus: int) -> Mesh:
+    """A mesh of H200s of one host that need not be there. Raises UserError where JAX has no CUDA plugin."""
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda", topology_name="gpu", topology=f"1x1x{gpus}", target_config=TARGET.read_text()
+        )
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise UserError(
+            f"nothing can be compiled for GPUs here ({error}): install jax[cuda12] or jax[cuda13]"
+        ) from None
+    return Mesh(np.array(topology.devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+# Programs
+
+
+def of_run(flags: str, gpus: int) -> Iterator[Program]:
+    """The start, all phases and the evaluation of a run."""
+    request = configuration.parse(flags.split(), "python -m bench.gpu_program")
+    assert request.config is not None
+    made = assemble(request.config.with_run(devices=gpus, memory_gb=MEMORY))
+    mesh = absent_mesh(gpus)
+    setup = dataclasses.replace(made, mesh=mesh, trainer=dataclasses.replace(made.trainer, mesh=mesh))
+    shapes, replicated = setup.trainer.shapes(), shardings(mesh, REPLICATED)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    for phase in setup.algo.phases:
+        yield Program(f"phase '{phase.name}'", setup.trainer.make_block(phase), (shapes, number))
+
+    def place(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
+
+    key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    yield Program("start", setup.trainer.make_init(), (key, None))
+    if setup.config.run.eval_every:
+        yield _evaluation(setup, place(jax.eval_shape(setup.algo.policy, shapes.algo)), key, place)
+
+
+def _evaluation(setup: Setup, policy: Any, key: Any, place: Callable[[Any], Any]) -> Program:
+    evaluator = Evaluator(
+        setup.eval_env,
+        learned(setup.algo, "best"),
+        setup.eval_episodes,
+        setup.mesh,
+        setup.config.run.rollout_chunk,
+        setup.algo.init_actor,
+    )
+    context = place(jax.eval_shape(setup.eval_env.context, setup.trainer.shapes().progress))
+    return Program("evaluation", evaluator.compiled(), (policy, key, context))
+
+
+def of_device(gpus: int) -> Iterator[Program]:
+    """What `bench.gpu` measures the device by."""
+    del gpus
+    square = lambda dtype: _placed(((8192, 8192), dtype))  # noqa: E731
+    yield Program("copy", jax.jit(lambda x: -x, donate_argnums=0), (_placed(((2**28,), jnp.float32)),))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        yield Program(f"matrix product, {jnp.dtype(dtype).name}", jax.jit(jnp.matmul), (square(dtype), square(dtype)))
+
+    def loss(x: Any, kernel: Any) -> Any:
+        return jnp.sum(jnp.square(nets.convolve(x, kernel, "conv")).astype(jnp.float32))
+
+    shapes = ((8192, 7, 7, 256), jnp.bfloat16), ((4, 4, 256, 256), jnp.bfloat16)
+    yield Program("convolution", jax.jit(jax.grad(loss, argnums=(0, 1))), tuple(map(_placed, shapes)))
+
+
+def of_env(name: str, num_envs: int, **settings: Any) -> Iterator[Program]:
+    """Reset and step of environments on one GPU."""
+    env = batched(envs_jax.make(name, **settings))
+    context = jax.eval_shape(env.context, jax.eval_shape(start))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
+    state, timestep = jax.eval_shape(env.reset, keys, context)
+    space = env.spec.action
+    action = jax.ShapeDtypeStruct((num_envs, env.spec.num_agents, *space.shape), space.dtype)
+    keys, context, state, timestep, action = _on_one((keys, context, state, timestep, action))
+    yield Program("reset", jax.jit(env.reset), (keys, context))
+    yield Program("step", jax.jit(env.step, donate_argnums=(0, 1)), (state, timestep, action, context))
+
+
+def _placed(shape: tuple[tuple[int, ...], Any]) -> Any:
+    return _on_one(jax.ShapeDtypeStruct(*shape))
+
+
+def _on_one(tree: Any) -> Any:
+    place = NamedSharding(absent_mesh(1), PartitionSpec())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+
+Make = Callable[[int], Iterator[Program]]
+
+
+def _run(flags: str) -> Make:
+    return lambda gpus: of_run(flags, gpus)
+
+
+def _env(name: str, num_envs: int, **settings: Any) -> Make:
+    return lambda gpus: of_env(name, num_envs, **settings) if gpus == 1 else iter(())
+
+
+SETS: dict[str, Make] = {
+    "device": lambda gpus: of_device(gpus) if gpus == 1 else iter(()),
+    "maps_dense": _env("coverage", 1024, map_engine="dense"),
+    "maps_pallas": _env("coverage", 1024, map_engine="pallas"),
+    **{f"resume_{name}": _run(f"{flags} --eval_every 0") for name, flags in correct.SMALL.items()},
+    "coma_4096": _run("--algo coma --num_envs 4096"),
+    "coma_4096_pallas": _run("--algo coma --num_envs 4096 --map_engine pallas"),
+    "coma_16384": _run("--algo coma --num_envs 16384"),
+    **{f"score_{name}": _run(flags) for name, flags in score.FLAGS.items()},
+    "snakes": _env("snakes_3v3", 65536),
+    "reach": _env("reach", 65536),
+}  # in the order of the parts of `bench.gpu`; what stands on one GPU alone is the same on each of several
+
+
+# Compiling and counting
+
+
+def compiled(program: Program) -> tuple[Any, float]:
+    """The compiled program and the seconds that it took."""
+    kernels = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", 132, "gpu"))  # for Pallas: Triton
+    began = time.perf_counter()
+    with use_abstract_mesh(kernels):
+        made = program.function.trace(*program.arguments).lower().compile()
+    return made, time.perf_counter() - began
+
+
+def counted(made: Any, dump: Path) -> dict[str, Any]:
+    """Operations, library calls, collectives and bytes of a compiled program whose thunks lie in `dump`."""
+    text, memory = made.as_text(), made.memory_analysis()
+    root, sizes = thunks.read(dump, text), collective_bytes(text)
+    calls: Counter[str] = Counter()
+    collectives: Counter[str] = Counter()
+    for times, leaf in root.leaves():
+        if leaf.kind in LIBRARY:
+            calls[leaf.kind] += times
+        if leaf.name in sizes:
+            collectives[sizes[leaf.name]] += times
+    return {
+        "host_operations": root.host_operations(),
+        "nodes": root.nodes(),
+        "loops": [loop._asdict() for loop in root.loops()],
+        "library_calls": dict(calls),
+        "collectives": dict(collectives),
+        "argument_bytes": int(memory.argument_size_in_bytes),
+        "alias_bytes": int(memory.alias_size_in_bytes),
+        "temporary_bytes": int(memory.temp_size_in_bytes),
+        "peak_bytes": plan.compiled_bytes(made),
+    }
+
+
+def collective_bytes(hlo: str) -> dict[str, str]:
+    """{instruction: "all-reduce of N bytes"} of a program's text."""
+    found = {}
+    for line in hlo.splitlines():
+        if match := COLLECTIVE.match(line):
+            size = sum(
+                BYTES.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
+                for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match[2])
+            )
+            found[match[1]] = f"{match[3]} of {size} bytes"
+    return found
+
+
+# Command line
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser("python -m bench.gpu_program", __doc__)
+    _flags(parser)
+    asked = parser.parse_args(list(argv))
+    names = _names(asked.programs)
+    numbers = measure.several(asked.gpus, "--gpus", 1, MOST)
+    path = measure.output(asked.out, KIND)
+    with tempfile.TemporaryDirectory() as dump:
+        _without_gpus(Path(dump))
+        rows: list[dict[str, Any]] = []
+        for name, gpus in itertools.product(names, numbers):
+            for program in SETS[name](gpus):
+                made, seconds = compiled(program)
+                row = {"set": name, "program": program.name, "gpus": gpus, "compile_seconds": seconds}
+                rows.append(row | counted(made, Path(dump)))
+                print(line(rows[-1]), flush=True)
+                measure.write(_result(rows), path)
+                for file in Path(dump).glob("*.txt"):
+                    file.unlink()
+    return 0
+
+
+def _without_gpus(dump: Path) -> None:
+    """Make JAX compile for GPUs as if there were some. Raises UserError where it has no CUDA plugin."""
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", MOST)
+    absent_mesh(1)
+    jax.default_backend = lambda: "gpu"  # programs differ between CPUs and GPUs
+
+
+def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    versions = run_directory.versions()
+    return {
+        "format": measure.FORMAT,
+        "kind": KIND,
+        "target": "NVIDIA H200, compiled for, not run on",
+        "versions": {name: versions[name] for name in ("python", "jax", "jaxlib", "jaxrl")},
+        "rows": rows,
+    }
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--programs", metavar="A,B,...", help=f"of {', '.join(SETS)} (default: all)")
+    parser.add_argument("--gpus", default="1,8", metavar="N,M", help="numbers of GPUs to compile for (default: 1,8)")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+
+
+def _names(text: str | None) -> Sequence[str]:
+    names = tuple(SETS) if text is None else tuple(text.replace(",", " ").split())
+    for name in names or ("",):
+        if name not in SETS:
+            raise UsageError(f"--programs: there is no set of programs {shown(name)}: {closest(name, SETS)}")
+    return names
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    inside = "; ".join(f"{loop['path']}: {loop['host_operations']} and {loop['nodes']}" for loop in row["loops"])
+    return (
+        f"{row['set']}, {row['program']}, {row['gpus']} GPU: {row['host_operations']} host operations, {row['nodes']} "
+        f"on the GPU, temporaries {row['temporary_bytes'] / plan.GIB:.3f} GiB, peak {row['peak_bytes'] / plan.GIB:.3f} "
+        f"GiB, library calls {row['library_calls']}, collectives {row['collectives']}, compiled in "
+        f"{row['compile_seconds']:.0f} s" + (f"; loops, each time: {inside}" if inside else "")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

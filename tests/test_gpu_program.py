@@ -1,0 +1,110 @@
+"""`python -m bench.gpu_program`: what is counted in a program for GPUs, on lists small enough to count by hand."""
+
+import importlib.metadata
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench import gpu_program
+from bench.gpu import thunks
+from jaxrl.errors import UserError
+from jaxrl.parallel import Layout, graphs
+
+# As XLA prints it: a graph of two kernels; a loop of 8 around a graph of 3; a loop of unknown length around a
+# convolution, a graph of 2, a branch of 1 or of 2 kernels, and the end of an asynchronous copy.
+PROGRAM = """\
+000: kCommandBuffer [source       | next=007 (1)]
+    001: kCopy         [source | sink] kCopy
+    002: kCustomKernel [source | sink] loop_fusion grid: [9, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
+003: kWhile         [prev=000 (1) | next=000 (1)]
+condition:
+    004: kCustomKernel [source | sink] loop_and_fusion grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
+  body:
+    000: kCommandBuffer [source       | next=334 (1)]
+        005: kCopy         [source        | sink         ] kCopy
+        006: kGemm         [source        | sink         ] gemm
+        007: kAllReduce    [source        | sink         ] all-reduce
+008: kWhile         [prev=000 (1) | next=000 (1)]
+condition:
+    009: kCustomKernel [source | sink] loop_and_fusion.1 grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
+  body:
+    010: kConvolution  [source | sink] conv
+    000: kCommandBuffer [source       | next=334 (1)]
+        011: kCustomKernel [source | sink] a
+        012: kCustomKernel [source | sink] b
+    013: kConditional   [prev=000 (1) | next=000 (1)]
+      false_branch:
+        014: kCustomKernel [source | sink] c
+      true_branch:
+        015: kCustomKernel [source | sink] d
+        016: kCustomKernel [source | sink] e
+    017: kCopyDone      [source | sink] copy-done
+"""
+NAMES = {1: "copy.1", 3: "while.1", 7: "all-reduce.2", 8: "while.2", 10: "conv.3"}
+HLO = """\
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %while.1 = (s32[], f32[4]{0}) while(%tuple.1), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"8"}}
+  %while.2 = (s32[], f32[4]{0}) while(%tuple.2), condition=%c2, body=%b2
+  %all-reduce.2 = (f32[4,256]{1,0}, bf16[3]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
+}
+"""
+
+
+def program() -> thunks.Thunk:
+    return thunks.parse(PROGRAM, NAMES, thunks.trip_counts(HLO))
+
+
+def test_host_operations_and_what_the_gpu_runs() -> None:
+    root = program()
+    once = 1 + 1 + (1 + 2)  # the convolution, the graph, the branch and the longer of its sides
+    assert root.host_operations() == 1 + 8 * 1 + (1 + 1 + once)  # the unknown loop asks its condition, and reads it
+    assert root.nodes() == 2 + 8 * 3 + (1 + 1 + 2 + 2)
+    assert [(loop.path, loop.host_operations, loop.nodes) for loop in root.loops()] == [
+        ("while.1 x 8", 1, 3), ("while.2 x ?", once, 5)
+    ]  # fmt: skip
+
+
+def test_a_loop_inside_a_graph_costs_the_host_nothing() -> None:
+    inside = "000: kCommandBuffer [x]\n" + "\n".join(
+        f"    {line}" for line in PROGRAM.splitlines() if "cond" not in line
+    )
+    root = thunks.parse(inside, NAMES, thunks.trip_counts(HLO))
+    assert root.host_operations() == 1
+    assert [loop.host_operations for loop in root.loops()] == [0, 0]
+
+
+def test_repeated_calls_count_as_often_as_they_are_made() -> None:
+    leaves = {leaf.name: times for times, leaf in program().leaves() if leaf.name}
+    assert leaves == {"copy.1": 1, "all-reduce.2": 8, "conv.3": 1}
+    assert gpu_program.collective_bytes(HLO) == {"all-reduce.2": f"all-reduce of {4 * 256 * 4 + 3 * 2} bytes"}
+
+
+def test_without_a_plugin_for_gpus_one_sentence_says_so() -> None:
+    if "cuda" in "".join(entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")):
+        pytest.skip("programs can be compiled for GPUs here")
+    with pytest.raises(UserError, match=r"install jax\[cuda12\]"):
+        gpu_program.absent_mesh(1)
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, sentence in (
+        (["--programs", "coma_409"], "--programs: there is no set of programs 'coma_409': did you mean 'coma_4096'"),
+        (["--gpus", "9"], "--gpus"),
+    ):
+        assert gpu_program.main(flags) == 2
+        assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses unknown ones on CPUs too, where these change nothing."""
+    assert graphs() == {} == Layout(8).compiler_options
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    options = graphs()
+    assert "WHILE" in options["xla_gpu_enable_command_buffer"]
+    assert options["xla_disable_hlo_passes"] in Layout(8, exact=True).compiler_options["xla_disable_hlo_passes"]
+    compiled = jax.jit(lambda x: x + 1, compiler_options=options).lower(jnp.ones(3)).compile()
+    assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
+    wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))
+    with pytest.raises(Exception, match="not a valid"):
+        wrong.compile()
