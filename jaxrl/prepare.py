@@ -24,7 +24,6 @@ from jaxrl.selfplay import SelfPlay
 from jaxrl.trainer import Trainer, TrainState
 from jaxrl.tuned import Tuned
 
-
 _PASSES = "xla_disable_hlo_passes"
 
 

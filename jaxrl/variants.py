@@ -29,6 +29,7 @@ from jaxrl.algos.base import start
 from jaxrl.config import Config
 from jaxrl.errors import one_line
 from jaxrl.evaluation import scripted
+from jaxrl.parallel import graphs
 from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured
 from jaxrl.report.timing import stopwatch, take_turns
 from jaxrl.run_directory import versions
@@ -48,9 +49,12 @@ Change = Mapping[str, Any]
 # Comparing
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
-    """(state, time step) of copies [B] behind so many steps of random moves; keys key[B]."""
+    """(state, time step) of copies [B] behind so many steps of random moves; keys key[B]. Compiled as training is."""
+    return jax.jit(_rollout, static_argnums=0, compiler_options=graphs())(env, keys, number)
+
+
+def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
     context, policy = env.context(start()), scripted(env, "random")
 
     def step(t: Array, carry: Any) -> Any:
