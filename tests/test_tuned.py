@@ -195,5 +195,5 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("job", list(tuning.JOBS))
 def test_jobs_are_configurations(job: str) -> None:
     assert parse(tuning.JOBS[job].split()).config.algo == job
-    for text in tuning._all_options().values():
+    for text in tuning.all_options().values():
         assert tuned.known_options(text) == (text, [])

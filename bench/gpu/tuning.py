@@ -109,15 +109,16 @@ def coma_products(quick: bool, folder: Path) -> dict[str, Any]:
 
 def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
     """A block of `ddpg`: all options."""
-    return _options("ddpg", _all_options(), quick)
+    return _options("ddpg", all_options(), quick)
 
 
 def sac(quick: bool, folder: Path) -> dict[str, Any]:
     """A block of `sac`: all options."""
-    return _options("sac", _all_options(), quick)
+    return _options("sac", all_options(), quick)
 
 
-def _all_options() -> dict[str, str]:
+def all_options() -> dict[str, str]:
+    """All groups of `OPTIONS`."""
     return {name: text for group in OPTIONS.values() for name, text in group.items()}
 
 
