@@ -28,12 +28,13 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 
 import envs_jax
 from bench import measure
-from bench.gpu import correct, score, thunks
+from bench.gpu import correct, score, thunks, tuning
+from bench.train_throughput import measured_phase
 from envs_jax.base import closest, shown
 from envs_jax.batch import batched
 from jaxrl import config as configuration
 from jaxrl import nets, plan, run_directory
-from jaxrl.algos.base import start
+from jaxrl.algos.base import Phase, start
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import Evaluator, learned
@@ -76,15 +77,10 @@ def absent_mesh(gpus: int) -> Mesh:
 
 def of_run(flags: str, gpus: int) -> Iterator[Program]:
     """The start, all phases and the evaluation of a run."""
-    request = configuration.parse(flags.split(), "python -m bench.gpu_program")
-    assert request.config is not None
-    made = assemble(request.config.with_run(devices=gpus, memory_gb=MEMORY))
-    mesh = absent_mesh(gpus)
-    setup = dataclasses.replace(made, mesh=mesh, trainer=dataclasses.replace(made.trainer, mesh=mesh))
-    shapes, replicated = setup.trainer.shapes(), shardings(mesh, REPLICATED)
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    setup = _setup(flags, gpus)
+    shapes, replicated = setup.trainer.shapes(), shardings(setup.mesh, REPLICATED)
     for phase in setup.algo.phases:
-        yield Program(f"phase '{phase.name}'", setup.trainer.make_block(phase), (shapes, number))
+        yield _block(f"phase '{phase.name}'", setup, phase)
 
     def place(tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
@@ -93,6 +89,26 @@ def of_run(flags: str, gpus: int) -> Iterator[Program]:
     yield Program("start", setup.trainer.make_init(), (key, None))
     if setup.config.run.eval_every:
         yield _evaluation(setup, place(jax.eval_shape(setup.algo.policy, shapes.algo)), key, place)
+
+
+def of_tuning(job: str, gpus: int) -> Iterator[Program]:
+    """Iterations of a job of the part "tuning", with each of the compiler's options."""
+    for name, options in tuning.all_options().items():
+        setup = _setup(tuning.JOBS[job], gpus, compiler_options=options)
+        yield _block(name, setup, measured_phase(setup.algo))
+
+
+def _setup(flags: str, gpus: int, **changes: Any) -> Setup:
+    """A configuration made real for GPUs that are absent."""
+    request = configuration.parse(flags.split(), "python -m bench.gpu_program")
+    config = configuration.changed(request.config.with_run(devices=gpus, memory_gb=MEMORY), changes)
+    made, mesh = assemble(config), absent_mesh(gpus)
+    return dataclasses.replace(made, mesh=mesh, trainer=dataclasses.replace(made.trainer, mesh=mesh))
+
+
+def _block(name: str, setup: Setup, phase: Phase) -> Program:
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
+    return Program(name, setup.trainer.make_block(phase), (setup.trainer.shapes(), number))
 
 
 def _evaluation(setup: Setup, policy: Any, key: Any, place: Callable[[Any], Any]) -> Program:
@@ -156,6 +172,10 @@ def _env(name: str, num_envs: int, **settings: Any) -> Make:
     return lambda gpus: of_env(name, num_envs, **settings) if gpus == 1 else iter(())
 
 
+def _tuning(job: str) -> Make:
+    return lambda gpus: of_tuning(job, gpus) if gpus == 1 else iter(())
+
+
 SETS: dict[str, Make] = {
     "device": lambda gpus: of_device(gpus) if gpus == 1 else iter(()),
     "maps_dense": _env("coverage", 1024, map_engine="dense"),
@@ -170,6 +190,7 @@ SETS: dict[str, Make] = {
     "coma_4096_patches": _run("--algo coma --num_envs 4096 --map_engine pallas --convolution patches --eval_every 0"),
     "snakes": _env("snakes_3v3", 65536),
     "reach": _env("reach", 65536),
+    **{f"tuning_{job}": _tuning(job) for job in tuning.JOBS},
 }  # in the order of the parts of `bench.gpu`; what stands on one GPU alone is the same on each of several
 
 

@@ -250,6 +250,24 @@ class Environment:
         """The environment in which a run chooses its best checkpoint; another one where training is scheduled."""
         return self
 
+    def variants(self) -> tuple[Mapping[str, Any], ...]:
+        """Return changes of settings that differ in speed only, of which a new run takes what is fastest here.
+
+        The first is the reference that the others must agree with, see `shared`; () where there is nothing to choose.
+        """
+        return ()
+
+    def shared(self, state: Any) -> Any:
+        """Return what of a state, with or without a batch axis, variants have in common.
+
+        Integers must be equal; real numbers may differ by rounding.
+        """
+        return state
+
+    def portable(self) -> "Environment":
+        """Return the environment in which a policy that was trained in this one is used on any machine."""
+        return self
+
     def moment(self, step: int) -> str:
         """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
         return f"step {step}"

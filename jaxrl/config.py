@@ -73,10 +73,15 @@ class RunSettings:
         0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
     )
     rollout_chunk: int = setting(
-        0, "environments flown at a time where phases restart; 0 = by the memory plan", between=(0, MOST_ENVS)
-    )
+        0, "environments flown at a time where phases restart; 0 = measured, or by the memory plan",
+        between=(0, MOST_ENVS),
+    )  # fmt: skip
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, added up to the minibatch; 0 = by the memory plan", between=(0, 1e9)
+        0, "samples per gradient evaluation, added up to the minibatch; 0 = measured, or by the memory plan",
+        between=(0, 1e9),
+    )  # fmt: skip
+    compiler_options: str = setting(
+        "auto", "of XLA for training, name=value with spaces between; auto = those measured on this kind of device"
     )
     compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")
@@ -388,12 +393,20 @@ _MOST_REASON = 300  # characters
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
-    """A run's directory and its configuration.
+    """A run's directory and the configuration in which its policies are used on this machine.
 
     Raises:
         RunError: there is no such run, or its environment has changed since.
         UsageError: its config.yaml is damaged.
     """
+    directory, config = read_training_run(run)
+    env = config.make_env().portable()
+    settings = {name: getattr(env, name) for name in config.env_settings}
+    return directory, dataclasses.replace(config, env_settings=settings)
+
+
+def read_training_run(run: str | Path) -> tuple[Path, Config]:
+    """The same, but the configuration in which the run is trained. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
     config = build(read_yaml(path), str(path))
@@ -584,7 +597,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             raise UsageError(
                 "--resume takes algorithm, environment and settings from the run: leave the other flag out"
             )
-        directory, config = read_run(known.resume)
+        directory, config = read_training_run(known.resume)
         return config, str(directory)
     values, where = _preset(known.algo, known.config)
     if known.algo is None and known.config is None:

@@ -140,6 +140,7 @@ class Layout:
         exact: sum in a fixed order at the shape of one logical shard.
         learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are added up over chunks.
         compute_dtype: of matmuls and convolutions in networks.
+        options: of the compiler, (name, value) each.
     """
 
     num_envs: int
@@ -148,10 +149,11 @@ class Layout:
     exact: bool = False
     learn_chunk: int = 0
     compute_dtype: Any = jnp.float32
+    options: tuple[tuple[str, str | bool], ...] = ()
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What every program that makes training state must be compiled with: `graphs`, and more if `exact`.
+        """What every program that makes training state must be compiled with: `graphs`, more if `exact`, and `options`.
 
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
@@ -161,7 +163,7 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it.
         """
-        return graphs(*(("algsimp", "small-while-loop-hoisting") if self.exact else ()))
+        return graphs(*(("algsimp", "small-while-loop-hoisting") if self.exact else ())) | dict(self.options)
 
     @property
     def local_shards(self) -> int:

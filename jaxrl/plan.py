@@ -220,7 +220,13 @@ class Chunks:
 
 
 def choose_chunks(
-    env: BatchedEnvironment, algo: Algorithm, rollout: int, learn: int, limit: int, adapt: bool = False
+    env: BatchedEnvironment,
+    algo: Algorithm,
+    rollout: int,
+    learn: int,
+    limit: int,
+    adapt: bool = False,
+    measured: Chunks = Chunks(0, 0),
 ) -> Chunks:
     """Chunk sizes that keep what is in flight within SHARE of the memory; given ones are checked and kept.
 
@@ -232,6 +238,7 @@ def choose_chunks(
         limit: bytes that may be used on a device.
         adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
             have changed since they were chosen.
+        measured: what was fastest on this kind of device, 0 if not known; taken where none is given and it fits.
 
     Raises:
         UsageError: a given chunk does not divide what it cuts.
@@ -248,9 +255,11 @@ def choose_chunks(
             raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         per_env = 3 * flying_bytes(env)  # before, after, and what the compiler keeps in between
-        rollout = _chunk(flown, SHARE * limit / max(per_env, 1), CPU_FLIGHT if cpu else flown)
+        affordable = SHARE * limit / max(per_env, 1)
+        rollout = _chunk(flown, affordable, CPU_FLIGHT if cpu else flown, measured.rollout)
     if not learn and learned > 1:  # else the algorithm does not say what can be cut
-        learn = _chunk(learned, SHARE * limit / max(algo.sample_bytes(), 1), CPU_SAMPLES if cpu else learned)
+        affordable = SHARE * limit / max(algo.sample_bytes(), 1)
+        learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
     return Chunks(rollout or flown, learn)
 
 
@@ -259,9 +268,11 @@ def most_samples(algo: Algorithm) -> int:
     return algo.largest_chunk() * (1 if algo.layout.exact else algo.layout.local_shards)
 
 
-def _chunk(whole: int, affordable: float, wanted: int) -> int:
-    """A divisor of `whole` near `wanted` and not above `affordable`."""
+def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
+    """A divisor of `whole` not above `affordable`: `measured` if it is one, else one near `wanted`."""
     affordable = max(1, int(affordable))
+    if 0 < measured <= affordable and whole % measured == 0:
+        return measured
     below = largest_divisor(whole, min(affordable, wanted))
     if below >= min(affordable, wanted, whole) / 4:
         return below

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl import algos, hosts, plan, precision
+from jaxrl import algos, hosts, plan, precision, tuned
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.config import Config, RunSettings, changed, usage_errors
 from jaxrl.errors import UsageError
@@ -22,6 +22,9 @@ from jaxrl.position import Position
 from jaxrl.report.console import gibibytes
 from jaxrl.selfplay import SelfPlay
 from jaxrl.trainer import Trainer, TrainState
+from jaxrl.tuned import Tuned
+
+_PASSES = "xla_disable_hlo_passes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +116,14 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         devices = layout.devices
         free = plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * plan.GIB) if run.memory_gb else min(hosts.gather(free))
-        chunks = plan.choose_chunks(env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming)
-        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn))
+        measured, notes = (Tuned(), []) if resuming else _measured(config, env, make_algo(layout))
+        options, refused = _compiler_options(run, measured, resuming)
+        chunks = plan.choose_chunks(
+            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming,
+            plan.Chunks(measured.rollout_chunk, measured.learn_chunk),
+        )  # fmt: skip
+        choices = tuple(tuned.parse_options(options).items())
+        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn, options=choices))
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
     store = precision.rollout_dtype(run.rollout_dtype)
@@ -123,6 +132,7 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         logical_shards=layout.shards,
         rollout_chunk=chunks.rollout,
         learn_chunk=chunks.learn,
+        compiler_options=options,
         total_env_steps=total,
         total_episodes=0,
         schedule_env_steps=run.schedule_env_steps or total,
@@ -141,8 +151,8 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
         total_env_steps=resolved.run.schedule_env_steps,
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
-    warnings = [line for line in (warning, _cut_short(algo.phases, layout.num_envs, total)) if line]
-    notes = [*algo.summary(), *(f"warning: {line}" for line in warnings)]
+    warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
+    notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors():  # settings of algorithm and environment that do not go together
         made = plan.make_plan(trainer, limit, evaluation)
     return Setup(resolved, env, algo, trainer, mesh, made, notes)
@@ -169,6 +179,31 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
     return layout, lambda layout: cls(spec, layout, **config.algo_settings), warning
+
+
+def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
+    """What host 0 finds in the tables for this job on this kind of device, and what to say of it."""
+    notes: list[str] = []
+    kind = tuned.device_kind()
+    entries = tuned.find(kind, notes.append)
+    entry = tuned.read(entries.get(tuned.job(config, env, algo))) if entries else Tuned()
+    found = hosts.first({name: value for name, value in vars(entry).items() if value})
+    if found:
+        listed = ", ".join(f"{name} {value}" for name, value in found.items())
+        notes.append(f"measured to be fastest on {kind}, and taken where it fits: {listed}")
+    return Tuned(**found), notes
+
+
+def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tuple[str, list[str]]:
+    """The compiler's options as text, and sentences about those that it does not take. Raises UsageError."""
+    given = run.compiler_options != tuned.AUTO
+    text = run.compiler_options if given else "" if run.exact_sharding else measured.compiler_options
+    options, refused = tuned.known_options(text)
+    if refused and given and not resuming:
+        raise UsageError(f"{refused[0]}: leave it out of --compiler_options")
+    if run.exact_sharding and _PASSES in tuned.parse_options(options):
+        raise UsageError(f"exact_sharding chooses the compiler's passes: leave {_PASSES} out of --compiler_options")
+    return options, [f"{line}: it is left out" for line in refused]
 
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:

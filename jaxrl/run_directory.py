@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,13 @@ class RunError(UserError):
     """A run directory cannot be made, is not one, or is in use."""
 
 
-def create(root: Path | str, algo: str, env: str, env_version: int = 1) -> Path:
+def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
+
+    Args:
+        root, algo, env: see above.
+        env_version: of the environment's rules.
+        facts: what else versions.json is to say of how the run began.
 
     Raises:
         RunError: `root` is not writable, or its disk is full.
@@ -45,7 +50,9 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1) -> Path:
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = _next(group)
-        write_atomically(run / _VERSIONS, json.dumps(versions() | {_ENV: env_version}, indent=1) + "\n")
+        write_atomically(
+            run / _VERSIONS, json.dumps({**versions(), _ENV: env_version, **(facts or {})}, indent=1) + "\n"
+        )
         write_latest(root, run)
     except OSError as error:
         raise RunError(

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from envs_jax.batch import BatchedEnvironment
-from jaxrl import algos, hosts, labelled, run_directory, torch_weights
+from jaxrl import algos, hosts, labelled, run_directory, torch_weights, variants
 from jaxrl import config as configuration
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
 from jaxrl.checkpoint import CheckpointError, Checkpoints, sealed_steps
@@ -394,11 +394,13 @@ def start(config: Config) -> Ended:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    setup = prepare(with_sources(_without_latest(config)))
+    config = with_sources(_without_latest(config))
+    setup = prepare(config)
     inputs = load_inputs(setup)
     with Console(_title(setup), label=setup.env.spec.label) as console:
+        setup, facts = _fastest(config, setup, console)
         programs = _compile(setup, inputs, None, console)
-        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version
+        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
@@ -494,6 +496,19 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
 
 def _title(setup: Setup) -> str:
     return f"{setup.config.algo} on {setup.config.env}"
+
+
+def _fastest(config: Config, setup: Setup, console: Console) -> tuple[Setup, dict[str, Any]]:
+    """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
+
+    The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
+    """
+    if not setup.env.env.variants():
+        return setup, {}
+    with console.working("comparing variants of the environment"):
+        found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
+    config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
+    return prepare(config), {"variant": found}
 
 
 def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console) -> Programs:

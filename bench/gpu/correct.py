@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
-from bench.coverage import engines
-from envs_jax.batch import batched
 from jaxrl import config as configuration
+from jaxrl import variants
 from jaxrl.checkpoint import Checkpoints, digest
 from jaxrl.prepare import Setup, prepare
 
@@ -25,13 +24,9 @@ SMALL = {  # a few iterations of every algorithm
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
     """The map engines of accelerators against each other at the published resolution, the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
-    keys = jax.random.split(jax.random.key(0), missions)
-    flown = [
-        engines.fly(batched(envs_jax.make("coverage", q=q, map_engine=engine)), keys, 15)
-        for engine in ("dense", "pallas")
-    ]
-    exact, real = engines.differences(*flown)
-    agree = exact == 0 and real <= engines.TOLERANCE
+    dense, pallas = (envs_jax.make("coverage", q=q, map_engine=engine) for engine in ("dense", "pallas"))
+    exact, real = variants.compare((dense, pallas), missions, variants.STEPS)
+    agree = variants.agrees((exact, real))
     rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]
     return {"rows": rows, "wrong": not agree, "exact": exact, "real": real, "q": q, "missions": missions}
 

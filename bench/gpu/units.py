@@ -48,6 +48,15 @@ UNITS = tuple(
         ("environments", "environments_coverage", 150, "bench.gpu.environments:coverage"),
         ("environments", "environments_snakes", 150, "bench.gpu.environments:snakes"),
         ("environments", "environments_reach", 150, "bench.gpu.environments:reach"),
+        ("tuning", "tuning_maps", 300, "bench.gpu.tuning:maps"),
+        ("tuning", "tuning_coma_graphs", 300, "bench.gpu.tuning:coma_graphs"),
+        ("tuning", "tuning_ddpg", 300, "bench.gpu.tuning:ddpg"),
+        ("tuning", "tuning_sac", 300, "bench.gpu.tuning:sac"),
+        ("tuning", "tuning_convolution", 300, "bench.gpu.tuning:convolution"),
+        ("tuning", "tuning_learn_chunk", 300, "bench.gpu.tuning:learn_chunk"),
+        ("tuning", "tuning_rollout_chunk", 300, "bench.gpu.tuning:rollout_chunk"),
+        ("tuning", "tuning_coma_schedule", 300, "bench.gpu.tuning:coma_schedule"),
+        ("tuning", "tuning_coma_products", 300, "bench.gpu.tuning:coma_products"),
     )
 )
 PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))

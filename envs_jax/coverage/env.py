@@ -10,6 +10,7 @@ ends earlier.
 import dataclasses
 import functools
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -124,7 +125,9 @@ class Coverage(Environment):
         "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
     )
     map_engine: str = setting(
-        "auto", f"how maps are updated: {', '.join(maps.ENGINES)} (pallas: for GPUs, not yet run on one)"
+        "auto",
+        f"how maps are updated: {', '.join(maps.ENGINES)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
+        "elsewhere a new run takes dense or pallas, whichever is faster there",
     )
 
     version = 1
@@ -261,6 +264,21 @@ class Coverage(Environment):
     def batched(self) -> BatchedEnvironment:
         """The batch that `envs_jax.batch.batched` makes of this environment."""
         return CoverageBatch(self)
+
+    def variants(self) -> tuple[Mapping[str, Any], ...]:
+        if self.map_engine != "auto" or on_cpu():
+            return ()
+        return {"map_engine": "dense"}, {"map_engine": "pallas"}
+
+    def shared(self, state: State) -> tuple[Array, Array]:
+        beliefs = state.maps.beliefs[..., : self.n, : self.n]
+        if beliefs.dtype == jnp.float32:  # stored beliefs are exact in either form
+            beliefs = jax.lax.bitcast_convert_type(beliefs, jnp.int32)
+        return beliefs, state.maps.sums.counts
+
+    def portable(self) -> "Coverage":
+        interpreted = self.map_engine == "pallas" and on_cpu()
+        return dataclasses.replace(self, map_engine="auto") if interpreted else self
 
     def moment(self, step: int) -> str:
         return f"{step + 1} measurement{'s' if step else ''}"

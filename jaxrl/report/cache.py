@@ -1,15 +1,56 @@
-"""The persistent compilation cache: a second start of the same program compiles nothing."""
+"""What lasts from start to start: compiled programs, and what was measured on a machine."""
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from jaxrl.files import write_atomically
+
+Warn = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    """~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
+    return Path(getattr(jax.config, "jax_compilation_cache_dir", None) or default_folder())
+
+
+def default_folder() -> Path:
+    """~/.cache/jaxrl."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
+
 
 def enable_compilation_cache() -> None:
-    """Keep compiled programs in ~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
+    """Keep compiled programs in `cache_folder`: a second start of the same program compiles nothing."""
     if getattr(jax.config, "jax_compilation_cache_dir", None):
         return
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    jax.config.update("jax_compilation_cache_dir", str(root / "jaxrl"))
+    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
+    """The JSON mapping in a file; {} where there is none, and with a warning where it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        warn(f"warning: {path} cannot be read, or holds no mapping, and is left out: delete it")
+        return {}
+    return found
+
+
+def write_measured(path: Path, entries: dict[str, Any], warn: Warn) -> None:
+    """Add entries to the JSON mapping in a file; what cannot be written is a warning."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(
+            path, json.dumps(read_measured(path, lambda _: None) | entries, indent=1, sort_keys=True) + "\n"
+        )
+    except OSError as error:
+        warn(f"warning: {path} cannot be written ({error.strerror}): the next run measures anew")

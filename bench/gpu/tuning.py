@@ -1,0 +1,255 @@
+"""Part "tuning": what is fastest on this device, each a paired comparison in one process.
+
+Candidates are settings of one configuration. Their programs are compiled first, then iterations of all of them take
+turns on one training state. What wins by more than the samples spread is written into the table that automatic values
+read (`jaxrl.tuned`); the units that follow begin with it. Which maps and which convolution win is only told: a run
+looks for the maps itself, and `--convolution auto` reads no table.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench import measure
+from bench.gpu.job import QUICK as QUICK_COMA
+from bench.train_throughput import measured_phase
+from jaxrl import config as configuration
+from jaxrl import plan, tuned, variants
+from jaxrl.config import Config
+from jaxrl.errors import UserError, one_line
+from jaxrl.parallel import REPLICATED, largest_divisor, shardings
+from jaxrl.prepare import Setup, prepare
+from jaxrl.report.cache import cache_folder, default_folder
+from jaxrl.report.timing import Timing, stopwatch, take_turns
+
+JOBS = {  # the main job, with fewer of its equal updates
+    "coma": "--algo coma --num_envs 4096 --data_passes 1 --block_iterations 1",
+    "ddpg": "--config ddpg --block_iterations 256",
+    "sac": "--config sac --block_iterations 256",
+}
+QUICK = {
+    "coma": f"{QUICK_COMA} --num_envs 4 --block_iterations 1",
+    "ddpg": "--config ddpg --env snakes_1v1 --opponent 0 --num_envs 8 --units 8 --batch_size 8 --block_iterations 1",
+    "sac": "--config sac --num_envs 8 --units 8 --batch_size 8 --block_iterations 1",
+}
+PARTS = (1, 2, 4, 8)  # of the chunks that the memory plan chooses
+ROUNDS = 5
+COMPILING = 150.0  # seconds, after which no further candidate is compiled
+KINDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION"  # of operations, as XLA puts them into command buffers
+OPTIONS = {  # of the compiler, beside those of `Layout`
+    "graphs": {
+        "no command buffers": "xla_gpu_enable_command_buffer=",
+        "no loops in command buffers": f"xla_gpu_enable_command_buffer={KINDS} xla_gpu_graph_min_graph_size=5",
+    },
+    "schedule": {
+        "latency hiding": "xla_gpu_enable_latency_hiding_scheduler=true",
+        "no latency hiding": "xla_gpu_enable_latency_hiding_scheduler=false",
+    },
+    "products": {
+        "no autotuning": "xla_gpu_autotune_level=0",
+        "no Triton products": "xla_gpu_enable_triton_gemm=false",
+        "any product by Triton": "xla_gpu_triton_gemm_any=true",
+    },
+}
+UNKNOWN = {"unknown": "xla_no_such_option=1"}
+QUICK_OPTIONS = {
+    "coma": {"few passes": "xla_llvm_disable_expensive_passes=true", **UNKNOWN},
+    "ddpg": UNKNOWN,
+    "sac": UNKNOWN,
+}
+
+
+# Units
+
+
+def maps(quick: bool, folder: Path) -> dict[str, Any]:
+    """How the main job's maps are updated."""
+    engines = ("dense", "auto") if quick else ("dense", "pallas")
+    return _compare("coma", {f"map_engine {name}": {"map_engine": name} for name in engines}, quick)
+
+
+def rollout_chunk(quick: bool, folder: Path) -> dict[str, Any]:
+    """Missions of the main job that are played together."""
+    setup = prepare(_config("coma", quick))
+    return _chunks("rollout_chunk", setup.config.run.rollout_chunk, _planned(setup).rollout, quick)
+
+
+def learn_chunk(quick: bool, folder: Path) -> dict[str, Any]:
+    """Samples of one gradient evaluation of the main job."""
+    setup = prepare(_config("coma", quick))
+    return _chunks("learn_chunk", setup.config.run.learn_chunk, _planned(setup).learn, quick)
+
+
+def convolution(quick: bool, folder: Path) -> dict[str, Any]:
+    """How the main job's convolutions are computed."""
+    methods = ("auto",) if quick else ("auto", "patches", "dense")
+    return _compare("coma", {f"convolution {name}": {"convolution": name} for name in methods}, quick)
+
+
+def coma_graphs(quick: bool, folder: Path) -> dict[str, Any]:
+    """Command buffers (CUDA graphs) for the main job."""
+    return _options("coma", OPTIONS["graphs"], quick)
+
+
+def coma_schedule(quick: bool, folder: Path) -> dict[str, Any]:
+    """The order of operations in the main job."""
+    return _options("coma", OPTIONS["schedule"], quick)
+
+
+def coma_products(quick: bool, folder: Path) -> dict[str, Any]:
+    """Matrix products of the main job."""
+    return _options("coma", OPTIONS["products"], quick)
+
+
+def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
+    """A block of `ddpg`: all options."""
+    return _options("ddpg", all_options(), quick)
+
+
+def sac(quick: bool, folder: Path) -> dict[str, Any]:
+    """A block of `sac`: all options."""
+    return _options("sac", all_options(), quick)
+
+
+def all_options() -> dict[str, str]:
+    """All groups of `OPTIONS`."""
+    return {name: text for group in OPTIONS.values() for name, text in group.items()}
+
+
+# Comparisons
+
+
+def _config(job: str, quick: bool) -> Config:
+    """The configuration of a job, with the variant of its environment that is fastest here."""
+    request = configuration.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
+    config = request.config.with_run(eval_every=0)
+    if not config.make_env().variants():
+        return config
+    return configuration.changed(config, variants.choose(config, config.run.num_envs, measure.say)["settings"])
+
+
+def _planned(setup: Setup) -> plan.Chunks:
+    """The chunks that the memory plan chooses where nothing was measured."""
+    return plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
+
+
+def _chunks(name: str, usual: int, planned: int, quick: bool) -> dict[str, Any]:
+    """Chunks of the main job: what is usual, what the memory plan chooses, and divisors of that."""
+    sizes = dict.fromkeys([usual, *(largest_divisor(planned, planned // part) for part in PARTS)])
+    candidates = {f"{name} {size}": {name: size} for size in list(sizes)[: 1 if quick else None]}
+    return _compare("coma", candidates, quick, keep=True)
+
+
+def _options(job: str, candidates: Mapping[str, str], quick: bool) -> dict[str, Any]:
+    """Options of the compiler beside those that are taken already."""
+    taken = tuned.parse_options(prepare(_config(job, quick)).config.run.compiler_options)
+    changes = {"options as they are": {"compiler_options": tuned.write_options(taken)}}
+    if taken:
+        changes["no options"] = {"compiler_options": ""}
+    for name, text in (QUICK_OPTIONS[job] if quick else candidates).items():
+        changes[name] = {"compiler_options": tuned.write_options(taken | tuned.parse_options(text))}
+    return _compare(job, changes, quick, keep=True)
+
+
+def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool, keep: bool = False) -> dict[str, Any]:
+    """Seconds of an iteration of each candidate, which all go on with one training state.
+
+    Args:
+        job: of `JOBS`.
+        candidates: {name: settings}, the first is what counts as usual.
+        quick: whether figures mean nothing.
+        keep: whether to write the settings of one that wins into the table.
+
+    Raises:
+        UserError: the first candidate cannot be run.
+    """
+    config, until = _config(job, quick), time.monotonic() + COMPILING
+    held: list[Any] = []
+    samplers, compiling, skipped = [], {}, {}
+    setups: dict[str, Setup] = {}
+    for name, change in candidates.items():
+        if time.monotonic() > until:
+            skipped[name] = f"compiling took more than {COMPILING:.0f} s before its turn came"
+            continue
+        began = time.perf_counter()
+        try:
+            setups[name] = prepare(configuration.changed(config, dict(change)))
+            block = _compiled(setups[name])
+            compiling[name] = time.perf_counter() - began
+            call = functools.partial(_advance, block, setups[name], held)
+            jax.block_until_ready(call())
+        except (UserError, RuntimeError) as error:  # an option that is not known, too little memory
+            skipped[name] = one_line(str(error))
+            held.clear()
+            continue
+        samplers.append(stopwatch(name, call, 0.0 if quick else 0.2))
+    usual = next(iter(candidates))
+    if usual in skipped:
+        raise UserError(f"{usual} cannot be run: {skipped[usual]}")
+    iterations = config.run.block_iterations
+    timings = take_turns(samplers, 2 if quick else ROUNDS)
+    best = winner(timings, usual)
+    if keep and best != usual:
+        _keep(setups[usual], candidates[best], quick)
+    rows: list[list[Any]] = [
+        [f"{job}: {name}", timing.median / iterations, f"s an iteration (compiled in {compiling[name]:.3g} s)"]
+        for name, timing in timings.items()
+    ]
+    rows += [[f"{job}: {name}", "left out", why] for name, why in skipped.items()]
+    rows.append([f"{job}: fastest by more than the spread", best, f"({gain(timings, usual, best):+.1%} in speed)"])
+    return {
+        "rows": rows,
+        "seconds": {name: timing.plain() for name, timing in timings.items()},
+        "compile_seconds": compiling,
+        "candidates": candidates,
+        "skipped": skipped,
+        "best": best,
+    }
+
+
+def winner(timings: Mapping[str, Timing], usual: str) -> str:
+    """The quickest one if it beats the usual one by more than the samples of either spread, else the usual one."""
+    best = min(timings, key=lambda name: timings[name].median)
+    spread = max(max(timings[name].seconds) - min(timings[name].seconds) for name in (usual, best))
+    return best if timings[usual].median - timings[best].median > spread else usual
+
+
+def gain(timings: Mapping[str, Timing], usual: str, best: str) -> float:
+    """By what share `best` is faster than the usual one."""
+    return timings[usual].median / timings[best].median - 1
+
+
+def _compiled(setup: Setup) -> Any:
+    """A block of the phase that training spends its time in. Raises TooLargeError."""
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
+    function: Any = setup.trainer.make_block(measured_phase(setup.algo))
+    block = function.lower(setup.trainer.shapes(), number).compile()
+    setup.plan.check(plan.compiled_bytes(block))
+    return block
+
+
+def _advance(block: Any, setup: Setup, held: list[Any]) -> Any:
+    """A whole block of iterations, on the training state that `held` keeps."""
+    if not held:
+        index = setup.algo.phases.index(measured_phase(setup.algo))
+        held.append(dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=_placed(index, setup)))
+    held[0], metrics = block(held[0], _placed(setup.config.run.block_iterations, setup))
+    return held[0], metrics
+
+
+def _placed(number: int, setup: Setup) -> jax.Array:
+    return jax.device_put(jnp.int32(number), shardings(setup.mesh, REPLICATED))
+
+
+def _keep(setup: Setup, settings: Mapping[str, Any], quick: bool) -> None:
+    """Write settings into the tables: beside the programs of this benchmark, and among the user's own."""
+    name = tuned.job(setup.config, setup.env, setup.algo)
+    rehearsal = quick or jax.default_backend() == "cpu"
+    for folder in (cache_folder(),) if rehearsal else dict.fromkeys((cache_folder(), default_folder())):
+        tuned.record(tuned.device_kind(), name, dict(settings), folder / tuned.FILE, measure.say)
