@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = measure.parser("python -m bench.gpu", __doc__)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
-    parser.add_argument("--minutes", default="9", metavar="X", help="stop after so many minutes (default: 9)")
+    parser.add_argument("--minutes", default="9", metavar="X", help="time limit in minutes (default: 9)")
     parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
     asked = parser.parse_args(list(argv))

@@ -1,4 +1,4 @@
-"""Part "correct": whether this device computes what the rules say."""
+"""Part "correct": comparisons of this device with what the rules say."""
 
 import dataclasses
 import tempfile
@@ -23,14 +23,14 @@ SMALL = {  # a few iterations of every algorithm
 
 
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
-    """The map engines of accelerators against each other at the published resolution, the same random missions."""
+    """Map engines of accelerators against each other at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
     keys = jax.random.split(jax.random.key(0), missions)
-    flown = [
+    recordings = [
         engines.fly(batched(envs_jax.make("coverage", q=q, map_engine=engine)), keys, 15)
         for engine in ("dense", "pallas")
     ]
-    exact, real = engines.differences(*flown)
+    exact, real = engines.differences(*recordings)
     agree = exact == 0 and real <= engines.TOLERANCE
     rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]
     return {"rows": rows, "wrong": not agree, "exact": exact, "real": real, "q": q, "missions": missions}
@@ -55,7 +55,7 @@ def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
-    """Whether a block writes the new state over the old one."""
+    """Share of the state that a block writes the new state over."""
     shares = {}
     for algo in SMALL if not quick else ["sac"]:
         setup = _setup(algo)

@@ -1,4 +1,4 @@
-"""What `bench.gpu` does, in order of value: units of work, each with a limit of its own."""
+"""Units of work of `bench.gpu`, in order of value, each with a time limit of its own."""
 
 import dataclasses
 import importlib
