@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -170,8 +170,8 @@ class Parts:
         return stopwatch(name, learn, self._least)
 
 
-def block_sampler(name: str, setup: Setup, block: Any, least: float) -> Sampler:
-    """Seconds of a whole iteration."""
+def iterations(setup: Setup, block: Any) -> Callable[[], Any]:
+    """A function that makes a whole iteration and returns its results, each time from where the last one ended."""
     index = list(setup.algo.phases).index(measured_phase(setup.algo))
     state = setup.trainer.init(jax.random.key(0))
     placed = shardings(setup.mesh, REPLICATED)
@@ -182,7 +182,7 @@ def block_sampler(name: str, setup: Setup, block: Any, least: float) -> Sampler:
         held[0], metrics = block(held[0], one)
         return held[0], metrics
 
-    return stopwatch(name, iterate, least)
+    return iterate
 
 
 # One size after another
@@ -213,14 +213,19 @@ class Size:
         return self.setup.trainer.layout.num_envs
 
 
+def compile_block(setup: Setup) -> Any:
+    """The program of the measured phase's iterations."""
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
+    block: Any = setup.trainer.make_block(measured_phase(setup.algo))
+    return block.lower(setup.trainer.shapes(), number).compile()
+
+
 def compile_size(setup: Setup, flop_rate: float, seconds: float) -> Size:
     """Compile an iteration; decide by its FLOP whether to run it. Raises plan.TooLargeError."""
-    phase, shapes = measured_phase(setup.algo), setup.trainer.shapes()
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     began = time.perf_counter()
-    function: Any = setup.trainer.make_block(phase)
-    block = function.lower(shapes, number).compile()
+    block = compile_block(setup)
     took = time.perf_counter() - began
+    phase = measured_phase(setup.algo)
     needed = plan.compiled_bytes(block)
     setup.plan.check(needed)
     flop = learning_flop(setup)
@@ -361,7 +366,7 @@ def _group(
     samplers = [collecting.collecting("collect"), learning.learning("learn")]
     for size in sizes:
         if size.whole:
-            samplers.append(block_sampler(f"whole {size.num_envs}", size.setup, size.block, 0.1))
+            samplers.append(stopwatch(f"whole {size.num_envs}", iterations(size.setup, size.block), 0.1))
     if torch is not None:
         samplers += torch.samplers
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: in turns")

@@ -263,14 +263,14 @@ def test_on_cpu_memory_is_the_resident_size() -> None:
     with gpu.Monitor() as monitor:
         reading = monitor.read()
         assert 2**25 < reading.memory < 2**36
-        assert reading[1:] == (None, None)
+        assert reading[1:] == (None, None, None)
         with mmap.mmap(-1, 2**26) as ballast:  # new pages; an array might lie where one was before
             ballast.write(b"1" * 2**26)
             assert monitor.read().memory > reading.memory + 2**25
 
 
 class FakeNvml(SimpleNamespace):
-    """Two GPUs as NVML shows them; the second is a slice that keeps no utilisation."""
+    """Two GPUs as NVML shows them; the second is a slice that keeps neither utilisation nor power."""
 
     class NVMLError(Exception):
         pass
@@ -297,6 +297,11 @@ class FakeNvml(SimpleNamespace):
             raise self.NVMLError
         return SimpleNamespace(gpu={"GPU 3": 40}[handle])
 
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if handle == "MIG-abc":
+            raise self.NVMLError
+        return {"GPU 3": 321_500}[handle]
+
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     devices = [
@@ -317,7 +322,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
         assert nvml.opened == 1
-        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4)
+        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4, 321.5)
     assert nvml.opened == 0
 
 
@@ -325,7 +330,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
-        assert monitor.read() == gpu.DeviceReading(6, 100, None)
+        assert monitor.read() == gpu.DeviceReading(6, 100, None, None)
 
 
 def test_nvml_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
