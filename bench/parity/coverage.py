@@ -1,5 +1,7 @@
-"""Recorded missions of coverage, repeated by the environment: recorded moves, readings and messages go in, and beliefs,
-observations, critic states, rewards, masks and metrics must come out.
+"""Recorded missions of coverage, repeated by the environment.
+
+Recorded moves, readings and messages go in; beliefs, observations, critic states, rewards, masks and metrics must come
+out.
 """
 
 import functools
