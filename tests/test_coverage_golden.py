@@ -17,7 +17,7 @@ MISSIONS = (*golden.COVERAGE_OWN_MISSIONS, *golden.COVERAGE_MISSIONS)
 
 
 # m00 has their resolution, or one as fine; m06 and m09 have teams of other sizes
-LARGE = ("m01", "m02", "m07")
+LARGE = ("m01", "m02", "m07", "own-m02")
 
 
 @pytest.mark.parametrize("name", [pytest.param(m, marks=[pytest.mark.long] * (m in LARGE)) for m in MISSIONS])

@@ -1,7 +1,12 @@
-"""Part "correct": comparisons of this device with what the rules say."""
+"""Part "correct": comparisons of this device with what the rules say.
+
+Reference data of the environments are the recordings of the original systems, where they are at hand (see
+`bench.parity.records`), and else what independent NumPy implementations of the rules do.
+"""
 
 import dataclasses
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,12 @@ import jax.numpy as jnp
 
 import envs_jax
 from bench.coverage import engines
+from bench.parity import coverage as coverage_parity
+from bench.parity import learner as learner_parity
+from bench.parity import reach as reach_parity
+from bench.parity import records
+from bench.parity import snakes as snakes_parity
+from bench.parity.comparison import Comparison
 from envs_jax.batch import batched
 from jaxrl import config as configuration
 from jaxrl.checkpoint import Checkpoints, digest
@@ -20,6 +31,48 @@ SMALL = {  # a few iterations of every algorithm
     "ddpg": "--config ddpg_quick --num_envs 32",
     "sac": "--config sac_quick --num_envs 32",
 }
+
+
+def coverage(quick: bool, folder: Path) -> dict[str, Any]:
+    """Missions of coverage, of this resolution and a coarse one, with both kinds of stored beliefs."""
+    source = _source("coverage_missions")
+    names = {"recorded": ("m00", "m03", "m08"), "own": ("own-m02", "own-m00", "own-m01")}[source]
+    found = {
+        f"coverage, mission {name}, {dtype}": coverage_parity.compare(name, dtype)
+        for name in (names[1:2] if quick else names)
+        for dtype in (["int16"] if quick else ["float32", "int16"])
+    }
+    return _compared(found, source)
+
+
+def snakes(quick: bool, folder: Path) -> dict[str, Any]:
+    """Steps of snakes on three boards."""
+    source = _source("snakes_transitions")
+    boards = snakes_parity.OWN[1:2] if quick else snakes_parity.OWN
+    found = {f"snakes, {b[2]} on {b[0]} x {b[1]} cells": snakes_parity.compare(b, source) for b in boards}
+    return _compared(found, source)
+
+
+def reach(quick: bool, folder: Path) -> dict[str, Any]:
+    """Episodes of reach."""
+    source = "own" if quick else _source("reach_episodes")  # the recorded ones are twenty times as long
+    return _compared({"reach": reach_parity.compare(source)}, source)
+
+
+def learner(quick: bool, folder: Path) -> dict[str, Any]:
+    """A training step of COMA, at the published width."""
+    found = learner_parity.compare(8, 2, 2) if quick else learner_parity.compare()
+    return _compared({"COMA": found}, "the same step on the processor")
+
+
+def _source(name: str) -> str:
+    """The recorded data where they are, else our own."""
+    return "recorded" if records.path(name).is_file() else "own"
+
+
+def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
+    rows = [row for name, comparison in found.items() for row in comparison.rows(name)]
+    return {"rows": rows, "wrong": not all(comparison.agrees for comparison in found.values()), "source": source}
 
 
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:

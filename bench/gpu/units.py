@@ -37,6 +37,10 @@ UNITS = tuple(
     for row in (
         ("device", "device_rates", 60, "bench.gpu.device:rates_of_device"),
         ("device", "device_launches", 30, "bench.gpu.device:launches"),
+        ("correct", "correct_coverage", 120, "bench.gpu.correct:coverage"),
+        ("correct", "correct_snakes", 120, "bench.gpu.correct:snakes"),
+        ("correct", "correct_reach", 120, "bench.gpu.correct:reach"),
+        ("correct", "correct_learner", 120, "bench.gpu.correct:learner"),
         ("correct", "correct_maps", 90, "bench.gpu.correct:maps_agree"),
         ("correct", "correct_resume", 90, "bench.gpu.correct:resume_is_exact"),
         ("correct", "correct_donation", 60, "bench.gpu.correct:state_is_donated"),

@@ -53,6 +53,12 @@ class Comparison:
         figure.differ += int(np.sum(~(deviation <= bound)))  # with what is not a number
         figure.deviation = float(np.max(deviation, initial=figure.deviation))
 
+    def direction(self, what: str, found: np.ndarray, wanted: np.ndarray, bound: float) -> None:
+        """Compare vectors, whose difference may have `bound` times the length of the one that is wanted."""
+        length = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        self.close(what, length, 0.0, bound)
+        self.figures[what].values += found.size - 1
+
     @property
     def agrees(self) -> bool:
         """Whether something was compared, and nothing differs."""
