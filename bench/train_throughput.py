@@ -31,6 +31,7 @@ from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
+EPISODES = 8  # that the PyTorch learner collects at most for a training step; of larger ones it holds copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Request:
         rounds: samples of everything.
         torch: whether to measure the PyTorch learner too.
         samples: of the training step that stands for a longer one, 0 = those of one gradient of the real one.
+        torch_device: of the PyTorch learner, "cpu" or "cuda".
     """
 
     config: Config
@@ -52,6 +54,7 @@ class Request:
     rounds: int = 5
     torch: bool = False
     samples: int = 0
+    torch_device: str = "cpu"
 
 
 # Counting
@@ -317,12 +320,14 @@ class Torch:
         env_steps: of an episode.
         flop: of that training step.
         threads: that PyTorch uses.
+        step: collects an episode, then makes that training step.
     """
 
     samplers: list[Sampler]
     env_steps: int
     flop: float
     threads: int
+    step: Callable[[], None]
 
 
 def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
@@ -337,16 +342,24 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
     short = shortened(request, system, samples)
     with usage_errors():
         try:
-            pilot, student = (system.learner(short.env_settings, short.algo_settings, 0) for _ in range(2))
+            given = short.env_settings, short.algo_settings, 0, request.torch_device
+            pilot, student = (system.learner(*given) for _ in range(2))
         except ImportError as error:
             raise UserError(str(error)) from None
-    episodes = short.run.num_envs
-    env_steps = student.collect(episodes) // episodes
+    copies = -(-short.run.num_envs // EPISODES)
+    episodes = short.run.num_envs // copies
+    short = short.with_run(num_envs=episodes * copies)
+    env_steps = student.collect(episodes, copies) // episodes
+
+    def step() -> None:
+        pilot.collect(1)
+        student.learn()
+
     samplers = [
         stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
         stopwatch("torch learn", student.learn, 0.1),
     ]
-    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads)
+    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads, step)
 
 
 def _group(

@@ -561,6 +561,8 @@ def _train(
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
         session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile)
+        if hosts.writes() and writer.note:
+            console.say(writer.note)
         sentence = session.train(first_state(session))
     # The devices of a CPU share its memory, and only their sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1

@@ -5,6 +5,7 @@ Reference data of the environments are the recordings of the original systems, w
 """
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from bench import train_throughput
 from bench.coverage import engines
+from bench.gpu import job
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
 from bench.parity import reach as reach_parity
@@ -92,10 +95,9 @@ def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
 def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
     """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state."""
     rows = []
-    for algo in SMALL if not quick else ["sac"]:
-        setup = _setup(algo)
-        index, phase = len(setup.algo.phases) - 1, setup.algo.phases[-1]
-        block, two = setup.trainer.make_block(phase), jnp.int32(2)
+    for algo in SMALL if not quick else ["coma"]:
+        setup, block = _program(algo, quick)
+        index, two = len(setup.algo.phases) - 1, jnp.int32(2)
         whole, _ = block(block(_begun(setup, index), two)[0], two)
         half, _ = block(_begun(setup, index), two)
         with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
@@ -110,22 +112,22 @@ def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
 def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
     """Share of the state that a block writes the new state over."""
     shares = {}
-    for algo in SMALL if not quick else ["sac"]:
-        setup = _setup(algo)
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        block: Any = setup.trainer.make_block(setup.algo.phases[-1])
-        memory = block.lower(setup.trainer.shapes(), number).compile().memory_analysis()
+    for algo in SMALL if not quick else ["coma"]:
+        memory = _program(algo, quick)[1].memory_analysis()
         shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
     rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
     return {"rows": rows, "wrong": min(shares.values()) < 0.99}
 
 
-def _setup(algo: str) -> Setup:
-    request = configuration.parse(SMALL[algo].split(), "python -m bench.gpu")
-    assert request.config is not None
-    return prepare(request.config.with_run(eval_every=0))
+@functools.cache
+def _program(algo: str, quick: bool) -> tuple[Setup, Any]:
+    """A configuration made real, and its compiled last phase, for both units that need it."""
+    request = configuration.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
+    setup = prepare(request.config.with_run(eval_every=0))
+    return setup, train_throughput.compile_block(setup)
 
 
 def _begun(setup: Setup, phase: int) -> Any:
     state = setup.trainer.init(jax.random.key(0))
+    assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
     return dataclasses.replace(state, phase=jnp.int32(phase))

@@ -17,7 +17,11 @@ from jaxrl.report import profile, rates
 SECONDS = 5.0  # of readings of utilisation and power
 MOST = 100  # kernels that the result keeps
 
-QUICK = "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --transitions 6 --minibatches 1 --data_passes 1"
+# One tiny program for all parts of a rehearsal, which waits for the compiler.
+QUICK = (
+    "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 --minibatches 1 "
+    "--data_passes 1"
+)
 
 
 def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
@@ -27,7 +31,7 @@ def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
 
 def coma_16384(quick: bool, folder: Path) -> dict[str, Any]:
     """16,384 missions at once."""
-    return _coma(4 if quick else 16384, quick)
+    return _coma(2 if quick else 16384, quick)
 
 
 def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
 
 def busy_16384(quick: bool, folder: Path) -> dict[str, Any]:
     """Utilisation and power at 16,384 missions."""
-    return _busy(4 if quick else 16384, quick)
+    return _busy(2 if quick else 16384, quick)
 
 
 def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:

@@ -55,6 +55,9 @@ UNITS = tuple(
         ("environments", "environments_coverage", 150, "bench.gpu.environments:coverage"),
         ("environments", "environments_snakes", 150, "bench.gpu.environments:snakes"),
         ("environments", "environments_reach", 150, "bench.gpu.environments:reach"),
+        ("torch", "torch_coma", 240, "bench.gpu.peers:coma"),
+        ("torch", "torch_ddpg", 240, "bench.gpu.peers:ddpg"),
+        ("torch", "torch_sac", 240, "bench.gpu.peers:sac"),
     )
 )
 PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))
