@@ -20,6 +20,7 @@ from helpers.runs import points
 
 from envs_jax.base import make
 from jaxrl.report import console, gpu
+from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
 
@@ -40,6 +41,17 @@ def test_the_same_numbers_in_both_places(tmp_path: Path) -> None:
         assert second == '{"iteration": 2, "a/b": 0.1}'
         assert points(tmp_path)["a/b"] == [(1, 0.5), (2, pytest.approx(0.1))]
     assert read_metrics(tmp_path) == [json.loads(first), json.loads(second)]
+
+
+def test_without_tensorboardx_there_are_lines_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1, 2)
+    monkeypatch.setattr(writer_module, "event_pb2", None)
+    with Writer(tmp_path) as writer:
+        assert "pip install tensorboardX" in writer.note
+        writer.trim(1)
+        writer.write(2, {"a": 0.5})
+    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2]
+    assert len(points(tmp_path)["loss/actor"]) == 2  # what is there already stays
 
 
 def test_not_finite_is_null_in_json(tmp_path: Path) -> None:
