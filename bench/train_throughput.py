@@ -45,7 +45,6 @@ class Request:
         rounds: samples of everything.
         torch: whether to measure the PyTorch learner too.
         samples: of the training step that stands for a longer one, 0 = those of one gradient of the real one.
-        torch_device: of the PyTorch learner, "cpu" or "cuda".
     """
 
     config: Config
@@ -54,7 +53,6 @@ class Request:
     rounds: int = 5
     torch: bool = False
     samples: int = 0
-    torch_device: str = "cpu"
 
 
 # Counting
@@ -331,7 +329,7 @@ class Torch:
 
 
 def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
-    """The PyTorch learner of a system.
+    """The PyTorch learner of a system, on the same device as ours.
 
     Raises:
         UsageError: there is none, or not with these settings.
@@ -342,7 +340,8 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
     short = shortened(request, system, samples)
     with usage_errors():
         try:
-            given = short.env_settings, short.algo_settings, 0, request.torch_device
+            device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+            given = short.env_settings, short.algo_settings, 0, device
             pilot, student = (system.learner(*given) for _ in range(2))
         except ImportError as error:
             raise UserError(str(error)) from None

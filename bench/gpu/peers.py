@@ -49,7 +49,6 @@ def _against(flags: str, num_envs: int, quick: bool, name: str) -> dict[str, Any
         rounds=1 if quick else 5,
         torch=True,
         samples=12 if quick else SAMPLES,
-        torch_device="cuda" if jax.default_backend() == "gpu" else "cpu",
     )
     machine_rates = rates.measure(train_throughput.network_width(config), quick=quick, rounds=1 if quick else 3)
     found = train_throughput.run(request, machine_rates, measure.say)
