@@ -56,8 +56,12 @@ class Learner(Protocol):
 
     threads: int
 
-    def collect(self, episodes: int) -> int:
-        """Fly episodes one after another, keep them for `learn`; returns environment steps."""
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Play episodes one after another, keep them for `learn`; returns environment steps.
+
+        `copies` are kept of each, so that a training step on much data needs few episodes; a replay, of which batches
+        are drawn, needs one.
+        """
 
     def learn(self) -> None:
         """One training step on what was collected last."""
@@ -74,8 +78,8 @@ class System:
             agree in its settings.
         baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it
             lacks.
-        learner: (environment settings, algorithm settings, seed) -> Learner, or None. Raises ValueError for
-            settings that it lacks, ImportError without PyTorch.
+        learner: (environment settings, algorithm settings, seed, device "cpu" or "cuda") -> Learner, or None. Raises
+            ValueError for settings that it lacks, ImportError without PyTorch.
         shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
             training step of the same kind with about `samples` samples: few updates of the same arithmetic.
         preset: what `bench.compare` trains unless told otherwise; None = the algorithm's own.
@@ -86,7 +90,7 @@ class System:
     policy: str
     cases: Mapping[str, Mapping[str, Any]]
     baseline: Callable[[dict[str, Any], str, int], Baseline]
-    learner: Callable[[dict[str, Any], dict[str, Any], int], Learner] | None
+    learner: Callable[[dict[str, Any], dict[str, Any], int, str], Learner] | None
     shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
     preset: str | None = None
     presets: Mapping[str, str] = dataclasses.field(default_factory=dict)

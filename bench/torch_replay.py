@@ -44,6 +44,7 @@ class ReplayLearner:
         shapes: of what a step holds, by name.
         buffer_size: steps that the replay holds.
         seed: of acting and of batches.
+        device: of networks and updates, "cpu" or "cuda"; the replay is on the host.
 
     Attributes:
         torch: the package.
@@ -52,8 +53,8 @@ class ReplayLearner:
         stored: steps so far, forgotten ones among them.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int) -> None:
-        self.torch = require_torch()
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int, device: str = "cpu") -> None:
+        self.torch, self.device = require_torch(), device
         self.rng = np.random.default_rng(seed)
         self.replay = {name: np.zeros((buffer_size, *shape), np.float32) for name, shape in shapes.items()}
         self.stored = 0
@@ -84,8 +85,8 @@ class ReplayLearner:
                 parameter.copy_(self.tensor(np.array(array)))
 
     def tensor(self, array: np.ndarray) -> "torch.Tensor":
-        """float32 of the same shape."""
-        return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        """float32 of the same shape, on the device."""
+        return self.torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(self.device)
 
     def soft_update(self, target: Any, network: Any, tau: float) -> None:
         """Move the parameters of `target` the share tau towards those of `network`."""

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
+EPISODES = 8  # that the PyTorch learner collects at most for a training step; of larger ones it holds copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +171,8 @@ class Parts:
         return stopwatch(name, learn, self._least)
 
 
-def block_sampler(name: str, setup: Setup, block: Any, least: float) -> Sampler:
-    """Seconds of a whole iteration."""
+def iterations(setup: Setup, block: Any) -> Callable[[], Any]:
+    """A function that makes a whole iteration and returns its results, each time from where the last one ended."""
     index = list(setup.algo.phases).index(measured_phase(setup.algo))
     state = setup.trainer.init(jax.random.key(0))
     placed = shardings(setup.mesh, REPLICATED)
@@ -182,7 +183,7 @@ def block_sampler(name: str, setup: Setup, block: Any, least: float) -> Sampler:
         held[0], metrics = block(held[0], one)
         return held[0], metrics
 
-    return stopwatch(name, iterate, least)
+    return iterate
 
 
 # One size after another
@@ -213,14 +214,19 @@ class Size:
         return self.setup.trainer.layout.num_envs
 
 
+def compile_block(setup: Setup) -> Any:
+    """The program of the measured phase's iterations."""
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
+    block: Any = setup.trainer.make_block(measured_phase(setup.algo))
+    return block.lower(setup.trainer.shapes(), number).compile()
+
+
 def compile_size(setup: Setup, flop_rate: float, seconds: float) -> Size:
     """Compile an iteration; decide by its FLOP whether to run it. Raises plan.TooLargeError."""
-    phase, shapes = measured_phase(setup.algo), setup.trainer.shapes()
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     began = time.perf_counter()
-    function: Any = setup.trainer.make_block(phase)
-    block = function.lower(shapes, number).compile()
+    block = compile_block(setup)
     took = time.perf_counter() - began
+    phase = measured_phase(setup.algo)
     needed = plan.compiled_bytes(block)
     setup.plan.check(needed)
     flop = learning_flop(setup)
@@ -312,16 +318,18 @@ class Torch:
         env_steps: of an episode.
         flop: of that training step.
         threads: that PyTorch uses.
+        step: collects an episode, then makes that training step.
     """
 
     samplers: list[Sampler]
     env_steps: int
     flop: float
     threads: int
+    step: Callable[[], None]
 
 
 def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
-    """The PyTorch learner of a system.
+    """The PyTorch learner of a system, on the same device as ours.
 
     Raises:
         UsageError: there is none, or not with these settings.
@@ -332,16 +340,25 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
     short = shortened(request, system, samples)
     with usage_errors():
         try:
-            pilot, student = (system.learner(short.env_settings, short.algo_settings, 0) for _ in range(2))
+            device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+            given = short.env_settings, short.algo_settings, 0, device
+            pilot, student = (system.learner(*given) for _ in range(2))
         except ImportError as error:
             raise UserError(str(error)) from None
-    episodes = short.run.num_envs
-    env_steps = student.collect(episodes) // episodes
+    copies = -(-short.run.num_envs // EPISODES)
+    episodes = short.run.num_envs // copies
+    short = short.with_run(num_envs=episodes * copies)
+    env_steps = student.collect(episodes, copies) // episodes
+
+    def step() -> None:
+        pilot.collect(1)
+        student.learn()
+
     samplers = [
         stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
         stopwatch("torch learn", student.learn, 0.1),
     ]
-    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads)
+    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads, step)
 
 
 def _group(
@@ -361,7 +378,7 @@ def _group(
     samplers = [collecting.collecting("collect"), learning.learning("learn")]
     for size in sizes:
         if size.whole:
-            samplers.append(block_sampler(f"whole {size.num_envs}", size.setup, size.block, 0.1))
+            samplers.append(stopwatch(f"whole {size.num_envs}", iterations(size.setup, size.block), 0.1))
     if torch is not None:
         samplers += torch.samplers
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: in turns")

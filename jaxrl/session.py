@@ -34,12 +34,14 @@ from jaxrl.report.console import Console, duration, gibibytes
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.lines import Lines, Pace
 from jaxrl.report.peak import Peak
+from jaxrl.report.profile import record, table
 from jaxrl.report.writer import Nowhere, Writer
 from jaxrl.trainer import BlockMetrics, TrainState
 
 SELECTION = "selection"
 _FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
 GROWTH = 4  # a block is at most so many times as long as the one before: the first ones say little about their pace
+PROFILED = (3, 0.1)  # blocks of a phase before the one of which a trace is kept, and about how many seconds it may take
 COMPARABLE = 2**30  # of a plan of fewer bytes nothing is told: it drowns in what the process needs besides
 
 
@@ -88,6 +90,7 @@ class Session:
         programs: compiled for it.
         directory: the run directory, locked by the caller.
         console, writer, checkpoints, monitor: where reports go, and where they come from.
+        profile: whether to keep a trace of one block that learns.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Session:
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,
+        profile: bool = False,
     ) -> None:
         self.setup, self.programs, self.directory = setup, programs, directory
         self.console, self.writer, self.checkpoints, self.monitor = console, writer, checkpoints, monitor
@@ -117,6 +121,8 @@ class Session:
         self._received: list[str] = []
         self._iteration_seconds: dict[int, float] = {}  # by phase
         self._last_number = 0
+        self._blocks = 0  # of the phase, in this process
+        self._profile = profile
         self._shown: dict[str, Any] = {}  # what the console was given last
 
     # Beginning
@@ -189,6 +195,8 @@ class Session:
                         if save or best:
                             self._save(state, best)
             self._report()
+            if self._profile:
+                self.console.say(f"warning: no profile: no phase that learns had more than {PROFILED[0]} blocks")
             self._end(state)
         return reason
 
@@ -211,26 +219,49 @@ class Session:
         if not remaining[self.position.phase]:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
         before, phase = self.position, self.phases[self.position.phase]
-        number = self._block_length(remaining[before.phase])
+        profiled = self._profile and bool(phase.updates) and self._blocks >= PROFILED[0]
+        number = self._block_length(remaining[before.phase], PROFILED[1] if profiled else self.run.block_seconds)
         block = self.programs.blocks[before.phase]
         assert block is not None
-        state, metrics = block(state, np.int32(number))
-        self._report()
+        if profiled:
+            self._report()  # so that the trace holds nothing else
+            state, metrics = self._traced(block, state, number)
+        else:
+            state, metrics = block(state, np.int32(number))
+            self._report()
         self._pending, self._last_number = _Pending(metrics, before, number), number
+        self._blocks += 1
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
         return state
 
+    def _traced(self, block: Any, state: TrainState, number: int) -> tuple[TrainState, BlockMetrics]:
+        """A block of which host 0 keeps a trace; where that fails, training goes on."""
+        self._profile = False
+        if not hosts.writes():
+            return block(state, np.int32(number))
+        began, folder = time.monotonic(), self.directory / "profile"
+        ended, found = record(lambda: block(state, np.int32(number)), folder, block.as_text())
+        self.pace.leave_out(time.monotonic() - began - found.seconds)
+        if found.operations:
+            first, last = self.position.iterations + 1, self.position.iterations + number
+            span = f"iterations {first:,} to {last:,}" if number > 1 else f"iteration {first:,}"
+            self.console.say(f"profile of {span}, {1e3 * found.seconds:,.1f} ms, in {folder}:")
+            self.console.say(table(found.operations).rstrip())
+        if found.problem:
+            self.console.say(f"warning: no profile: {found.problem}")
+        return ended
+
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
-        self._last_number = 0
+        self._last_number = self._blocks = 0
         phase, iteration = on_all((np.int32(index), np.uint32(0)), self.setup.mesh)
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
-    def _block_length(self, left: int) -> int:
-        """Iterations of the next block: about `block_seconds`, never across an evaluation or a checkpoint."""
+    def _block_length(self, left: int, about: float) -> int:
+        """Iterations of the next block: `about` so many seconds, never across an evaluation or a checkpoint."""
         limits = [left, self.run.block_iterations, max(GROWTH * self._last_number, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
-        limits.append(max(1, round(self.run.block_seconds / seconds)) if seconds else 1)
+        limits.append(max(1, round(about / seconds)) if seconds else 1)
         for every in (self.run.eval_every, self.run.checkpoint_every):
             if every:
                 limits.append(every - self.position.iterations % every)
@@ -387,8 +418,8 @@ class Ended(NamedTuple):
     memory: str
 
 
-def start(config: Config) -> Ended:
-    """A new run in a new directory.
+def start(config: Config, profile: bool = False) -> Ended:
+    """A new run in a new directory; `profile`: whether to keep a trace of a block.
 
     Raises:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
@@ -403,16 +434,17 @@ def start(config: Config) -> Ended:
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
-            return _train(setup, programs, directory, console, lambda session: session.begin(inputs))
+            return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
 
 
-def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
+def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
     """Continue a run exactly where its newest intact checkpoint stands, or begin it if it has none.
 
     Args:
         run: the run directory.
         config: its configuration.
         changes: settings that are to change.
+        profile: whether to keep a trace of a block.
 
     Raises:
         UserError: a sentence; the run is as it was if it cannot be continued.
@@ -437,7 +469,7 @@ def resume(run: str, config: Config, changes: dict[str, Any]) -> Ended:
             console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
             return state
 
-        return _train(setup, programs, directory, console, first_state)
+        return _train(setup, programs, directory, console, first_state, profile)
 
 
 class _Found(NamedTuple):
@@ -529,7 +561,12 @@ def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Co
 
 
 def _train(
-    setup: Setup, programs: Programs, directory: Path, console: Console, first_state: Callable[[Session], TrainState]
+    setup: Setup,
+    programs: Programs,
+    directory: Path,
+    console: Console,
+    first_state: Callable[[Session], TrainState],
+    profile: bool,
 ) -> Ended:
     peak = Peak()
     console.say(f"run directory: {directory}")
@@ -538,7 +575,9 @@ def _train(
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor)
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile)
+        if hosts.writes() and writer.note:
+            console.say(writer.note)
         sentence = session.train(first_state(session))
     # The devices of a CPU share its memory, and only their sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1

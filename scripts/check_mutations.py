@@ -215,7 +215,7 @@ MUTATIONS = [
             "envs_jax/reach/observation.py",
             "puck[2] + sunk",
             "puck[2] + 2 * sunk",
-            "tests/test_reach_golden.py::test_observations_before_the_first_contact",
+            "tests/test_reach_golden.py::test_observations_targets_and_successes",
         ),
         (
             "rules", "an episode that has ended goes on in a batch of mixed ends",

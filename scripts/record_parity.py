@@ -3,7 +3,7 @@
     python -m scripts.record_parity [--out FOLDER]
 
 The files have the form of the recordings of the original systems, which are too large for the repository, and are
-much smaller: three missions of coverage with tables of its rules, 300 steps of snakes, 40 short episodes of reach.
+much smaller: four missions of coverage with tables of its rules, 300 steps of snakes, 40 short episodes of reach.
 tests/data/README.md describes them.
 """
 
@@ -231,12 +231,13 @@ def coverage() -> Arrays:
     parts = {
         "m00": mission(MISSION, "uniform", 1),
         "m01": mission(failing, "momentum", 2, met),
+        "m02": mission(replace(MISSION, q=57), "uniform", 5),  # the published resolution
         "ig0": greedy(MISSION, 3),
         **{f"mask{number}": masks(number, rng) for number in coverage_oracle.MOVES},
         "td0": targets(rng),
     }
     arrays = {f"{part}_{name}": x for part, found in parts.items() for name, x in found.items()}
-    arrays["n_missions"] = np.int32(2)
+    arrays["n_missions"] = np.int32(3)
     altitudes = coverage_oracle.ALTITUDES
     for q in RESOLUTIONS:
         rows = [

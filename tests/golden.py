@@ -1,21 +1,15 @@
-"""Data that tests of the environments compare with: what the original systems did ("recorded"), and our own.
+"""Reference data for tests, which are skipped, with a reason, where the recorded ones are absent."""
 
-The records of the original systems are large and not part of the repository. They are looked for in the directory named
-by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` beside the repository; tests that need them are
-skipped, with a reason, where they are absent. Our own data lie in `tests/data`, in the same form: what the NumPy
-oracles in `bench/` do, written by `scripts/record_parity.py`.
-"""
-
-import functools
-import json
-import os
-from pathlib import Path
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-COVERAGE_MISSIONS = tuple(f"m{i:02d}" for i in range(10))
+from bench.parity import records
+from bench.parity.records import CoverageRecord
+
+COVERAGE_MISSIONS, COVERAGE_OWN_MISSIONS = records.COVERAGE_MISSIONS, records.COVERAGE_OWN_MISSIONS
 COVERAGE_FULL_MISSIONS = (
     "m03",
     "m04",
@@ -25,106 +19,31 @@ COVERAGE_FULL_MISSIONS = (
     "m09",
 )  # whole belief maps recorded at every step
 COVERAGE_GREEDY = ("ig0", "ig1")
-COVERAGE_OWN_MISSIONS = ("own-m00", "own-m01")
 COVERAGE_OWN_GREEDY = ("own-ig0",)
-
-SOURCES = ("own", "recorded")
-OWN = {  # our own file by the name of the recorded one
-    "coverage_missions": "parity_coverage",
-    "snakes_transitions": "parity_snakes",
-    "reach_episodes": "parity_reach",
-}
-
-_SIDE = {
-    57: 493,
-    29: 251,
-    28: 242,
-    11: 95,
-    7: 60,
-    6: 51,
-    5: 43,
-}  # map side in cells by pixels per footprint edge
+SOURCES, OWN = records.SOURCES, records.OWN
 
 
-def directory() -> Path:
-    """The directory of the recorded data, whether it exists or not."""
-    default = Path(__file__).resolve().parents[1].parent / "shared" / "golden"
-    return Path(os.environ.get("JAXRL_GOLDEN") or default)
-
-
-@functools.lru_cache(maxsize=8)
-def _open(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+@contextlib.contextmanager
+def skipping() -> Iterator[None]:
+    """Skips the test where its recorded data are absent."""
+    try:
+        yield
+    except records.NoRecordError as absent:
+        pytest.skip(str(absent))
 
 
 def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
-    """All arrays of the record file `name` (suffix .npz optional), read once; skips the test if it is absent.
-
-    source: one of SOURCES; our own data are always there.
-    """
-    if source == "own":
-        return _open(Path(__file__).parent / "data" / f"{OWN[name]}.npz")
-    path = directory() / (name if name.endswith(".npz") else name + ".npz")
-    if not path.is_file():
-        pytest.skip(f"no recorded data {path.name}: set JAXRL_GOLDEN to the directory that holds it")
-    return _open(path)
+    """All arrays of a record file; skips the test if it is absent. source: one of SOURCES."""
+    with skipping():
+        return records.load(name, source)
+    raise AssertionError("skipping ends the test")
 
 
-class CoverageRecord:
-    """One recorded coverage mission; `record["obs"]` is the array stored as `<name>_obs`.
-
-    Attributes:
-        name: "m00" .. "m09" or "ig0", "ig1"; "own-m00" and so on in our own data.
-        config: the recorded settings (n_agents, budget, pixel, range, ...).
-        n: map side in cells.
-        truth: [n, n] bool, ground truth.
-        readings: nested list, readings[k][agent] is the bool array over the clipped footprint; True = "occupied".
-    """
-
-    def __init__(self, name: str):
-        self.name = name
-        own, _, self._prefix = name.rpartition("-")
-        self._arrays = load("coverage_missions", own or "recorded")
-        self.config: dict[str, Any] = json.loads(str(self["config"]))
-        self.num_agents: int = self.config["n_agents"]
-        self.steps: int = self.config["budget"] + 1
-        self.q: int = self.config["pixel"]
-        self.n = int(self["grid"][0]) if "grid" in self else _SIDE[self.q]
-        row_lo, row_hi, col_lo, col_hi = self["truth_bounds"]
-        self.truth = np.zeros((self.n, self.n), dtype=bool)
-        self.truth[row_lo:row_hi, col_lo:col_hi] = True
-        self.readings = self._unpack()
-
-    def __getitem__(self, key: str) -> np.ndarray:
-        return self._arrays[f"{self._prefix}_{key}"]
-
-    def __contains__(self, key: str) -> bool:
-        return f"{self._prefix}_{key}" in self._arrays
-
-    def _unpack(self) -> list[list[np.ndarray]]:
-        bits = np.unpackbits(self["meas_bits"])[: int(self["meas_total_bits"])].astype(bool)
-        rows: list[list[np.ndarray]] = []
-        for boxes, offsets in zip(self["footprint"], self["meas_offset"], strict=True):
-            row = []
-            for (r0, r1, c0, c1), start in zip(boxes.astype(int), offsets.astype(int), strict=True):
-                shape = (r1 - r0, c1 - c0)
-                row.append(bits[start : start + shape[0] * shape[1]].reshape(shape))
-            rows.append(row)
-        return rows
-
-    def reading(self, k: int, agent: int, footprint: Any = None) -> np.ndarray:
-        """The recorded measurement k of an agent: bool over its clipped footprint (given as a check of its shape)."""
-        box = tuple(int(v) for v in self["footprint"][k, agent])
-        if footprint is not None and tuple(int(v) for v in footprint) != box:
-            raise AssertionError(f"{self.name}: footprint {tuple(footprint)} at k={k}, agent {agent}; recorded {box}")
-        return self.readings[k][agent]
-
-
-@functools.lru_cache(maxsize=16)
 def coverage_mission(name: str) -> CoverageRecord:
     """The recorded mission `name`; skips the test if the records are absent."""
-    return CoverageRecord(name)
+    with skipping():
+        return records.coverage_mission(name)
+    raise AssertionError("skipping ends the test")
 
 
 def formula_tensor(shape: tuple[int, ...], tag: int, fan_in: int) -> np.ndarray:

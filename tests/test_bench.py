@@ -198,10 +198,10 @@ class Idle:
 
     threads = 1
 
-    def __init__(self, settings, algo, seed):
-        assert algo["updates_per_step"] == 0.5
+    def __init__(self, settings, algo, seed, device):
+        assert (algo["updates_per_step"], device) == (0.5, "cpu")
 
-    def collect(self, episodes):
+    def collect(self, episodes, copies=1):
         return episodes * 10
 
     def learn(self):

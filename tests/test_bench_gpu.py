@@ -1,6 +1,8 @@
 """`python -m bench.gpu`: nothing measured is lost when it is killed, a unit that hangs or fails harms no other."""
 
+import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,11 +11,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from bench import train_throughput
 from bench.gpu import __main__ as command
-from bench.gpu import results
+from bench.gpu import correct, job, peers, results, score, watch
 from bench.gpu.units import PARTS, UNITS, Unit
+from bench.parity import coverage as coverage_parity
+from bench.parity import learner, records
+from bench.parity.comparison import Comparison, Figure
+from jaxrl import train
+from jaxrl.errors import UserError
+from jaxrl.report import gpu
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,19 +116,176 @@ def test_a_rehearsal_and_measurements_do_not_mix(tmp_path: Path, capsys: pytest.
     assert "holds a rehearsal (--quick): choose another folder" in capsys.readouterr().err
 
 
+def test_readings_while_the_device_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([gpu.DeviceReading(1, None, 0.5, 300.0), gpu.DeviceReading(1, None, 1.0, None)])
+    asked = gpu.DeviceReading(1, None, None, None)
+
+    class Fake(gpu.Monitor):
+        def read(self) -> gpu.DeviceReading:
+            return next(readings, asked)
+
+    monkeypatch.setattr(watch, "Monitor", Fake)
+    monkeypatch.setattr(watch, "EVERY", 0.01)
+    calls: list[int] = []
+    found = watch.watch(lambda: calls.append(time.sleep(0.005) or 1), 0.2, settle=0.05)
+    assert (found["utilisation"], found["power"]) == (0.75, 300.0)
+    assert 2 < found["readings"] < 25 and found["calls"] < len(calls) and found["seconds"] >= 0.2
+    assert watch.rows("it", found) == [["it: GPU busy", 75.0, "%"], ["it: power", 300.0, "W"]]
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    found = watch.watch(lambda: None, 0.0, settle=0.0)
+    assert found["calls"] == 1 and found["utilisation"] is None
+    assert [row[1:] for row in watch.rows("it", found)] == 2 * [["not measured: NVML gives no figure here", ""]]
+
+
+def test_the_most_expensive_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small program in place of training; the trace stays."""
+    ones = jnp.ones((64, 64))
+    program = jax.jit(lambda x: jnp.sin(x @ x)).lower(ones).compile()
+    monkeypatch.setattr(job, "_program", lambda *_: (None, program))
+    monkeypatch.setattr(train_throughput, "iterations", lambda setup, block: lambda: block(ones))
+    found = job.kernels_4096(True, tmp_path)
+    assert 1 <= len(found["rows"]) <= 10 and list((tmp_path / "trace_coma_4096").rglob("*.xplane.pb"))
+    assert sum(row[1] for row in found["rows"]) == pytest.approx(100.0)
+    assert "dot" in found["rows"][0][0] and "% of the kernels' time, 1 calls" in found["rows"][0][2]
+
+
+@pytest.mark.parametrize("source", ["own", "recorded"])
+def test_reference_data_agree_here(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if source == "own":
+        monkeypatch.setenv("JAXRL_GOLDEN", str(tmp_path))
+    elif not records.path("coverage_missions").is_file():
+        pytest.skip("no recorded data: set JAXRL_GOLDEN to the directory that holds them")
+    for unit in (correct.coverage, correct.snakes):
+        found = unit(True, tmp_path)
+        assert found["source"] == source and not found["wrong"] and all(row[1] for row in found["rows"])
+    reach = correct.reach(True, tmp_path)
+    assert not reach["wrong"] and len(reach["rows"]) == 6
+
+
+def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXRL_GOLDEN", str(tmp_path))
+    monkeypatch.setattr(coverage_parity, "INT16", coverage_parity.INT16 | {"entropy": 1e-7})
+    found = correct.coverage(True, tmp_path)
+    assert found["wrong"] and [row[0] for row in found["rows"] if not row[1]] == [
+        "coverage, mission own-m00, int16: entropy"
+    ]
+
+
+def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ways to convolve stand for two devices; one that rounds as TF32 does not agree."""
+    monkeypatch.setattr(learner, "BOUNDS", {"float32": learner.BOUNDS["float32"]})
+    found = learner.compare(4, 2, 2)
+    found.check()
+    assert set(found.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}
+    assert all(figure.values > 1000 and figure.deviation > 0 for figure in found.figures.values())
+    made = learner.gradients
+
+    def rounded(*arguments: Any) -> Any:
+        found = made(*arguments)
+        if arguments[-1] == "conv":  # the processor
+            return found
+        words = {name: x.astype(np.float32).view(np.int32) // 2**13 * 2**13 for name, x in found.items()}
+        return {name: x.view(np.float32).astype(np.float64) for name, x in words.items()}
+
+    monkeypatch.setattr(learner, "gradients", rounded)
+    assert not learner.compare(4, 2, 2).agrees
+
+
+def test_comparisons() -> None:
+    found = Comparison()
+    assert not found.agrees  # nothing was compared
+    found.exact("words", [1, 2, 3], [1, 2, 3])
+    found.close("numbers", [1.0, 2.5], 2.0, 1.0)
+    found.close("numbers", 300.0, 303.0, 1.0, 3.0)
+    found.direction("vector", np.array([3.0, 4.5]), np.array([3.0, 4.0]), 0.11)
+    found.check()
+    assert str(found.figures["numbers"]) == "3 values, 0 differ, by 1.0e+00 at most, allowed 1.0e+00"
+    assert found.figures["vector"] == Figure(2, 0, pytest.approx(0.1), 0.11)
+    found.close("numbers", [math.nan, 3.1], 2.0, 1.0)
+    found.exact("words", 4, [4, 5])
+    assert [row[1] for row in found.rows("x")] == [False, False, True] and found.figures["numbers"].differ == 2
+    with pytest.raises(AssertionError, match="words: 5 values, 1 differ; numbers: 5 values, 2 differ"):
+        found.check()
+
+
+def test_without_pytorch_there_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert peers.coma(True, tmp_path) == {"rows": [["coma: PyTorch", "not installed", ""]]}
+
+
+def test_a_run_without_a_line_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(train, "main", lambda argv: 0)
+    monkeypatch.setattr(score, "open_run", lambda run: tmp_path)
+    for lines in ("", '{"iteration": 0, "eval/entropy": 1.0}\n'):
+        (tmp_path / "metrics.jsonl").write_text(lines)
+        with pytest.raises(UserError, match="before its first line of metrics"):
+            score.coma(True, tmp_path)
+
+
+# What a machine needs
+
+OPTIONAL = ("tensorboardX", "pynvml", "torch", "chex", "pytest", "hypothesis", "metaworld", "gymnasium")
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("this is no checkout of the repository")
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def test_the_working_tree_is_small() -> None:
+    assert sum((ROOT / name).stat().st_size for name in tracked() if (ROOT / name).is_file()) < 64 * 2**20
+
+
+IMPORTS = """
+import importlib, sys
+for name in {blocked}: sys.modules[name] = None
+from bench.gpu import worker, __main__
+from bench.gpu.units import UNITS
+for unit in UNITS: unit.load()
+from bench.parity import records
+names = {{"coverage_missions", "snakes_transitions", "reach_episodes"}}
+files = {{module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)}}
+print(*files, *(records.path(name, "own") for name in names), sep="\\n")
+"""
+
+
+def test_everything_needed_is_tracked_and_the_rest_is_optional() -> None:
+    code = IMPORTS.format(blocked=OPTIONAL)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    own = {Path(name).relative_to(ROOT) for name in ended.stdout.split("\n") if name.startswith(f"{ROOT}/")}
+    own = {path for path in own if path.parts[0] != ".venv"}
+    assert len(own) > 80 and own <= {Path(name) for name in tracked()}
+
+
 @pytest.mark.long
-def test_a_rehearsal_of_everything(tmp_path: Path) -> None:
+def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed three times, wherever it is, and without any package that is optional."""
+    blocked = f"import sys\nfor name in {OPTIONAL}: sys.modules[name] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(blocked)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    out, done = tmp_path / "out", set[str]()
     for seconds in (20, 40, 60):
-        process = call(tmp_path)
+        process = call(out)
         try:
             process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-    process = call(tmp_path, "--minutes", "20")
+        now = {entry["unit"] for entry in results.read(out)}  # nothing is damaged
+        assert done <= now
+        done = now
+    kept = {name: (out / f"{name}.json").read_bytes() for name in done}
+    process = call(out, "--minutes", "20")
     table, messages = process.communicate(timeout=1200)
     assert process.returncode == 0, messages
+    assert all((out / f"{name}.json").read_bytes() == text for name, text in kept.items())
     for unit in UNITS:
-        entry = json.loads(results.path(tmp_path, unit).read_text())
+        entry = json.loads(results.path(out, unit).read_text())
         assert entry["error"] is None and entry["rows"], unit.name
     assert all(f"| {part} | " in table for part in PARTS)
+    assert "PyTorch | not installed" in table

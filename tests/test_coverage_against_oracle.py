@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers.coverage import critic, probability
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import envs_jax
 from bench.coverage import oracle
+from bench.parity.coverage import critic, probability
 from envs_jax.coverage import actions, communication, terrain
 
 SPACING = 5

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, begin, environment, lattice, launch, proceed, rectangle, whole_map
+from helpers.coverage import begin, proceed
 from helpers.programs import compiled
 
 import envs_jax
 from bench.coverage import oracle
+from bench.parity.coverage import advance, environment, lattice, launch, rectangle, whole_map
 from envs_jax.coverage import actions, baselines, terrain
 
 

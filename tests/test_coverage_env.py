@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.coverage import advance, critic, fly, launch, make, wander
+from helpers.coverage import fly, make, wander
 from helpers.programs import compiled
 
 import envs_jax
+from bench.parity.coverage import advance, critic, launch
 from envs_jax.coverage import communication, maps, reward, terrain, world
 
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.snakes import stack
 
+from bench.parity.snakes import stack
 from bench.snakes import agent_games, oracle
 from bench.snakes.oracle_opponents import choose, scripted
 from envs_jax.base import make

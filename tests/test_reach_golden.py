@@ -4,14 +4,13 @@ The bounds are those of `bench.reach_parity`: three times what was measured when
 The environment is compared with short episodes of our own oracle, too, which has no contacts.
 """
 
-import functools
-
 import golden
 import jax
 import numpy as np
 import pytest
 
 from bench import reach_parity
+from bench.parity import reach
 from bench.reach import oracle
 from envs_jax import make
 from envs_jax.reach import constants, reward
@@ -35,42 +34,26 @@ EPISODES = 40  # in either source: what is compiled is the same
 by_source = pytest.mark.parametrize("source", golden.SOURCES)
 
 
-@functools.cache
 def recording(source: str = "recorded") -> reach_parity.Recording:
-    record = golden.load("reach_episodes", source)
-    return reach_parity.Recording(
-        policy=record["policy"],
-        puck=record["obj_init"],
-        goal=record["goal"],
-        action=record["action"],
-        observation=record["obs"].astype(np.float64),
-        tool=record["tcp"].astype(np.float64),
-        reward=record["reward"].astype(np.float64),
-        success=record["success"],
-        contact=record["contact"].any(axis=2),
-    )
-
-
-@functools.cache
-def replayed(source: str) -> dict[str, np.ndarray]:
-    return reach_parity.replay(recording(source))
+    with golden.skipping():
+        return reach.recording(source)
+    raise AssertionError("skipping ends the test")
 
 
 @pytest.mark.parametrize(("source", "free", "successes"), [("own", 960, 50), ("recorded", 17_364, 4_000)])
 def test_the_environment_follows_every_recorded_episode_open_loop(source, free, successes):
-    rows = reach_parity.compare(recording(source), replayed(source))
+    rows = reach_parity.compare(recording(source), reach.replayed(source))
     assert all(row["holds"] for row in rows), rows
     assert recording(source).free.sum() == free
     assert recording(source).success.sum() > successes  # the last row compares something
 
 
 @by_source
-def test_observations_before_the_first_contact(source):
-    """The puck stands still here and jitters in the simulator: up to 0.09 mm, and 2.2e-3 in the quaternion."""
-    free, seen = recording(source).free, recording(source).observation[:, 1:]
-    differ = np.abs(replayed(source)["observation"] - seen)[free].max(axis=0)
-    bound = np.concatenate([[2e-5] * 3, [2e-6], [1e-4] * 3, [2.5e-3] * 4, [0.0] * 7])
-    assert (differ <= np.concatenate([bound, bound, [1e-7] * 3])).all(), differ
+def test_observations_targets_and_successes(source):
+    recording(source)
+    found = reach.compare(source)
+    found.check()
+    assert len(found.figures) == 6 and all(figure.values >= 960 for figure in found.figures.values())
 
 
 @by_source
@@ -102,13 +85,6 @@ def test_recorded_rewards_and_successes_follow_from_the_tool_centre(source):
     far, paid = judged(first(tool), first(goal))
     np.testing.assert_allclose(paid, record.reward, atol=1e-5)
     np.testing.assert_array_equal(np.asarray(far) <= reward.RADIUS, record.success)
-
-
-@by_source
-def test_recorded_targets_follow_from_the_actions(source):
-    """In the environment, 500 steps. The record is rounded to 3e-8 m, an increment to 5e-10, alike while it is held."""
-    record, found = golden.load("reach_episodes", source), replayed(source)["target"]
-    np.testing.assert_allclose(found, record["mocap_pos"][:, 1:], atol=8e-8)
 
 
 def test_the_oracle_follows_recorded_episodes_within_the_rounding_of_the_record():

@@ -20,6 +20,7 @@ from helpers.runs import points
 
 from envs_jax.base import make
 from jaxrl.report import console, gpu
+from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
 
@@ -40,6 +41,17 @@ def test_the_same_numbers_in_both_places(tmp_path: Path) -> None:
         assert second == '{"iteration": 2, "a/b": 0.1}'
         assert points(tmp_path)["a/b"] == [(1, 0.5), (2, pytest.approx(0.1))]
     assert read_metrics(tmp_path) == [json.loads(first), json.loads(second)]
+
+
+def test_without_tensorboardx_there_are_lines_and_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1, 2)
+    monkeypatch.setattr(writer_module, "event_pb2", None)
+    with Writer(tmp_path) as writer:
+        assert "pip install tensorboardX" in writer.note
+        writer.trim(1)
+        writer.write(2, {"a": 0.5})
+    assert [row["iteration"] for row in read_metrics(tmp_path)] == [1, 2]
+    assert len(points(tmp_path)["loss/actor"]) == 2  # what is there already stays
 
 
 def test_not_finite_is_null_in_json(tmp_path: Path) -> None:
@@ -263,14 +275,14 @@ def test_on_cpu_memory_is_the_resident_size() -> None:
     with gpu.Monitor() as monitor:
         reading = monitor.read()
         assert 2**25 < reading.memory < 2**36
-        assert reading[1:] == (None, None)
+        assert reading[1:] == (None, None, None)
         with mmap.mmap(-1, 2**26) as ballast:  # new pages; an array might lie where one was before
             ballast.write(b"1" * 2**26)
             assert monitor.read().memory > reading.memory + 2**25
 
 
 class FakeNvml(SimpleNamespace):
-    """Two GPUs as NVML shows them; the second is a slice that keeps no utilisation."""
+    """Two GPUs as NVML shows them; the second is a slice that keeps neither utilisation nor power."""
 
     class NVMLError(Exception):
         pass
@@ -297,6 +309,11 @@ class FakeNvml(SimpleNamespace):
             raise self.NVMLError
         return SimpleNamespace(gpu={"GPU 3": 40}[handle])
 
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if handle == "MIG-abc":
+            raise self.NVMLError
+        return {"GPU 3": 321_500}[handle]
+
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     devices = [
@@ -317,7 +334,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
         assert nvml.opened == 1
-        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4)
+        assert monitor.read() == gpu.DeviceReading(6, 100, 0.4, 321.5)
     assert nvml.opened == 0
 
 
@@ -325,7 +342,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
-        assert monitor.read() == gpu.DeviceReading(6, 100, None)
+        assert monitor.read() == gpu.DeviceReading(6, 100, None, None)
 
 
 def test_nvml_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

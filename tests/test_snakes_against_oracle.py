@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.snakes import context, jit, lane, stack
+from helpers.snakes import context, jit
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import envs_jax
+from bench.parity.snakes import lane, stack
 from bench.snakes import oracle
 from bench.snakes.oracle import Settings, State
 from bench.snakes.oracle_opponents import LEVELS, choose

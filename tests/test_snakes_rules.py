@@ -1,10 +1,12 @@
 """Snakes rules: the recorded steps of the original engine, its respawns and its resolved directions."""
 
+import golden
 import jax
 import numpy as np
 import pytest
-from helpers.snakes import CONFIGURATIONS, OWN, flat, jit, lane, recorded
+from helpers.snakes import jit
 
+from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, recorded
 from envs_jax.snakes import draws, respawn, rules, segments
 
 
@@ -13,7 +15,8 @@ from envs_jax.snakes import draws, respawn, rules, segments
     "configuration", [pytest.param(c, marks=() if c in OWN else pytest.mark.long, id=str(c)) for c in CONFIGURATIONS]
 )
 def test_recorded_steps_are_reproduced(configuration):
-    board, rows, games, record = recorded(configuration)
+    with golden.skipping():
+        board, rows, games, record = recorded(configuration)
     snakes, beans, limit = configuration[2:]
 
     @jit
@@ -50,7 +53,8 @@ def test_recorded_steps_are_reproduced(configuration):
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_recorded_directions_are_resolved(configuration):
-    _, _, games, record = recorded(configuration)
+    with golden.skipping():
+        _, _, games, record = recorded(configuration)
     snakes = configuration[2]
     action, direction = record["action"][:, :snakes].T.astype(np.int32), np.asarray(games.direction)
     wanted = record["resolved"][:, :snakes].T

@@ -62,7 +62,7 @@ class NumpyMission:
 class TorchMissions:
     """PyTorch COMA on missions flown one after another."""
 
-    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         if algo["depth"] != 1:
             raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
         same = [
@@ -75,6 +75,7 @@ class TorchMissions:
             self._settings.num_actions,
             lam=algo["td_lambda"],
             seed=seed,
+            device=device,
             tau=algo["tau"] or None,
             **{name: algo[name] for name in same},
         )
@@ -82,9 +83,11 @@ class TorchMissions:
         self._batch: Any = None
         self.threads = self._learner.torch.get_num_threads()
 
-    def collect(self, episodes: int) -> int:
-        """Fly missions with the actor."""
-        self._batch, _ = torch_learner.collect(self._learner, self._settings, self._rng, episodes, _EXPLORATION)
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Fly missions with the actor, and keep copies of each."""
+        batch, _ = torch_learner.collect(self._learner, self._settings, self._rng, episodes, _EXPLORATION)
+        arrays = {name: np.concatenate([rows] * copies) for name, rows in batch.items() if name != "eps"}
+        self._batch = {**arrays, "eps": batch["eps"]}
         return episodes * self._settings.steps
 
     def learn(self) -> None:

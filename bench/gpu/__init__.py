@@ -1,1 +1,1 @@
-"""What this machine's GPU reaches, and whether its results are right: `python -m bench.gpu --out DIR`."""
+"""Figures of this machine's GPU, and checks of its results: `python -m bench.gpu --out DIR`."""

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = measure.parser("python -m bench.gpu", __doc__)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
-    parser.add_argument("--minutes", default="9", metavar="X", help="stop after so many minutes (default: 9)")
+    parser.add_argument("--minutes", default="9", metavar="X", help="time limit in minutes (default: 9)")
     parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
     asked = parser.parse_args(list(argv))
@@ -70,6 +70,7 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     command = [sys.executable, "-m", "bench.gpu.worker", str(folder), *(["--quick"] if quick else [])]
     command += [unit.name for unit in units]
     settings = {"JAX_COMPILATION_CACHE_DIR": str(folder.resolve() / "cache")}
+    settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     if quick:  # a rehearsal waits for the compiler, not for what it makes
         settings["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
     child = subprocess.Popen(

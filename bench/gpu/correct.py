@@ -1,7 +1,13 @@
-"""Part "correct": whether this device computes what the rules say."""
+"""Part "correct": comparisons of this device with what the rules say.
+
+Reference data of the environments are the recordings of the original systems, where they are at hand (see
+`bench.parity.records`), and else what independent NumPy implementations of the rules do.
+"""
 
 import dataclasses
+import functools
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +15,14 @@ import jax
 import jax.numpy as jnp
 
 import envs_jax
+from bench import train_throughput
+from bench.gpu import job
+from bench.parity import coverage as coverage_parity
+from bench.parity import learner as learner_parity
+from bench.parity import reach as reach_parity
+from bench.parity import records
+from bench.parity import snakes as snakes_parity
+from bench.parity.comparison import Comparison
 from jaxrl import config as configuration
 from jaxrl import variants
 from jaxrl.checkpoint import Checkpoints, digest
@@ -21,8 +35,50 @@ SMALL = {  # a few iterations of every algorithm
 }
 
 
+def coverage(quick: bool, folder: Path) -> dict[str, Any]:
+    """Missions of coverage, of this resolution and a coarse one, with both kinds of stored beliefs."""
+    source = _source("coverage_missions")
+    names = {"recorded": ("m00", "m03", "m08"), "own": ("own-m02", "own-m00", "own-m01")}[source]
+    found = {
+        f"coverage, mission {name}, {dtype}": coverage_parity.compare(name, dtype)
+        for name in (names[1:2] if quick else names)
+        for dtype in (["int16"] if quick else ["float32", "int16"])
+    }
+    return _compared(found, source)
+
+
+def snakes(quick: bool, folder: Path) -> dict[str, Any]:
+    """Steps of snakes on three boards."""
+    source = _source("snakes_transitions")
+    boards = snakes_parity.OWN[1:2] if quick else snakes_parity.OWN
+    found = {f"snakes, {b[2]} on {b[0]} x {b[1]} cells": snakes_parity.compare(b, source) for b in boards}
+    return _compared(found, source)
+
+
+def reach(quick: bool, folder: Path) -> dict[str, Any]:
+    """Episodes of reach."""
+    source = "own" if quick else _source("reach_episodes")  # the recorded ones are twenty times as long
+    return _compared({"reach": reach_parity.compare(source)}, source)
+
+
+def learner(quick: bool, folder: Path) -> dict[str, Any]:
+    """A training step of COMA, at the published width."""
+    found = learner_parity.compare(8, 2, 2) if quick else learner_parity.compare()
+    return _compared({"COMA": found}, "the same step on the processor")
+
+
+def _source(name: str) -> str:
+    """The recorded data where they are, else our own."""
+    return "recorded" if records.path(name).is_file() else "own"
+
+
+def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
+    rows = [row for name, comparison in found.items() for row in comparison.rows(name)]
+    return {"rows": rows, "wrong": not all(comparison.agrees for comparison in found.values()), "source": source}
+
+
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
-    """The map engines of accelerators against each other at the published resolution, the same random missions."""
+    """Map engines of accelerators against each other at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
     dense, pallas = (envs_jax.make("coverage", q=q, map_engine=engine) for engine in ("dense", "pallas"))
     exact, real = variants.compare((dense, pallas), missions, variants.STEPS)
@@ -34,10 +90,9 @@ def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
 def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
     """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state."""
     rows = []
-    for algo in SMALL if not quick else ["sac"]:
-        setup = _setup(algo)
-        index, phase = len(setup.algo.phases) - 1, setup.algo.phases[-1]
-        block, two = setup.trainer.make_block(phase), jnp.int32(2)
+    for algo in SMALL if not quick else ["coma"]:
+        setup, block = _program(algo, quick)
+        index, two = len(setup.algo.phases) - 1, jnp.int32(2)
         whole, _ = block(block(_begun(setup, index), two)[0], two)
         half, _ = block(_begun(setup, index), two)
         with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
@@ -50,24 +105,24 @@ def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
-    """Whether a block writes the new state over the old one."""
+    """Share of the state that a block writes the new state over."""
     shares = {}
-    for algo in SMALL if not quick else ["sac"]:
-        setup = _setup(algo)
-        number = jax.ShapeDtypeStruct((), jnp.int32)
-        block: Any = setup.trainer.make_block(setup.algo.phases[-1])
-        memory = block.lower(setup.trainer.shapes(), number).compile().memory_analysis()
+    for algo in SMALL if not quick else ["coma"]:
+        memory = _program(algo, quick)[1].memory_analysis()
         shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
     rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
     return {"rows": rows, "wrong": min(shares.values()) < 0.99}
 
 
-def _setup(algo: str) -> Setup:
-    request = configuration.parse(SMALL[algo].split(), "python -m bench.gpu")
-    assert request.config is not None
-    return prepare(request.config.with_run(eval_every=0))
+@functools.cache
+def _program(algo: str, quick: bool) -> tuple[Setup, Any]:
+    """A configuration made real, and its compiled last phase, for both units that need it."""
+    request = configuration.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
+    setup = prepare(request.config.with_run(eval_every=0))
+    return setup, train_throughput.compile_block(setup)
 
 
 def _begun(setup: Setup, phase: int) -> Any:
     state = setup.trainer.init(jax.random.key(0))
+    assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
     return dataclasses.replace(state, phase=jnp.int32(phase))

@@ -1,4 +1,4 @@
-"""Part "device": what the machine is, and what it does at best."""
+"""Part "device": the machine, and its rates at best."""
 
 import functools
 from pathlib import Path

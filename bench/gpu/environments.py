@@ -11,7 +11,11 @@ SIZES = {
     "snakes_3v3": [1024, 16384, 65536, 262144, 1048576],
     "reach": [1024, 16384, 65536, 262144, 1048576],
 }
-SMALL: dict[str, dict[str, Any]] = {"coverage": {"q": 2}, "snakes_3v3": {}, "reach": {"horizon": 4}}
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "coverage": ("coverage", {"q": 2}),
+    "snakes_3v3": ("snakes", {"height": 3, "width": 4, "snakes": 2, "beans": 1}),
+    "reach": ("reach", {"horizon": 4}),
+}
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
@@ -31,9 +35,10 @@ def reach(quick: bool, folder: Path) -> dict[str, Any]:
 
 def _of(env: str, quick: bool) -> dict[str, Any]:
     machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
+    name, settings = SMALL[env] if quick else (env, {})
     request = env_throughput.Request(
-        env=env,
-        variants={"": SMALL[env] if quick else {}},
+        env=name,
+        variants={"": settings},
         policy="random",
         num_envs=[2] if quick else SIZES[env],
         rounds=1 if quick else 5,
@@ -44,6 +49,6 @@ def _of(env: str, quick: bool) -> dict[str, Any]:
     rows = []
     for row in found["rows"]:
         for stage, entry in row["stages"].items():
-            name = f"{env}, {row['num_envs']:,} copies, {stage}"
-            rows.append([name, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
+            what = f"{name}, {row['num_envs']:,} copies, {stage}"
+            rows.append([what, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
     return {"rows": rows, "rates": machine_rates.plain(), "found": found}

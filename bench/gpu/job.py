@@ -1,13 +1,27 @@
 """Part "job": the main job, `python -m jaxrl.train --algo coma --num_envs 4096`, and four times as many missions."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
-from bench import measure, train_throughput
-from jaxrl import config as configuration
-from jaxrl.report import rates
+import jax
 
-QUICK = "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --transitions 6 --minibatches 1 --data_passes 1"
+from bench import measure, train_throughput
+from bench.gpu import watch
+from jaxrl import config as configuration
+from jaxrl.config import Config
+from jaxrl.errors import UserError
+from jaxrl.prepare import Setup, prepare
+from jaxrl.report import profile, rates
+
+SECONDS = 5.0  # of readings of utilisation and power
+MOST = 100  # kernels that the result keeps
+
+# One tiny program for all parts of a rehearsal, which waits for the compiler.
+QUICK = (
+    "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 --minibatches 1 "
+    "--data_passes 1"
+)
 
 
 def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
@@ -17,15 +31,62 @@ def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
 
 def coma_16384(quick: bool, folder: Path) -> dict[str, Any]:
     """16,384 missions at once."""
-    return _coma(4 if quick else 16384, quick)
+    return _coma(2 if quick else 16384, quick)
+
+
+def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
+    """Utilisation and power at 4,096 missions."""
+    return _busy(2 if quick else 4096, quick)
+
+
+def busy_16384(quick: bool, folder: Path) -> dict[str, Any]:
+    """Utilisation and power at 16,384 missions."""
+    return _busy(2 if quick else 16384, quick)
+
+
+def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
+    """The most expensive kernels of a training step with 4,096 missions; the trace stays in the folder."""
+    missions = 2 if quick else 4096
+    setup, block = _program(missions, quick)
+    work = train_throughput.iterations(setup, block)
+    jax.block_until_ready(work())
+    _, found = profile.record(work, folder / "trace_coma_4096", block.as_text())
+    if found.problem:
+        raise UserError(f"no profile: {found.problem}")
+    rows = [
+        [
+            f"{missions:,} missions: {operation.name} ({operation.origin or 'origin not known'})",
+            100.0 * operation.share,
+            f"% of the kernels' time, {operation.calls:,} calls, {1e3 * operation.seconds:,.3f} ms",
+        ]
+        for operation in found.operations[: profile.MOST]
+    ]
+    return {"rows": rows, "seconds_traced": found.seconds, "kernels": [vars(op) for op in found.operations[:MOST]]}
+
+
+def _busy(missions: int, quick: bool) -> dict[str, Any]:
+    work = train_throughput.iterations(*_program(missions, quick))
+    found = watch.watch(work, 0.1, 0.0) if quick else watch.watch(work, SECONDS)
+    return {"rows": watch.rows(f"{missions:,} missions", found), "found": found}
+
+
+@functools.lru_cache(maxsize=1)
+def _program(missions: int, quick: bool) -> tuple[Setup, Any]:
+    """A configuration made real, and its compiled iteration, for units one after another."""
+    setup = prepare(_config(quick).with_run(num_envs=missions))
+    return setup, train_throughput.compile_block(setup)
+
+
+def _config(quick: bool) -> Config:
+    request = configuration.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
+    return request.config
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:
-    request = configuration.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
-    assert request.config is not None
-    width = train_throughput.network_width(request.config)
+    config = _config(quick)
+    width = train_throughput.network_width(config)
     machine_rates = rates.measure(width, quick=quick, rounds=1 if quick else 3)
-    asked = train_throughput.Request(request.config, [missions], seconds=60.0, rounds=1 if quick else 5)
+    asked = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)
     found = train_throughput.run(asked, machine_rates, measure.say)
     (row,) = found["rows"]
     learn = row["learn"]

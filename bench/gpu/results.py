@@ -59,10 +59,14 @@ def table(folder: Path) -> str:
         if entry["error"]:
             lines.append(f"| {entry['part']} | {entry['unit']} | FAILED: {entry['error']} |")
         for what, figure, unit in entry.get("rows", ()):
-            lines.append(f"| {entry['part']} | {what} | {_number(figure)} {unit} |")
+            lines.append(f"| {entry['part']} | {_cell(what)} | {_cell(f'{_number(figure)} {unit}')} |")
     if any(entry["quick"] for entry in read(folder)):
         lines.append("\nA rehearsal (--quick): the figures mean nothing.")
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.strip().replace("|", "\\|")
 
 
 def _number(figure: Any) -> str:

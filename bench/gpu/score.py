@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import learning
+from bench.gpu import job
 from jaxrl import train
 from jaxrl.errors import UserError
 from jaxrl.report.writer import read_metrics
@@ -15,10 +16,12 @@ FLAGS = {
     "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
     "sac": "--config sac --eval_every 100",
 }
+SMALL = "--num_envs 8 --units 8 --buffer_size 512 --batch_size 8 --eval_every 5 --eval_episodes 8"
 QUICK = {
-    "coma": "--num_envs 8 --width 8 --q 2 --transitions 480 --minibatches 2 --eval_every 1 --eval_episodes 8",
-    "ddpg": "--num_envs 8 --units 8 --eval_every 5 --eval_episodes 8",
-    "sac": "--num_envs 8 --units 8 --eval_every 5 --eval_episodes 8",
+    "coma": f"{job.QUICK} --eval_every 1 --eval_episodes 8",
+    "ddpg": f"--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --warmup 0 "
+    f"--opponent 0 {SMALL}",
+    "sac": f"--config sac_quick --init_steps 0 {SMALL}",
 }
 
 
@@ -42,12 +45,14 @@ def _train(
 ) -> dict[str, Any]:
     limit = f"--max_seconds {2 if quick else seconds} --runs {folder / 'runs' / name}"
     began = time.time()
-    arguments = f"{FLAGS[name]} {QUICK[name] if quick else ''} {limit}"
+    arguments = f"{QUICK[name] if quick else FLAGS[name]} {limit}"
     if train.main(arguments.split()) != 0:
         raise UserError(f"training ended with an error: python -m jaxrl.train {arguments}")
     lines = read_metrics(open_run(str(folder / "runs" / name / "latest")))
-    curve = learning.of_selection(lines, f"eval/{score}")
-    first = next(line["time/unix"] for line in lines if "time/unix" in line)
+    timed = [line for line in lines if "time/unix" in line]
+    if not timed:
+        raise UserError(f"training ended before its first line of metrics: give it more than {seconds:.0f} s")
+    curve, first = learning.of_selection(lines, f"eval/{score}"), timed[0]["time/unix"]
     rows: list[list[Any]] = []
     for goal in goals:
         point = learning.first_at(curve, goal, mode)
@@ -57,4 +62,4 @@ def _train(
         last = curve[-1]
         rows.append([f"{name}: {score} after {last['seconds']:.0f} s", float(last["score"]), ""])
     rows.append([f"{name}: before the first block", first - began, "s"])
-    return {"rows": rows, "command": f"python -m jaxrl.train {FLAGS[name]}", "curve": curve}
+    return {"rows": rows, "command": f"python -m jaxrl.train {arguments}", "curve": curve}

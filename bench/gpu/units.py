@@ -1,4 +1,4 @@
-"""What `bench.gpu` does, in order of value: units of work, each with a limit of its own."""
+"""Units of work of `bench.gpu`, in order of value, each with a time limit of its own."""
 
 import dataclasses
 import importlib
@@ -37,11 +37,18 @@ UNITS = tuple(
     for row in (
         ("device", "device_rates", 60, "bench.gpu.device:rates_of_device"),
         ("device", "device_launches", 30, "bench.gpu.device:launches"),
+        ("correct", "correct_coverage", 120, "bench.gpu.correct:coverage"),
+        ("correct", "correct_snakes", 120, "bench.gpu.correct:snakes"),
+        ("correct", "correct_reach", 120, "bench.gpu.correct:reach"),
+        ("correct", "correct_learner", 120, "bench.gpu.correct:learner"),
         ("correct", "correct_maps", 90, "bench.gpu.correct:maps_agree"),
         ("correct", "correct_resume", 90, "bench.gpu.correct:resume_is_exact"),
         ("correct", "correct_donation", 60, "bench.gpu.correct:state_is_donated"),
         ("job", "job_coma_4096", 240, "bench.gpu.job:coma_4096"),
         ("job", "job_coma_16384", 240, "bench.gpu.job:coma_16384"),
+        ("job", "job_coma_4096_busy", 120, "bench.gpu.job:busy_4096"),
+        ("job", "job_coma_4096_kernels", 120, "bench.gpu.job:kernels_4096"),
+        ("job", "job_coma_16384_busy", 120, "bench.gpu.job:busy_16384"),
         ("score", "score_coma", 300, "bench.gpu.score:coma"),
         ("score", "score_ddpg", 200, "bench.gpu.score:ddpg"),
         ("score", "score_sac", 150, "bench.gpu.score:sac"),
@@ -57,6 +64,9 @@ UNITS = tuple(
         ("tuning", "tuning_rollout_chunk", 300, "bench.gpu.tuning:rollout_chunk"),
         ("tuning", "tuning_coma_schedule", 300, "bench.gpu.tuning:coma_schedule"),
         ("tuning", "tuning_coma_products", 300, "bench.gpu.tuning:coma_products"),
+        ("torch", "torch_coma", 240, "bench.gpu.peers:coma"),
+        ("torch", "torch_ddpg", 240, "bench.gpu.peers:ddpg"),
+        ("torch", "torch_sac", 240, "bench.gpu.peers:sac"),
     )
 )
 PARTS = tuple(dict.fromkeys(unit.part for unit in UNITS))

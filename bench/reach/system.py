@@ -148,7 +148,7 @@ class OneArm:
 class TorchArm:
     """PyTorch SAC with one arm."""
 
-    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         require(
             algo,
             _PUBLISHED,
@@ -165,13 +165,15 @@ class TorchArm:
             4,
             target_entropy=algo["target_entropy"] or -4.0,
             seed=seed,
+            device=device,
             **{name: algo[name] for name in same},
         )
         self._updates = round(algo["update_interval"] * algo["updates_per_step"])
         self.threads = self._learner.torch.get_num_threads()
 
-    def collect(self, episodes: int) -> int:
-        """Play episodes with the actor and store their steps."""
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Play episodes with the actor and store their steps, once."""
+        del copies
         steps, arm = 0, self._episodes.arm
         for _ in range(episodes):
             self._episodes.reset()

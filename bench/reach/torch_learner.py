@@ -49,6 +49,7 @@ class TorchSac(ReplayLearner):
         actor_freq, target_freq: updates per step of actor and temperature, and of the targets.
         batch_size, buffer_size: M; steps that the replay holds.
         seed: of the initial weights, of acting and of batches.
+        device: of networks and updates, "cpu" or "cuda".
     """
 
     def __init__(
@@ -72,21 +73,22 @@ class TorchSac(ReplayLearner):
         batch_size: int = 512,
         buffer_size: int = 140_000,
         seed: int = 0,
+        device: str = "cpu",
     ):
         shapes = {"observation": (inputs,), "action": (actions,), "reward": (), "next": (inputs,)}
-        super().__init__(shapes, buffer_size, seed)
+        super().__init__(shapes, buffer_size, seed, device)
         self.gamma, self.tau, self.target_entropy, self.batch_size = gamma, tau, target_entropy, batch_size
         self.actions, self.actor_freq, self.target_freq, self.updates = actions, actor_freq, target_freq, 0
         nn, optim = self.torch.nn, self.torch.optim
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            self.actor = build_network(inputs, 2 * actions, units)
+            self.actor = build_network(inputs, 2 * actions, units).to(device)
             self.critic, self.target_critic = (
-                nn.ModuleList([build_network(inputs + actions, 1, units, layer_norm) for _ in range(2)])
+                nn.ModuleList([build_network(inputs + actions, 1, units, layer_norm) for _ in range(2)]).to(device)
                 for _ in range(2)
             )
         self.target_critic.load_state_dict(self.critic.state_dict())
-        self.log_alpha = self.torch.full((tasks,), math.log(initial_alpha), requires_grad=True)
+        self.log_alpha = self.torch.full((tasks,), math.log(initial_alpha), device=device, requires_grad=True)
         self.actor_adam = optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
         self.critic_adam = optim.Adam(self.critic.parameters(), lr=critic_lr, eps=adam_epsilon)
         self.alpha_adam = optim.Adam([self.log_alpha], lr=alpha_lr, eps=adam_epsilon)
@@ -96,7 +98,7 @@ class TorchSac(ReplayLearner):
     def act(self, observation: np.ndarray) -> np.ndarray:
         """An action float32[n] drawn from the policy for an observation [D]."""
         with self.torch.no_grad():
-            return self.sample(self.tensor(observation[None]), self._noise(1)[:, 0])[0][0].numpy()
+            return self.sample(self.tensor(observation[None]), self._noise(1)[:, 0])[0][0].cpu().numpy()
 
     def sample(self, observation: "torch.Tensor", noise: "torch.Tensor") -> tuple["torch.Tensor", "torch.Tensor"]:
         """Actions [M, n] for normal noise [M, n], and their log-densities [M]."""
@@ -130,12 +132,14 @@ class TorchSac(ReplayLearner):
             self.tensor(batch[name]) for name in ("observation", "action", "reward", "next")
         )
         discount, weight = (
-            self.tensor(batch[name]) if name in batch else torch.full((len(reward),), default)
+            self.tensor(batch[name]) if name in batch else torch.full_like(reward, default)
             for name, default in (("discount", self.gamma), ("weight", 1.0))
         )
         drawn = self._noise(len(reward)) if noise is None else self.tensor(noise)
         with torch.no_grad():
-            task = torch.from_numpy(batch["task"]) if "task" in batch else torch.zeros(len(reward), dtype=torch.long)
+            task = torch.from_numpy(batch["task"] if "task" in batch else np.zeros(len(reward), np.int64)).to(
+                self.device
+            )
             alpha = self.log_alpha.exp()[task]
             next_action, log_prob = self.sample(following, drawn[:, 0])
             value = self.values(self.target_critic, following, next_action).amin(0) - alpha * log_prob

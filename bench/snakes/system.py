@@ -137,7 +137,7 @@ class TorchGames:
         threads: that PyTorch uses.
     """
 
-    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int) -> None:
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config ddpg_competition")
         if env["time_limit"] != "terminate":
             raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
@@ -150,13 +150,15 @@ class TorchGames:
             *self.match.observe().shape,
             bicnet=algo["network"] == "bicnet",
             seed=seed,
+            device=device,
             **{name: algo[name] for name in same},
         )
         self._updates = round(algo["update_interval"] * algo["updates_per_step"])
         self.threads = self.learner.torch.get_num_threads()
 
-    def collect(self, episodes: int, after_step: Callable[[], None] | None = None) -> int:
-        """Play games with the actor and store their steps; returns the number of steps."""
+    def collect(self, episodes: int, copies: int = 1, after_step: Callable[[], None] | None = None) -> int:
+        """Play games with the actor and store their steps, once; returns the number of steps."""
+        del copies
         steps = 0
         for _ in range(episodes):
             self.match.reset()

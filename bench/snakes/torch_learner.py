@@ -55,6 +55,7 @@ class TorchDdpg(ReplayLearner):
         batch_size, buffer_size: M; steps that the replay holds.
         eps_start, eps_decay: exploration of the first step, and its factor per step.
         seed: of the initial weights, of acting and of batches.
+        device: of networks and updates, "cpu" or "cuda".
     """
 
     def __init__(
@@ -79,17 +80,20 @@ class TorchDdpg(ReplayLearner):
         eps_start: float = 0.5,
         eps_decay: float = 0.99998,
         seed: int = 0,
+        device: str = "cpu",
     ):
         shapes = {"observation": (agents, inputs), "vector": (agents, actions), "reward": (agents,), "done": ()}
-        super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed)
+        super().__init__(shapes | {"next": shapes["observation"]}, buffer_size, seed, device)
         self.gamma, self.tau, self.max_grad_norm, self.batch_size = gamma, tau, max_grad_norm, batch_size
         self.expected, self.entropy_weight, self.logit_weight = expected, entropy_weight, logit_weight
         self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            self.actor, self.target_actor = (build_network(inputs, actions, units, bicnet) for _ in range(2))
+            made = (build_network(inputs, actions, units, bicnet) for _ in range(2))
+            self.actor, self.target_actor = (network.to(device) for network in made)
             sizes = (inputs, actions) if expected else (inputs + actions, 1)
-            self.critic, self.target_critic = (build_network(*sizes, units, bicnet) for _ in range(2))
+            made = (build_network(*sizes, units, bicnet) for _ in range(2))
+            self.critic, self.target_critic = (network.to(device) for network in made)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_adam = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)
@@ -104,7 +108,7 @@ class TorchDdpg(ReplayLearner):
         """
         if self.rng.random() > self.epsilon:
             with self.torch.no_grad():
-                vector = self.policy(self.actor, self.tensor(observation[None]))[0].numpy()
+                vector = self.policy(self.actor, self.tensor(observation[None]))[0].cpu().numpy()
         else:
             vector = self.rng.random((len(observation), self.actions))
         self.epsilon *= self.eps_decay

@@ -110,7 +110,7 @@ class Console:
                 of the seconds that there are, 0 to 1), seconds_left (reckoned from `fraction` if absent), iteration,
                 iterations, env_steps, env_steps_per_second, updates, updates_per_second, return (mean episode
                 return), environment / losses / evaluation (name to number; an evaluation stays on the panel), memory
-                and memory_limit (bytes), utilisation (0 to 1).
+                and memory_limit (bytes), utilisation (0 to 1), power (watts).
         """
         shown = dict(info)
         if shown.get("phase") != self._phase:
@@ -206,6 +206,7 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     fact("speed", "updates/s", "updates_per_second", short)
     fact("device", "memory in use", "memory", gibibytes, total="memory_limit")
     fact("device", "GPU busy", "utilisation", "{:.0%}".format)
+    fact("device", "power", "power", "{:.0f} W".format)
     return facts
 
 

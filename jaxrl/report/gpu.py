@@ -1,8 +1,9 @@
-"""Memory and utilisation of the devices that JAX uses, as far as they can be asked."""
+"""Memory, utilisation and power of the devices that JAX uses, as far as they can be asked."""
 
 import os
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,11 +22,13 @@ class DeviceReading(NamedTuple):
         memory: bytes in use on the fullest device; for a CPU, the resident size of this process.
         memory_limit: bytes that JAX may use there, None if not known.
         utilisation: mean share of time, 0 to 1, in which the GPUs were computing, None without NVML.
+        power: watts that the GPUs draw together, None without NVML.
     """
 
     memory: int
     memory_limit: int | None
     utilisation: float | None
+    power: float | None
 
 
 class Monitor:
@@ -47,8 +50,11 @@ class Monitor:
     def read(self) -> DeviceReading:
         """A few microseconds on CPU, about a millisecond with NVML."""
         memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
-        utilisation = [rate for rate in map(_utilisation, self._handles) if rate is not None]
-        return DeviceReading(memory, limit, sum(utilisation) / len(utilisation) if utilisation else None)
+        rates, watts = (
+            [value for handle in self._handles if (value := _asked(question, handle)) is not None]
+            for question in (_utilisation, _watts)
+        )
+        return DeviceReading(memory, limit, sum(rates) / len(rates) if rates else None, sum(watts) if watts else None)
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -97,8 +103,16 @@ def _nvml_handle(number: int) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
-def _utilisation(handle: Any) -> float | None:
+def _asked(question: Callable[[Any], float], handle: Any) -> float | None:
     try:
-        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
+        return question(handle)
     except pynvml.NVMLError:  # not kept for a slice of a GPU (MIG)
         return None
+
+
+def _utilisation(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
+
+
+def _watts(handle: Any) -> float:
+    return float(pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000.0

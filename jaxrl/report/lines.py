@@ -31,7 +31,11 @@ class Pace:
         """For what is not training: evaluations, and waiting for a checkpoint."""
         began = time.monotonic()
         yield
-        self._paused += time.monotonic() - began
+        self.leave_out(time.monotonic() - began)
+
+    def leave_out(self, seconds: float) -> None:
+        """Take back seconds since the last mark that were not training."""
+        self._paused += seconds
 
     def rates(self) -> dict[str, float]:
         """What the console and the lines show."""

@@ -19,12 +19,14 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
-
 from jaxrl.errors import UserError
 from jaxrl.files import write_atomically
+
+try:
+    from tensorboardX.proto import event_pb2, summary_pb2
+    from tensorboardX.record_writer import masked_crc32c
+except ImportError:  # without it there are no event files
+    event_pb2 = None
 
 METRICS = "metrics.jsonl"
 EVENTS = "events"
@@ -37,15 +39,18 @@ class MetricsError(UserError):
 class Writer:
     """Appends to `directory/metrics.jsonl` and to a new event file under `directory/events`.
 
-    Files are made by the first write. Use it as a context manager, or call `close`.
+    Files are made by the first write. Use it as a context manager, or call `close`. Without tensorboardX there are no
+    events: none are written, and those of a former process stay as they are.
 
     Attributes:
         rows: lines that this writer has kept (see `trim`) and written.
+        note: a sentence about what is not written, else empty.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
         self.rows = 0
+        self.note = "" if event_pb2 else "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all"
         self._lines: RawIOBase | None = None
         self._events: RawIOBase | None = None
 
@@ -66,26 +71,26 @@ class Writer:
         """
         values = {name: _number(value) for name, value in scalars.items()}
         line = {"iteration": iteration} | {name: v if math.isfinite(v) else None for name, v in values.items()}
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(v)) for name, v in values.items()])
         try:
-            if self._lines is None or self._events is None:
-                self._lines, self._events = self._open()
+            if self._lines is None:
+                self._lines = self._open()
             _append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
             self.rows += 1
-            step = iteration if step is None else step
-            _append(self._events, _record(Event(wall_time=time.time(), step=step, summary=summary)))
+            if self._events is not None:
+                _append(self._events, _scalars(values, iteration if step is None else step))
         except OSError as error:
             raise _error(self._directory, error) from error
 
-    def _open(self) -> tuple[RawIOBase, RawIOBase]:
-        """Both files, unbuffered; the event file begins with the version that readers expect."""
-        folder = self._directory / EVENTS
-        folder.mkdir(parents=True, exist_ok=True)
-        now = time.time()
-        name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
-        events = (folder / name).open("xb", buffering=0)
-        _append(events, _record(Event(wall_time=now, file_version="brain.Event:2")))
-        return (self._directory / METRICS).open("ab", buffering=0), events
+    def _open(self) -> RawIOBase:
+        """The lines, unbuffered, and a new event file, which begins with the version that readers expect."""
+        if event_pb2:
+            folder = self._directory / EVENTS
+            folder.mkdir(parents=True, exist_ok=True)
+            now = time.time()
+            name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
+            self._events = (folder / name).open("xb", buffering=0)
+            _append(self._events, _record(event_pb2.Event(wall_time=now, file_version="brain.Event:2")))
+        return (self._directory / METRICS).open("ab", buffering=0)
 
     def trim(self, after_iteration: int, after_step: int | None = None) -> None:
         """Remove every line of an iteration above `after_iteration`, every event of a step above `after_step` (the
@@ -101,7 +106,7 @@ class Writer:
                 kept = [line for line, row in _lines(path) if row["iteration"] <= after_iteration]
                 write_atomically(path, "".join(kept))
                 self.rows = len(kept)
-            for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
+            for file in (self._directory / EVENTS).glob("events.out.tfevents.*") if event_pb2 else ():
                 _trim_events(file, after_iteration if after_step is None else after_step)
         except OSError as error:
             raise _error(self._directory, error) from error
@@ -171,13 +176,19 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 # TensorBoard's event files: records of length (8 bytes), its checksum (4), an Event, its checksum (4).
 
 
-def _record(event: Event) -> bytes:
+def _scalars(values: Mapping[str, float], step: int) -> bytes:
+    """A record of numbers by name."""
+    points = [summary_pb2.Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
+    return _record(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=points)))
+
+
+def _record(event: Any) -> bytes:
     data = event.SerializeToString()
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
 
-def _records(path: Path) -> Iterator[tuple[bytes, Event]]:
+def _records(path: Path) -> Iterator[tuple[bytes, Any]]:
     """Each whole record of an event file, with its event, up to the first that a kill has torn."""
     with path.open("rb") as file:
         while len(head := file.read(12)) == 12:
@@ -187,7 +198,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, Event]]:
             rest = file.read(length + 4)
             if len(rest) < length + 4 or struct.pack("<I", masked_crc32c(rest[:length])) != rest[length:]:
                 return
-            yield head + rest, Event.FromString(rest[:length])
+            yield head + rest, event_pb2.Event.FromString(rest[:length])
 
 
 def _trim_events(path: Path, after_step: int) -> None:

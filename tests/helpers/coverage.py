@@ -1,19 +1,15 @@
-"""Missions of coverage for tests: small ones, and recorded ones of the public repository as this package's types."""
+"""Small missions of coverage for tests."""
 
 import dataclasses
 import functools
-from typing import Any
 
-import golden
 import jax
 import numpy as np
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import actions, observation, terrain
+from envs_jax.coverage import actions
 from helpers.programs import compiled
-
-SPACING = 5  # metres
 
 
 def make(**settings):
@@ -81,63 +77,3 @@ def batch(env):
     move = functools.partial(actions.move, num_actions=env.num_actions)
     draw, measure = jax.vmap(env._draw_mission), batched(env)._advance  # which a reset and a step end with
     return jax.jit(draw), jax.jit(measure), jax.jit(jax.vmap(move))
-
-
-@functools.cache
-def launch(env):
-    """`env.begin`, compiled once for equal environments."""
-    return jax.jit(env.begin)
-
-
-@functools.cache
-def advance(env):
-    """`env.observe_and_fuse`, compiled once for equal environments."""
-    return jax.jit(env.observe_and_fuse)
-
-
-@functools.cache
-def critic(num_actions):
-    """What the critic sees, compiled once for an action set."""
-    return jax.jit(functools.partial(observation.critic_input, num_actions=num_actions))
-
-
-def environment(record: golden.CoverageRecord, **settings: Any) -> Any:
-    config = record.config
-    return envs_jax.make(
-        "coverage",
-        num_agents=record.num_agents,
-        budget=config["budget"],
-        q=config["pixel"],
-        num_actions=config["num_actions"],
-        prior=config.get("prior", 0.5),
-        **settings,
-    )
-
-
-def lattice(metres: np.ndarray) -> np.ndarray:
-    return metres.astype(np.int32) // SPACING - np.array([0, 0, 1], np.int32)
-
-
-def rectangle(record: golden.CoverageRecord) -> terrain.Terrain:
-    top, bottom, left, right = (int(v) for v in record["truth_bounds"])
-    return terrain.Terrain(
-        rows=np.int32([[top, bottom], [0, 0]]),
-        columns=np.int32([[left, right], [0, 0]]),
-        invert=np.array(False),
-        bits=(),
-        count=np.array((bottom - top) * (right - left), np.int32),
-    )
-
-
-def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
-    """Probabilities of beliefs as a map stores them."""
-    stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
-    return 1.0 / (1.0 + np.exp(-stored))
-
-
-def whole_map(record: golden.CoverageRecord, k: int) -> np.ndarray:
-    """bool[A, n, n]: the readings of measurement k in their places."""
-    maps = np.zeros((record.num_agents, record.n, record.n), bool)
-    for agent, (top, bottom, left, right) in enumerate(record["footprint"][k]):
-        maps[agent, top:bottom, left:right] = record.reading(k, agent)
-    return maps

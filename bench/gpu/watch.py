@@ -1,0 +1,66 @@
+"""Readings of the device while it works: utilisation and power, as far as it can be asked."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxrl.report.gpu import DeviceReading, Monitor
+
+EVERY = 0.1  # seconds between readings
+SETTLE = 1.0  # seconds before the first: a reading of NVML is a mean over up to one
+
+
+def watch(work: Callable[[], Any], seconds: float, settle: float = SETTLE) -> dict[str, Any]:
+    """Call `work` again and again, and read the device meanwhile.
+
+    Args:
+        work: what the device is to do; its result is waited for.
+        seconds: of the readings.
+        settle: seconds of work before them.
+
+    Returns:
+        utilisation (mean, 0 to 1) and power (mean, watts), None where the device cannot be asked; calls, seconds and
+        readings.
+    """
+    readings: list[DeviceReading] = []
+    done = threading.Event()
+
+    def read() -> None:
+        with Monitor() as monitor:
+            while not done.wait(EVERY):
+                readings.append(monitor.read())
+
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < settle:
+        jax.block_until_ready(work())
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    began = time.perf_counter()
+    try:
+        while (took := time.perf_counter() - began) < seconds or not calls:
+            jax.block_until_ready(work())
+            calls += 1
+    finally:
+        done.set()
+        reader.join()
+    found = {name: _mean(getattr(reading, name) for reading in readings) for name in ("utilisation", "power")}
+    return {**found, "calls": calls, "seconds": took, "readings": len(readings)}
+
+
+def rows(who: str, found: dict[str, Any]) -> list[list[Any]]:
+    """Rows of the table; a figure that could not be read is told as such."""
+    busy, power = found["utilisation"], found["power"]
+    unknown = "not measured: NVML gives no figure here"
+    return [
+        [f"{who}: GPU busy", unknown if busy is None else 100.0 * busy, "" if busy is None else "%"],
+        [f"{who}: power", unknown if power is None else power, "" if power is None else "W"],
+    ]
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

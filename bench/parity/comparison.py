@@ -1,0 +1,74 @@
+"""Comparisons that go on to the end: how many values, how many differ, by how much, and what is allowed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass
+class Figure:
+    """One thing that was compared.
+
+    Attributes:
+        values: how many numbers.
+        differ: how many of them are further from their reference than allowed.
+        deviation: the largest, in units of the bound's scale; 0 where values must be equal.
+        bound: that deviations may reach; 0 where values must be equal.
+    """
+
+    values: int = 0
+    differ: int = 0
+    deviation: float = 0.0
+    bound: float = 0.0
+
+    def __str__(self) -> str:
+        told = f"{self.values:,} values, {self.differ:,} differ"
+        return told if not self.bound else f"{told}, by {self.deviation:.1e} at most, allowed {self.bound:.1e}"
+
+
+class Comparison:
+    """Figures by name; comparing more under the same name adds to them.
+
+    Attributes:
+        figures: {what was compared: Figure}.
+    """
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Figure] = {}
+
+    def exact(self, what: str, found: Any, wanted: Any) -> None:
+        """Compare values that must be equal."""
+        found, wanted = np.broadcast_arrays(found, wanted)
+        figure = self.figures.setdefault(what, Figure())
+        figure.values += found.size
+        figure.differ += int(np.sum(found != wanted))
+
+    def close(self, what: str, found: Any, wanted: Any, bound: float, scale: Any = 1.0) -> None:
+        """Compare numbers that may differ by `bound` times `scale` (a number, or one for each value)."""
+        found, wanted = np.broadcast_arrays(np.asarray(found, np.float64), np.asarray(wanted, np.float64))
+        deviation = np.abs(found - wanted) / scale
+        figure = self.figures.setdefault(what, Figure(bound=bound))
+        figure.values += found.size
+        figure.differ += int(np.sum(~(deviation <= bound)))  # with what is not a number
+        figure.deviation = float(np.max(deviation, initial=figure.deviation))
+
+    def direction(self, what: str, found: np.ndarray, wanted: np.ndarray, bound: float) -> None:
+        """Compare vectors, whose difference may have `bound` times the length of the one that is wanted."""
+        length = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        self.close(what, length, 0.0, bound)
+        self.figures[what].values += found.size - 1
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared, and nothing differs."""
+        return bool(self.figures) and not any(figure.differ for figure in self.figures.values())
+
+    def check(self) -> None:
+        """Raises AssertionError with all figures unless everything agrees."""
+        if not self.agrees:
+            raise AssertionError("; ".join(f"{what}: {figure}" for what, figure in self.figures.items()) or "nothing")
+
+    def rows(self, name: str) -> list[list[Any]]:
+        """Rows of a table, [what, whether it agrees, figures]."""
+        return [[f"{name}: {what}", figure.differ == 0, f"({figure})"] for what, figure in self.figures.items()]

@@ -1,0 +1,117 @@
+"""One training step of COMA on a device, against the same step in float32 on this machine's processor.
+
+Both get the same made-up missions and weights. Compared are the gradients, as Adam's first moments hold them after a
+first step, by the length of their difference over their own: not weights, whose first step under Adam has the sign of
+the gradient and little else.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bench.parity.comparison import Comparison
+from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from jaxrl.algos.base import Trajectory, start
+from jaxrl.algos.coma import Coma
+from jaxrl.errors import UserError
+from jaxrl.parallel import Layout
+
+AGENTS, ACTIONS, SIDE = 4, 6, 11
+NETWORKS = ("critic", "actor")
+# Of networks of 8 to 256 channels, two ways to convolve on a CPU were 9e-7 apart in float32, and bfloat16 0.054 from
+# float32. The ten bits of TF32 would be about 1e-3 apart: too few where float32 is asked for.
+BOUNDS = {"float32": 1e-5, "bfloat16": 0.15}
+
+
+def missions(number: int, steps: int) -> tuple[Trajectory, TimeStep]:
+    """Random observations in [0, 1], open actions and rewards, [steps, number, ...]; the missions end behind them."""
+    rng = np.random.default_rng(0)
+    lead = (steps, number)
+    mask = rng.random((*lead, AGENTS, ACTIONS)) < 0.8
+    action = rng.integers(0, ACTIONS, (*lead, AGENTS)).astype(np.int32)
+    np.put_along_axis(mask, action[..., None], True, -1)
+    flags = jnp.zeros(lead, bool)
+    timestep = TimeStep(
+        observation=rng.random((*lead, AGENTS, SIDE, SIDE, 7), np.float32),
+        action_mask=mask,
+        mask_state=(),
+        global_state=rng.random((*lead, AGENTS, SIDE, SIDE, 12), np.float32),
+        reward=jnp.asarray(rng.normal(size=(*lead, AGENTS)), jnp.float32),
+        terminated=flags,
+        truncated=flags,
+        first=flags,
+        metrics={},
+    )
+    last = jax.tree.map(lambda x: x[-1], timestep)
+    last = TimeStep(**{**vars(last), "terminated": ~flags[0]})
+    extras = {"mask": mask, "log_prob": np.full((*lead, AGENTS), -np.log(ACTIONS), np.float32)}
+    return Trajectory(timestep, jnp.asarray(action), extras), last
+
+
+def gradients(device: Any, dtype: str, width: int, number: int, steps: int, convolution: str = "auto") -> Any:
+    """Gradients of both networks in one training step with one minibatch, as flat float64 vectors by name.
+
+    Args:
+        device: where the step is made.
+        dtype: of matrix products and convolutions.
+        width: of the networks.
+        number, steps: of the missions.
+        convolution: as the algorithm's setting.
+    """
+    spec = EnvSpec(
+        name="images",
+        num_agents=AGENTS,
+        observation=Box((SIDE, SIDE, 7), low=0.0, high=1.0),
+        action=Discrete(ACTIONS),
+        horizon=steps,
+        fixed_horizon=True,
+        critic_input_spec=Box((SIDE, SIDE, 12), low=0.0, high=1.0),
+        critic_input=lambda timestep, action: timestep.global_state,
+    )
+    algo = Coma(
+        spec,
+        Layout(number, compute_dtype=jnp.dtype(dtype)),
+        transitions=number * steps * AGENTS,
+        minibatches=1,
+        data_passes=1,
+        critic_lr=1e-12,  # so that the actor's gradient does not hang on the sign of the critic's
+        width=width,
+        convolution=convolution,  # type: ignore[arg-type]
+    )
+    (phase,) = algo.phases
+    with jax.default_device(jax.devices("cpu")[0]):
+        state = jax.jit(lambda key: algo.init(key, None))(jax.random.key(0))
+        given = jax.device_get((*missions(number, steps), start()))
+
+    def learn(state: Any, trajectory: Any, last: Any, progress: Any, key: Any) -> Any:
+        return algo.learn(state, trajectory, last, key, progress, phase)[0].replicated
+
+    after = jax.jit(learn)(*jax.device_put((state, *given, jax.random.key(1)), device))
+    found = {}
+    for name in NETWORKS:
+        moments = optax.tree_utils.tree_get(getattr(after, f"{name}_optimiser"), "mu")
+        found[name] = np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(moments)])
+    return found
+
+
+def compare(width: int = 256, number: int = 16, steps: int = 15) -> Comparison:
+    """Gradients on the first device of this process, by dtype of the computation; arguments as in `gradients`.
+
+    Raises:
+        UserError: JAX_PLATFORMS leaves out the processor.
+    """
+    try:
+        host = jax.devices("cpu")[0]
+    except RuntimeError:
+        raise UserError("the learner is compared with this machine's processor: unset JAX_PLATFORMS") from None
+    with jax.default_matmul_precision("highest"):
+        wanted = gradients(host, "float32", width, number, steps, "conv")
+    found = Comparison()
+    for dtype, bound in BOUNDS.items():
+        ours = gradients(jax.local_devices()[0], dtype, width, number, steps)
+        for name in NETWORKS:
+            found.direction(f"gradient of the {name}, {dtype}", ours[name], wanted[name], bound)
+    return found

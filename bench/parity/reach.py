@@ -1,0 +1,73 @@
+"""Recorded episodes of reach, repeated by the environment, open loop from the reset.
+
+Puck, goal and actions go in; observations, rewards, successes and targets of the hand must come out. The bounds are
+those of `bench.reach_parity`: three times what was measured when the arm was first written down.
+"""
+
+import functools
+
+import numpy as np
+
+from bench import reach_parity
+from bench.parity.comparison import Comparison
+from bench.parity.records import load
+
+# Of the 39 numbers of an observation. The puck stands still here and jitters in the simulator: up to 0.09 mm, and
+# 2.2e-3 in its quaternion. Places that are never used hold 0.
+_HALF = np.concatenate([[2e-5] * 3, [2e-6], [1e-4] * 3, [2.5e-3] * 4, [0.0] * 7])
+OBSERVATION = np.concatenate([_HALF, _HALF, [1e-7] * 3])
+TARGET = 8e-8  # m; the record is rounded to 3e-8, an increment to 5e-10, alike while it is held
+
+
+def _most(figure: str, unit: str) -> float:
+    bound = reach_parity.BOUNDS[figure, unit][1]
+    assert bound is not None
+    return bound
+
+
+@functools.cache
+def recording(source: str = "recorded") -> reach_parity.Recording:
+    """All episodes of a source, see `bench.parity.records`. Raises NoRecordError."""
+    record = load("reach_episodes", source)
+    return reach_parity.Recording(
+        policy=record["policy"],
+        puck=record["obj_init"],
+        goal=record["goal"],
+        action=record["action"],
+        observation=record["obs"].astype(np.float64),
+        tool=record["tcp"].astype(np.float64),
+        reward=record["reward"].astype(np.float64),
+        success=record["success"],
+        contact=np.any(record["contact"], axis=2),
+    )
+
+
+@functools.cache
+def replayed(source: str) -> dict[str, np.ndarray]:
+    """What the environment makes of a recording. Raises NoRecordError."""
+    return reach_parity.replay(recording(source))
+
+
+def compare(source: str) -> Comparison:
+    """All episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
+    record, ours, found = recording(source), replayed(source), Comparison()
+    free, seen = record.free, record.observation[:, 1:]
+    differ = np.linalg.norm(ours["observation"][..., :3] - seen[..., :3], axis=-1)
+    found.close(
+        "hand before the first contact, mm", 1e3 * differ[free], 0.0, _most("hand, before the first contact", "mm")
+    )
+    used = OBSERVATION > 0
+    found.close(
+        "observation before the first contact, of its bounds",
+        ours["observation"][free][:, used], seen[free][:, used], 1.0, OBSERVATION[used],
+    )  # fmt: skip
+    found.exact("unused places of the observation", ours["observation"][free][:, ~used], seen[free][:, ~used])
+    found.close(
+        "reward before the first contact",
+        ours["reward"][free],
+        record.reward[free],
+        _most("reward, before the first contact", ""),
+    )
+    found.exact("success", ours["success"], record.success)
+    found.close("target of the hand, m", ours["target"], load("reach_episodes", source)["mocap_pos"][:, 1:], TARGET)
+    return found

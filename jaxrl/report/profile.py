@@ -1,0 +1,182 @@
+"""Traces of a device at work, and the operations that take most of its time.
+
+A trace opens in TensorBoard's profile plugin (--logdir: its folder) and, as *.trace.json.gz, in ui.perfetto.dev.
+"""
+
+import dataclasses
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from jaxrl.errors import one_line
+from jaxrl.files import write_atomically
+from jaxrl.report import tables
+
+OPERATIONS = "operations.txt"
+MOST = 10  # operations in a table
+_WIDTH = 160  # of the table, in characters
+_PARTS = 3  # the last ones, of the many that the origin of an operation has
+
+_LOOPS = ("while", "body", "cond", "closed_call")
+_INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?metadata={[^}]*?op_name="([^"]*)"', re.MULTILINE)
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation of a program, or one kernel of a GPU.
+
+    Attributes:
+        name: given by the compiler, or by a library of kernels.
+        origin: of it in the functions that were traced, such as "conv2/conv_general_dilated"; empty if not known.
+        calls: in the trace.
+        seconds: in all of them, without the operations that it calls.
+        share: of the seconds of all operations, 0 to 1.
+    """
+
+    name: str
+    origin: str
+    calls: int
+    seconds: float
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What a trace shows.
+
+    Attributes:
+        seconds: of the call that was traced.
+        operations: the longest first.
+        problem: half a sentence, why there are none, or no table of them on disk; else empty.
+    """
+
+    seconds: float
+    operations: tuple[Operation, ...] = ()
+    problem: str = ""
+
+
+def record(function: Callable[[], Result], folder: Path, program: str = "") -> tuple[Result, Profile]:
+    """Call `function` once, wait for its result, and keep a trace of that in `folder`/plugins/profile/<time>.
+
+    Where no trace can be made the function is called all the same.
+
+    Args:
+        function: what the devices are to do.
+        folder: of the trace; the most expensive operations are written there, too, as text.
+        program: text of the compiled program, to tell where operations come from.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # frames of Python would outnumber the operations
+    problem = _attempt(lambda: jax.profiler.start_trace(str(folder), profiler_options=options))
+    began = time.perf_counter()
+    try:
+        result = jax.block_until_ready(function())
+        profile = Profile(time.perf_counter() - began, problem=problem)
+    finally:
+        if not problem:
+            problem = _attempt(jax.profiler.stop_trace)
+    if problem:
+        return result, dataclasses.replace(profile, problem=problem)
+    return result, dataclasses.replace(profile, **_read(folder, program))
+
+
+def _attempt(step: Callable[[], Any]) -> str:
+    """Take a step of the profiler; why it failed, if it did."""
+    try:
+        step()
+    except (RuntimeError, OSError) as error:
+        return one_line(str(error))
+    return ""
+
+
+def _read(folder: Path, program: str) -> dict[str, Any]:
+    """Operations of the newest trace, or the problem; writes their table."""
+    newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        return {"problem": "the profiler wrote no trace"}
+    data: Any = jax.profiler.ProfileData.from_file(str(newest))
+    found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
+    if not found:
+        return {"problem": "the trace holds no operations of a device"}
+    problem = _attempt(lambda: write_atomically(folder / OPERATIONS, table(found)))
+    return {"operations": tuple(found), "problem": problem}
+
+
+def table(found: Sequence[Operation]) -> str:
+    """The first of some operations as lines of text."""
+    rows = [
+        tables.Row(op.name, [f"{op.calls:,}", f"{1e3 * op.seconds:,.3f}", f"{op.share:.1%}", op.origin])
+        for op in found[:MOST]
+    ]
+    lines = tables.lines("operation", ["calls", "ms", "share", "from"], rows, _WIDTH)
+    return "".join(f"{line.plain}\n" for line in lines)
+
+
+def operations(planes: Iterable[Any], origins: dict[str, str]) -> list[Operation]:
+    """All operations of the devices, longest first.
+
+    Args:
+        planes: of a trace, as `jax.profiler.ProfileData` has them.
+        origins: {instruction of the program: its op_name}.
+    """
+    found: dict[str, list[float]] = {}
+    instructions: dict[str, str] = {}
+    for events in _lines(list(planes)):
+        for name, instruction, seconds in _own_seconds(events):
+            found.setdefault(name, []).append(seconds)
+            instructions[name] = instruction
+    total = sum(itertools.chain.from_iterable(found.values())) or 1.0
+    rows = [
+        Operation(name, _short(origins.get(instructions[name], "")), len(times), sum(times), sum(times) / total)
+        for name, times in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row.seconds)
+
+
+_Event = tuple[int, int, str, str]  # begin and end in nanoseconds, name, instruction
+
+
+def _lines(planes: Sequence[Any]) -> list[list[_Event]]:
+    """Operations of each queue of the devices; of each thread that computes, where the device is a CPU."""
+    devices = [line for plane in planes if plane.name.startswith("/device:") for line in plane.lines]
+    for prefix in ("Stream", "XLA Ops"):  # of GPUs, else of TPUs
+        if chosen := [line for line in devices if line.name.startswith(prefix)]:
+            return [[_event(event, dict(event.stats)) for event in line.events] for line in chosen]
+    found = []
+    for line in (line for plane in planes if plane.name == "/host:CPU" for line in plane.lines):
+        events = [(event, dict(event.stats)) for event in line.events]
+        found.append([_event(event, stats) for event, stats in events if "hlo_op" in stats])
+    return found
+
+
+def _event(event: Any, stats: dict[str, Any]) -> _Event:
+    begin = int(event.start_ns)
+    return begin, begin + int(event.duration_ns), event.name, str(stats.get("hlo_op", ""))
+
+
+def _own_seconds(events: list[_Event]) -> list[tuple[str, str, float]]:
+    """(name, instruction, seconds) of each event, without the seconds of events inside it."""
+    own: list[float] = []
+    stack: list[int] = []  # the events around the present one
+    ordered = sorted(events, key=lambda event: (event[0], -event[1]))
+    for index, (begin, end, _, _) in enumerate(ordered):
+        while stack and ordered[stack[-1]][1] <= begin:
+            stack.pop()
+        own.append(1e-9 * (end - begin))
+        if stack:
+            own[stack[-1]] -= own[-1]
+        stack.append(index)
+    return [(name, instruction, seconds) for (_, _, name, instruction), seconds in zip(ordered, own, strict=True)]
+
+
+def _short(origin: str) -> str:
+    """The end of an operation's path, without the loops and functions around it."""
+    parts = [part for part in origin.split("/") if part not in _LOOPS and not part.startswith("jit(")]
+    return "/".join(parts[-_PARTS:])
