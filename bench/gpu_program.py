@@ -46,7 +46,9 @@ KIND = "gpu_program"
 MOST = 8  # GPUs
 MEMORY = 0.95 * 141e9 / plan.GIB  # GiB that a run may use of an H200
 LIBRARY = ("kGemm", "kCublasLtMatmul", "kConvolution", "kCuDnn", "kCustomCall", "kCholesky", "kTriangularSolve", "kFft")
-COLLECTIVE = re.compile(r"^ *(?:ROOT )?%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\S*\(")
+COLLECTIVE = re.compile(
+    r"^ *(?:ROOT )?%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\("
+)
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}  # others 4
 
 
@@ -239,6 +241,8 @@ def collective_bytes(hlo: str) -> dict[str, str]:
                 BYTES.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
                 for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match[2])
             )
+            if match[4]:  # its type lists what goes in, too
+                size //= 2
             found[match[1]] = f"{match[3]} of {size} bytes"
     return found
 

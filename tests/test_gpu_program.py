@@ -24,7 +24,9 @@ condition:
     000: kCommandBuffer [source       | next=334 (1)]
         005: kCopy         [source        | sink         ] kCopy
         006: kGemm         [source        | sink         ] gemm
-        007: kAllReduce    [source        | sink         ] all-reduce
+        018: kAsyncStart   [source        | sink         ] stream=communication_stream[0], async_id=18
+            007: kAllReduce    [source        | sink         ] kAllReduce
+        019: kAsyncDone    [source        | sink         ] async_id=18
 008: kWhile         [prev=000 (1) | next=000 (1)]
 condition:
     009: kCustomKernel [source | sink] loop_and_fusion.1 grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
@@ -41,12 +43,13 @@ condition:
         016: kCustomKernel [source | sink] e
     017: kCopyDone      [source | sink] copy-done
 """
-NAMES = {1: "copy.1", 3: "while.1", 7: "all-reduce.2", 8: "while.2", 10: "conv.3"}
+NAMES = {1: "copy.1", 3: "while.1", 7: "psum.7", 18: "all-reduce-start.2", 8: "while.2", 10: "conv.3"}
 HLO = """\
 ENTRY %main (x: f32[4]) -> f32[4] {
   %while.1 = (s32[], f32[4]{0}) while(%tuple.1), condition=%c, body=%b, backend_config={"known_trip_count":{"n":"8"}}
   %while.2 = (s32[], f32[4]{0}) while(%tuple.2), condition=%c2, body=%b2
-  %all-reduce.2 = (f32[4,256]{1,0}, bf16[3]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
+  %all-reduce-start.2 = ((f32[4,256]{1,0}), f32[4,256]{1,0}) all-reduce-start(%a), replica_groups={{0,1}}
+  %all-reduce.4 = (f32[4,256]{1,0}, bf16[3]{0}) all-reduce(%a, %b), replica_groups={{0,1}}
 }
 """
 
@@ -76,8 +79,11 @@ def test_a_loop_inside_a_graph_costs_the_host_nothing() -> None:
 
 def test_repeated_calls_count_as_often_as_they_are_made() -> None:
     leaves = {leaf.name: times for times, leaf in program().leaves() if leaf.name}
-    assert leaves == {"copy.1": 1, "all-reduce.2": 8, "conv.3": 1}
-    assert gpu_program.collective_bytes(HLO) == {"all-reduce.2": f"all-reduce of {4 * 256 * 4 + 3 * 2} bytes"}
+    assert leaves == {"copy.1": 1, "all-reduce-start.2": 8, "conv.3": 1}
+    assert gpu_program.collective_bytes(HLO) == {
+        "all-reduce-start.2": "all-reduce of 4096 bytes",
+        "all-reduce.4": f"all-reduce of {4096 + 3 * 2} bytes",
+    }
 
 
 def test_without_a_plugin_for_gpus_one_sentence_says_so() -> None:

@@ -130,9 +130,10 @@ def parse(text: str, names: dict[int, str], trips: dict[str, int]) -> Thunk:
         elif found:
             while stack[-1][0] >= len(found[1]):
                 stack.pop()
-            name = names.get(int(found[2]), "")
+            around = stack[-1][1]
+            name = around.name if around.kind == "kAsyncStart" else names.get(int(found[2]), "")
             thunk = Thunk(found[3], name, {}, trips.get(name) if found[3] == "kWhile" else None)
-            stack[-1][1].parts.setdefault(stack[-1][2], []).append(thunk)
+            around.parts.setdefault(stack[-1][2], []).append(thunk)
             stack.append((len(found[1]), thunk, ""))
     return root
 
