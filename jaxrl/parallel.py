@@ -12,6 +12,7 @@ With `exact` the bits of a run do not depend on the number of devices. That take
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,11 +37,12 @@ def make_mesh(devices: int) -> Mesh:
 def graphs(*passes: str) -> dict[str, Any]:
     """Compiler options of programs with loops, which do without some of XLA's passes over HLO.
 
-    On GPUs loops and branches become CUDA graphs, which run without the host. Convolutions cannot be part of one, nor
-    can the copies that the dynamic-slice-annotator makes of what loops write into arrays.
+    On GPUs loops and branches become CUDA graphs, which run without the host, unless JAXRL_GRAPHS=off is set.
+    Convolutions cannot be part of one, nor can the copies that the dynamic-slice-annotator makes of what loops write
+    into arrays.
     """
     options: dict[str, Any] = {}
-    if jax.default_backend() == "gpu":
+    if jax.default_backend() == "gpu" and os.environ.get("JAXRL_GRAPHS") != "off":
         kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
         options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
         passes = (*passes, "dynamic-slice-annotator")
@@ -161,9 +163,12 @@ class Layout:
         number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolated`
         parts; with several devices there is no such loop around what belongs to one shard.
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
-        depend on the program around it.
+        depend on the program around it. On GPUs sums must not depend on the order of threads, nor algorithms on a race.
         """
-        return graphs(*(("algsimp", "small-while-loop-hoisting") if self.exact else ())) | dict(self.options)
+        if not self.exact:
+            return graphs() | dict(self.options)
+        fixed = {"xla_gpu_deterministic_ops": True} if jax.default_backend() == "gpu" else {}
+        return graphs("algsimp", "small-while-loop-hoisting") | fixed | dict(self.options)
 
     @property
     def local_shards(self) -> int:

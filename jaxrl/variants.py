@@ -179,6 +179,13 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
     return found
 
 
+def settled(config: Config, num_envs: int, say: Warn) -> Config:
+    """The configuration with the variant of its environment that `choose` takes, if there is a choice."""
+    if not config.make_env().variants():
+        return config
+    return configuration.changed(config, choose(config, num_envs, say)["settings"])
+
+
 def search(config: Config, copies: int, reference: Change) -> Found:
     """What `look` returns in a process of its own; the reference, with the failure, if that process breaks."""
     try:

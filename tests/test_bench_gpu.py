@@ -68,16 +68,23 @@ def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-HANGS, BREAKS, WORKS = (Unit("device", name, 2.0, f"strange_units:{name}") for name in ("hangs", "breaks", "works"))
+NAMES = ("hangs", "breaks", "correct_graphs", "works")
+STRANGERS = tuple(Unit("device", name, 2.0, f"strange_units:{name}") for name in NAMES)
 STRANGE = """
 import os, sys, time
 from bench.gpu import units
 
 def hangs(quick, folder): time.sleep(60)
 def breaks(quick, folder): os._exit(7)
-def works(quick, folder): return {"rows": [["a figure", 1234.5, "things"]]}
+def works(quick, folder):
+    return {"rows": [["a figure", 1234.5, "things"], ["graphs", os.environ.get("JAXRL_GRAPHS"), ""]]}
 
-units.UNITS = tuple(units.Unit("device", name, 2.0, f"strange_units:{name}") for name in ("hangs", "breaks", "works"))
+
+def correct_graphs(quick, folder): return {"rows": [["the same bits", False, ""]], "wrong": True}
+
+units.UNITS = tuple(
+    units.Unit("device", name, 2.0, f"strange_units:{name}") for name in ("hangs", "breaks", "correct_graphs", "works")
+)
 """
 
 
@@ -86,16 +93,16 @@ def test_units_that_hang_or_end_their_process(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "strange_units.py").write_text(STRANGE)
     (tmp_path / "sitecustomize.py").write_text("import strange_units\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    units = (HANGS, BREAKS, WORKS)
     for module in (command, results):
-        monkeypatch.setattr(module, "UNITS", units)
+        monkeypatch.setattr(module, "UNITS", STRANGERS)
     out = tmp_path / "out"
     assert command.main(["--out", str(out), "--parts", "device"]) == 1
-    found: dict[str, Any] = {unit.name: json.loads(results.path(out, unit).read_text()) for unit in units}
+    found: dict[str, Any] = {unit.name: json.loads(results.path(out, unit).read_text()) for unit in STRANGERS}
     assert [found[name]["error"] for name in ("hangs", "breaks", "works")] == [
         "took longer than 2 s", "its process ended with exit code 7", None
     ]  # fmt: skip
     assert "| device | a figure | 1,234 things |" in results.table(out)
+    assert found["works"]["rows"][1] == ["graphs", "off", ""]  # since they gave other bits
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,13 @@ def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPat
     """It refuses unknown ones on CPUs too, where these change nothing."""
     assert graphs() == {} == Layout(8).compiler_options
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    options = graphs()
-    assert "WHILE" in options["xla_gpu_enable_command_buffer"]
-    assert options["xla_disable_hlo_passes"] in Layout(8, exact=True).compiler_options["xla_disable_hlo_passes"]
-    compiled = jax.jit(lambda x: x + 1, compiler_options=options).lower(jnp.ones(3)).compile()
+    options, exact = graphs(), Layout(8, exact=True).compiler_options
+    assert "WHILE" in options["xla_gpu_enable_command_buffer"] and exact["xla_gpu_deterministic_ops"]
+    assert options["xla_disable_hlo_passes"] in exact["xla_disable_hlo_passes"]
+    compiled = jax.jit(lambda x: x + 1, compiler_options=exact).lower(jnp.ones(3)).compile()
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
+    monkeypatch.setenv("JAXRL_GRAPHS", "off")
+    assert graphs() == {}
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))
     with pytest.raises(Exception, match="not a valid"):
         wrong.compile()

@@ -71,6 +71,8 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     command += [unit.name for unit in units]
     settings = {"JAX_COMPILATION_CACHE_DIR": str(folder.resolve() / "cache")}
     settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    if results.without_graphs(folder):
+        settings["JAXRL_GRAPHS"] = "off"
     if quick:  # a rehearsal waits for the compiler, not for what it makes
         settings["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
     child = subprocess.Popen(

@@ -24,7 +24,7 @@ from bench.parity import records
 from bench.parity import snakes as snakes_parity
 from bench.parity.comparison import Comparison
 from jaxrl import config as configuration
-from jaxrl import variants
+from jaxrl import tuned, variants
 from jaxrl.checkpoint import Checkpoints, digest
 from jaxrl.prepare import Setup, prepare
 
@@ -33,6 +33,7 @@ SMALL = {  # a few iterations of every algorithm
     "ddpg": "--config ddpg_quick --num_envs 32",
     "sac": "--config sac_quick --num_envs 32",
 }
+NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
@@ -87,42 +88,61 @@ def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
     return {"rows": rows, "wrong": not agree, "exact": exact, "real": real, "q": q, "missions": missions}
 
 
-def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
-    """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state."""
+def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
+    """Blocks as CUDA graphs and the same blocks launched kernel by kernel: equal hashes of the whole state."""
     rows = []
     for algo in SMALL if not quick else ["coma"]:
-        setup, block = _program(algo, quick)
-        index, two = len(setup.algo.phases) - 1, jnp.int32(2)
-        whole, _ = block(block(_begun(setup, index), two)[0], two)
-        half, _ = block(_begun(setup, index), two)
-        with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
-            checkpoints.save(2, half, {})
-            checkpoints.wait()
-            _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
-        resumed, _ = block(resumed, two)
-        rows.append([f"{algo}: a resumed run has the same bits", digest(resumed) == digest(whole), ""])
+        states = []
+        for options in (tuned.AUTO, NO_GRAPHS):
+            setup, block = _program(algo, quick, True, options)
+            states.append(digest(block(_begun(setup), jnp.int32(2))[0]))
+        rows.append([f"{algo}: the same bits with and without CUDA graphs", states[0] == states[1], ""])
     return {"rows": rows, "wrong": not all(row[1] for row in rows)}
+
+
+def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
+    """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state.
+
+    With --exact_sharding they must be equal; without, GPUs may add up numbers in any order.
+    """
+    rows, wrong = [], False
+    for algo in SMALL if not quick else ["coma"]:
+        for exact in (True,) if quick else (True, False):
+            setup, block = _program(algo, quick, exact)
+            two = jnp.int32(2)
+            whole, _ = block(block(_begun(setup), two)[0], two)
+            half, _ = block(_begun(setup), two)
+            with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
+                checkpoints.save(2, half, {})
+                checkpoints.wait()
+                _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
+            resumed, _ = block(resumed, two)
+            same = digest(resumed) == digest(whole)
+            rows.append([f"{algo}: a resumed run has the same bits{', exact_sharding' if exact else ''}", same, ""])
+            wrong |= exact and not same
+    return {"rows": rows, "wrong": wrong}
 
 
 def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
     """Share of the state that a block writes the new state over."""
     shares = {}
     for algo in SMALL if not quick else ["coma"]:
-        memory = _program(algo, quick)[1].memory_analysis()
+        memory = _program(algo, quick, True)[1].memory_analysis()
         shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
     rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
     return {"rows": rows, "wrong": min(shares.values()) < 0.99}
 
 
 @functools.cache
-def _program(algo: str, quick: bool) -> tuple[Setup, Any]:
-    """A configuration made real, and its compiled last phase, for both units that need it."""
+def _program(algo: str, quick: bool, exact: bool, options: str = tuned.AUTO) -> tuple[Setup, Any]:
+    """A configuration made real, and its compiled last phase, for all units that need it."""
     request = configuration.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
-    setup = prepare(request.config.with_run(eval_every=0))
+    setup = prepare(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 
 
-def _begun(setup: Setup, phase: int) -> Any:
-    state = setup.trainer.init(jax.random.key(0))
+def _begun(setup: Setup) -> Any:
+    """A training state at the beginning of the last phase."""
+    phase = len(setup.algo.phases) - 1
     assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
-    return dataclasses.replace(state, phase=jnp.int32(phase))
+    return dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))

@@ -9,6 +9,7 @@ import jax
 from bench import measure, train_throughput
 from bench.gpu import watch
 from jaxrl import config as configuration
+from jaxrl import variants
 from jaxrl.config import Config
 from jaxrl.errors import UserError
 from jaxrl.prepare import Setup, prepare
@@ -73,17 +74,17 @@ def _busy(missions: int, quick: bool) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1)
 def _program(missions: int, quick: bool) -> tuple[Setup, Any]:
     """A configuration made real, and its compiled iteration, for units one after another."""
-    setup = prepare(_config(quick).with_run(num_envs=missions))
+    setup = prepare(_config(missions, quick).with_run(num_envs=missions))
     return setup, train_throughput.compile_block(setup)
 
 
-def _config(quick: bool) -> Config:
+def _config(missions: int, quick: bool) -> Config:
     request = configuration.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
-    return request.config
+    return variants.settled(request.config, missions, measure.say)
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:
-    config = _config(quick)
+    config = _config(missions, quick)
     width = train_throughput.network_width(config)
     machine_rates = rates.measure(width, quick=quick, rounds=1 if quick else 3)
     asked = train_throughput.Request(config, [missions], seconds=60.0, rounds=1 if quick else 5)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.units import UNITS, Unit
+from bench.gpu.units import GRAPHS, UNITS, Unit
 from jaxrl.errors import UserError
 from jaxrl.files import write_atomically
 
@@ -50,6 +50,11 @@ def check(folder: Path, quick: bool) -> None:
 def failed(folder: Path) -> list[str]:
     """Units that ended with an error or found something wrong."""
     return [entry["unit"] for entry in read(folder) if entry["error"] or entry.get("wrong")]
+
+
+def without_graphs(folder: Path) -> bool:
+    """Whether CUDA graphs have failed here, or given other results."""
+    return GRAPHS[1] in failed(folder)
 
 
 def table(folder: Path) -> str:

@@ -89,7 +89,10 @@ def learn_chunk(quick: bool, folder: Path) -> dict[str, Any]:
 def convolution(quick: bool, folder: Path) -> dict[str, Any]:
     """How the main job's convolutions are computed."""
     methods = ("auto",) if quick else ("auto", "patches", "dense")
-    return _compare("coma", {f"convolution {name}": {"convolution": name} for name in methods}, quick)
+    candidates: dict[str, dict[str, Any]] = {f"convolution {name}": {"convolution": name} for name in methods}
+    if not quick:
+        candidates["convolution by fusions"] = {"compiler_options": "xla_gpu_experimental_enable_conv_fusion=true"}
+    return _compare("coma", candidates, quick)
 
 
 def coma_graphs(quick: bool, folder: Path) -> dict[str, Any]:
@@ -129,9 +132,7 @@ def _config(job: str, quick: bool) -> Config:
     """The configuration of a job, with the variant of its environment that is fastest here."""
     request = configuration.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
-    if not config.make_env().variants():
-        return config
-    return configuration.changed(config, variants.choose(config, config.run.num_envs, measure.say)["settings"])
+    return variants.settled(config, config.run.num_envs, measure.say)
 
 
 def _planned(setup: Setup) -> plan.Chunks:

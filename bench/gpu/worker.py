@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
             results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
         else:
             results.write(folder, unit, quick, result=result, seconds=time.perf_counter() - began)
+        if results.without_graphs(folder) and os.environ.get("JAXRL_GRAPHS") != "off":
+            break  # the next process sets it
     return 0
 
 
