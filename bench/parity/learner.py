@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from bench.parity.comparison import Comparison
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos.base import Trajectory, start
 from jaxrl.algos.coma import Coma
 from jaxrl.errors import UserError
-from jaxrl.parallel import Layout
+from jaxrl.parallel import AXIS, REPLICATED, Layout, on_mesh
 
 AGENTS, ACTIONS, SIDE = 4, 6, 11
 NETWORKS = ("critic", "actor")
@@ -89,7 +90,9 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     def learn(state: Any, trajectory: Any, last: Any, progress: Any, key: Any) -> Any:
         return algo.learn(state, trajectory, last, key, progress, phase)[0].replicated
 
-    after = jax.jit(learn)(*jax.device_put((state, *given, jax.random.key(1)), device))
+    mesh = Mesh(np.array([device]), (AXIS,))
+    step = jax.jit(on_mesh(learn, mesh, (REPLICATED,) * 5, REPLICATED))  # as training calls it
+    after = step(*jax.device_put((state, *given, jax.random.key(1)), device))
     found = {}
     for name in NETWORKS:
         moments = optax.tree_utils.tree_get(getattr(after, f"{name}_optimiser"), "mu")
@@ -107,8 +110,7 @@ def compare(width: int = 256, number: int = 16, steps: int = 15) -> Comparison:
         host = jax.devices("cpu")[0]
     except RuntimeError:
         raise UserError("the learner is compared with this machine's processor: unset JAX_PLATFORMS") from None
-    with jax.default_matmul_precision("highest"):
-        wanted = gradients(host, "float32", width, number, steps, "conv")
+    wanted = gradients(host, "float32", width, number, steps, "conv")
     found = Comparison()
     for dtype, bound in BOUNDS.items():
         ours = gradients(jax.local_devices()[0], dtype, width, number, steps)
