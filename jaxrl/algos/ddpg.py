@@ -338,8 +338,7 @@ class Ddpg(OffPolicy):
             loss = loss - self.entropy_weight * entropy
         if self.logit_weight:
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(logits), axis=-1)
-        found = means(actor_loss=loss, policy_entropy=entropy)
-        return found["actor_loss"], found
+        return loss.mean(), means(actor_loss=loss, policy_entropy=entropy)
 
 
 @dataclasses.dataclass(frozen=True)

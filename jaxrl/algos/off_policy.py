@@ -31,8 +31,9 @@ def squared_errors(values: Array, target: Array, weight: Array) -> Array:
 
 
 def means(**arrays: Array) -> dict[str, Array]:
-    """The means of several float32[N, A], in one pass over all of them."""
-    return dict(zip(arrays, jnp.stack(list(arrays.values())).mean((1, 2)), strict=True))
+    """The means of several float32[N, A], in one pass over all of them, for people: without gradients."""
+    stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
+    return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
 def smallest(values: Array) -> Array:
@@ -455,12 +456,8 @@ class OffPolicy(Algorithm):
 
         def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             values = self._taken_values(self.tree("critic", critic), sample)
-            found = means(
-                critic_loss=squared_errors(values, sample["target"], sample["weight"]),
-                q_mean=values.mean(0),
-                target_mean=sample["target"],
-            )
-            return found["critic_loss"], found
+            errors = squared_errors(values, sample["target"], sample["weight"])
+            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=sample["target"])
 
         gradient, (_, metrics) = layout.gradient(of_critic, params.critic, batch)
         critic, target, optimiser, norm = layout.alone(functools.partial(self._step, "critic"))(

@@ -315,13 +315,10 @@ class Sac(OffPolicy):
             used = (sample["weight"] > 0).astype(jnp.float32)
             log_alpha = self._of_task(learned["log_alpha"], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            found = means(
-                actor_loss=actor_losses(values, log_prob, alpha, used),
-                alpha_loss=temperature_losses(log_alpha, fixed, self._target_entropy, used),
-                policy_entropy=-used[:, None] * log_prob,
-            )
-            loss = found["actor_loss"] + found.pop("alpha_loss")
-            return loss, found
+            of_actor = actor_losses(values, log_prob, alpha, used)
+            of_alpha = temperature_losses(log_alpha, fixed, self._target_entropy, used)
+            found = means(actor_loss=of_actor, policy_entropy=-used[:, None] * log_prob)
+            return of_actor.mean() + of_alpha.mean(), found
 
         learned = {"actor": params.actor, "log_alpha": params.log_alpha}
         gradient, (_, found) = self.layout.gradient(losses, learned, batch)
