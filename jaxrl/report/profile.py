@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,7 +103,9 @@ def _read(folder: Path, program: str) -> dict[str, Any]:
     if newest is None:
         return {"problem": "the profiler wrote no trace"}
     data: Any = jax.profiler.ProfileData.from_file(str(newest))
-    found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
+    with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors that would abort
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
     if not found:
         return {"problem": "the trace holds no operations of a device"}
     problem = _attempt(lambda: write_atomically(folder / OPERATIONS, table(found)))
