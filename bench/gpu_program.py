@@ -3,7 +3,8 @@
 Compiles the programs for NVIDIA H200s, really (XLA, Triton, selection of cuDNN's calls without autotuning), and runs
 nothing. Shows for each: operations of the host (a CUDA graph is one, whatever lies in it), kernels and copies on the
 GPU, the same for every loop inside, library calls, collectives and bytes. Needs a Linux environment with jax[cuda12] or
-jax[cuda13], but no GPU and no driver. Where a number of repetitions is not known beforehand, one is counted.
+jax[cuda13], but no GPU and no driver. Where a number of repetitions is not known beforehand, one is counted. Called
+again with the same --out it compiles what is missing there; all programs take an hour or two.
 """
 
 import argparse
@@ -262,9 +263,12 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(asked.out, KIND)
     with tempfile.TemporaryDirectory() as dump:
         _without_gpus(Path(dump))
-        rows: list[dict[str, Any]] = []
+        rows = _earlier(path)
+        done = {(row["set"], row["program"], row["gpus"]) for row in rows}
         for name, gpus in itertools.product(names, numbers):
             for program in SETS[name](gpus):
+                if (name, program.name, gpus) in done:
+                    continue
                 made, seconds = compiled(program)
                 row = {"set": name, "program": program.name, "gpus": gpus, "compile_seconds": seconds}
                 rows.append(row | counted(made, Path(dump)))
@@ -283,6 +287,16 @@ def _without_gpus(dump: Path) -> None:
     jax.config.update("jax_num_cpu_devices", MOST)
     absent_mesh(1)
     jax.default_backend = lambda: "gpu"  # programs differ between CPUs and GPUs
+
+
+def _earlier(path: Path) -> list[dict[str, Any]]:
+    """What a former call wrote into the file. Raises UserError where it is of other versions, or something else."""
+    if not path.exists():
+        return []
+    found = measure.read(path)
+    if {**found, "rows": []} != _result([]):
+        raise UserError(f"{path} holds other results, or those of other versions: choose another file with --out")
+    return list(found["rows"])
 
 
 def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:

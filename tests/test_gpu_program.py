@@ -1,12 +1,13 @@
 """`python -m bench.gpu_program`: what is counted in a program for GPUs, on lists small enough to count by hand."""
 
 import importlib.metadata
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bench import gpu_program
+from bench import gpu_program, measure
 from bench.gpu import thunks
 from jaxrl.errors import UserError
 from jaxrl.parallel import Layout, graphs
@@ -100,6 +101,16 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert gpu_program.main(flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+def test_results_of_a_former_call_are_kept(tmp_path: Path) -> None:
+    file, rows = tmp_path / "programs.json", [{"set": "device", "program": "copy", "gpus": 1}]
+    assert gpu_program._earlier(file) == []
+    measure.write(gpu_program._result(rows), file)
+    assert gpu_program._earlier(file) == rows
+    measure.write(gpu_program._result(rows) | {"versions": {"jax": "0.1"}}, file)
+    with pytest.raises(UserError, match="other versions"):
+        gpu_program._earlier(file)
 
 
 def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
