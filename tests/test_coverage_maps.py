@@ -11,7 +11,7 @@ from helpers.coverage import batch, make, wander
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, maps, maps_windows, observation, sensor, terrain, world
+from envs_jax.coverage import belief, communication, maps, maps_dense, maps_windows, observation, sensor, terrain, world
 
 
 def number(pair):
@@ -195,6 +195,30 @@ def test_resize(n):
         shares = [matrix[:, a:b].sum(1) for a, b in zip(low, high, strict=True)]
         ours = jax.jit(world.interval_share, static_argnums=2)(low, high, n)
         np.testing.assert_allclose(ours, shares, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [4, 11, 20, 45, 60, 170])
+def test_resize_of_maps_that_are_computed_row_by_row(n):
+    values = jax.random.normal(jax.random.key(n), (3, n, n))
+    whole = jax.jit(world.resize)(values)
+    by_rows = jax.jit(lambda values: world.resize_rows(lambda rows: jnp.take(values, rows, axis=1), n))(values)
+    np.testing.assert_allclose(by_rows, whole, atol=1e-6)
+
+
+def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
+    env = make(q=7, map_engine="dense")
+
+    def measured(key):
+        state = env._draw_mission(key)
+        received, source = env._draw(state, state.positions)
+        return maps_dense.measured(env.mapper, maps.Survey(state.terrain, state.positions, received, source))
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    on_cpus = jax.jit(jax.vmap(measured))(keys)
+    monkeypatch.setattr(maps_dense, "on_cpu", lambda: False)
+    elsewhere = jax.jit(jax.vmap(lambda key: measured(key)))(keys)
+    assert np.abs(on_cpus).max() > 0.1
+    np.testing.assert_allclose(elsewhere, on_cpus, atol=1e-6)
 
 
 def test_footprints_equal_painted_maps():

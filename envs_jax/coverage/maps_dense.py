@@ -128,20 +128,31 @@ def measured(mapper: Mapper, survey: Survey) -> Array:
     agents = jnp.arange(mapper.num_agents, dtype=jnp.int32)
     result = jnp.zeros((mapper.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
     for level in range(world.LEVELS):  # supposing that all agents are there
-        signs = stage(lambda survey, level=level: jax.vmap(lambda i: _signs(mapper, survey, i, level))(agents))
         side = 2 * world.radius(mapper.q, level)
-        resized = world.resize(signs(survey).reshape(-1, side, side))
+
+        def signs(rows: Array, survey: Survey = survey, level: int = level, side: int = side) -> Array:
+            found = jax.vmap(lambda agent: _signs(mapper, survey, agent, level, rows))(agents)
+            return found.reshape(-1, len(rows), side)
+
+        if on_cpu():
+            every = jnp.arange(side, dtype=jnp.int32)
+            resized = world.resize(stage(lambda survey, signs=signs, every=every: signs(every, survey))(survey))
+        else:
+            resized = world.resize_rows(signs, side)
         result = jnp.where((survey.positions[:, 2] == level)[:, None, None], resized, result)
     return result
 
 
-def _signs(mapper: Mapper, survey: Survey, agent: Array, level: int) -> Array:
-    """float32[k * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`."""
+def _signs(mapper: Mapper, survey: Survey, agent: Array, level: int, chosen: Array) -> Array:
+    """float32[R * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`.
+
+    `chosen` int32[R] are rows of the footprint.
+    """
     n, side = mapper.n, 2 * world.radius(mapper.q, level)
     position = survey.positions[agent].at[2].set(level)
     box = world.footprint(position, mapper.q)
-    cells = jnp.arange(side * side, dtype=jnp.int32)
-    rows, columns = box.top + cells // side, box.left + cells % side
+    rows = box.top + jnp.repeat(chosen, side)
+    columns = box.left + jnp.tile(jnp.arange(side, dtype=jnp.int32), len(chosen))
     read = sensor.occupied(survey.source, survey.terrain, agent, jnp.int32(level), rows, columns, n)
     inside = world.clip_footprint(box, n).holds(rows, columns)
     return jnp.where(inside, jnp.where(read, jnp.float32(1.0), jnp.float32(-1.0)), jnp.float32(0.0))

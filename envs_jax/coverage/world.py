@@ -138,3 +138,20 @@ def resize(values: Array, transform: Callable[[Array], Array] | None = None) -> 
             share = weights[low:high].reshape(*(1,) * len(lead), high - low, 1)
             sums.append(jnp.sum(transform(values[..., low:high, :]) * share, axis=-2))
     return jnp.einsum("...dc,ec->...de", jnp.stack(sums, axis=-2), matrix, precision=jax.lax.Precision.HIGHEST)
+
+
+def resize_rows(values: Callable[[Array], Array], n: int) -> Array:
+    """`resize` of maps that are computed where they are read: `values` gives rows int32[R] as [..., R, n].
+
+    All blocks are one sum: on GPUs a sum for each of them, with all that computes a map inside, compiles for minutes.
+    """
+    matrix = area_matrix(n).astype(np.float32)
+    low = np.argmax(matrix > 0, axis=1)
+    most = int(np.count_nonzero(matrix, axis=1).max())
+    rows = np.minimum(low[:, None] + np.arange(most), n - 1)
+    shares = np.where(low[:, None] + np.arange(most) < n, np.take_along_axis(matrix, rows, axis=1), 0)
+    blocks = values(jnp.asarray(rows.ravel(), jnp.int32))
+    blocks = blocks.reshape(*blocks.shape[:-2], LATTICE, most, n)
+    weights = shares.reshape(*(1,) * (blocks.ndim - 3), LATTICE, most, 1)
+    sums = jnp.sum(blocks * weights, axis=-2)
+    return jnp.einsum("...dc,ec->...de", sums, matrix, precision=jax.lax.Precision.HIGHEST)
