@@ -259,9 +259,10 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(list(argv))
     names = _names(asked.programs)
     numbers = measure.several(asked.gpus, "--gpus", 1, MOST)
-    path = measure.output(asked.out, KIND)
     with tempfile.TemporaryDirectory() as dump:
         _without_gpus(Path(dump))
+        path = measure.output(asked.out, KIND)
+        absent_mesh(1)
         rows: list[dict[str, Any]] = []
         for name, gpus in itertools.product(names, numbers):
             for program in SETS[name](gpus):
@@ -276,12 +277,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _without_gpus(dump: Path) -> None:
-    """Make JAX compile for GPUs as if there were some. Raises UserError where it has no CUDA plugin."""
+    """Make JAX compile for GPUs as if there were some; before anything asks for devices."""
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", MOST)
-    absent_mesh(1)
     jax.default_backend = lambda: "gpu"  # programs differ between CPUs and GPUs
 
 

@@ -1,6 +1,9 @@
 """`python -m bench.gpu_program`: what is counted in a program for GPUs, on lists small enough to count by hand."""
 
 import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +94,19 @@ def test_without_a_plugin_for_gpus_one_sentence_says_so() -> None:
         pytest.skip("programs can be compiled for GPUs here")
     with pytest.raises(UserError, match=r"install jax\[cuda12\]"):
         gpu_program.absent_mesh(1)
+
+
+def test_a_result_without_a_name_needs_no_devices() -> None:
+    """Asking for the file's default name must not be what finds out about devices."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_program", "--programs", "device", "--gpus", "8"],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True,
+    )  # fmt: skip
+    if "cuda" in "".join(entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")):
+        assert ended.returncode == 0, ended.stderr  # nothing is compiled: these programs are for one GPU
+    else:
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("error: nothing can be compiled for GPUs here (")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
