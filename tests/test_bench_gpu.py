@@ -60,15 +60,18 @@ def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None
     assert {name for name in near if name.count("/") < 2} == {"results.json", "summary.md"}
 
 
-def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("leads", "code"), [(False, 1), (True, -signal.SIGKILL)])
+def test_the_worker_ends_with_whoever_started_it(leads: bool, code: int, tmp_path: Path) -> None:
+    """With the processes that it has started, where these are a group of its own."""
     flags = [str(tmp_path), "--quick", "environments_coverage"]
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.gpu.worker", *flags], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as worker:
+        [sys.executable, "-m", "bench.gpu.worker", *flags],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=leads,
+    ) as worker:  # fmt: skip
         assert worker.stdout is not None and worker.stdin is not None
         assert worker.stdout.readline() == b"begins environments_coverage\n"
         worker.stdin.close()
-        assert worker.wait(timeout=30) == 1
+        assert worker.wait(timeout=30) == code
     assert not list(tmp_path.iterdir())
 
 
