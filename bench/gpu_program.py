@@ -39,7 +39,7 @@ from jaxrl.algos.base import Phase, start
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
 from jaxrl.evaluation import Evaluator, learned
-from jaxrl.parallel import AXIS, REPLICATED, shardings
+from jaxrl.parallel import AXIS, REPLICATED, graphs, shardings
 from jaxrl.prepare import Setup, assemble
 
 TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
@@ -151,8 +151,10 @@ def of_env(name: str, num_envs: int, **settings: Any) -> Iterator[Program]:
     space = env.spec.action
     action = jax.ShapeDtypeStruct((num_envs, env.spec.num_agents, *space.shape), space.dtype)
     keys, context, state, timestep, action = _on_one((keys, context, state, timestep, action))
-    yield Program("reset", jax.jit(env.reset), (keys, context))
-    yield Program("step", jax.jit(env.step, donate_argnums=(0, 1)), (state, timestep, action, context))
+    yield Program("reset", jax.jit(env.reset, compiler_options=graphs()), (keys, context))
+    yield Program(
+        "step", jax.jit(env.step, donate_argnums=(0, 1), compiler_options=graphs()), (state, timestep, action, context)
+    )
 
 
 def _placed(shape: tuple[tuple[int, ...], Any]) -> Any:
@@ -260,9 +262,10 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(list(argv))
     names = _names(asked.programs)
     numbers = measure.several(asked.gpus, "--gpus", 1, MOST)
-    path = measure.output(asked.out, KIND)
     with tempfile.TemporaryDirectory() as dump:
         _without_gpus(Path(dump))
+        path = measure.output(asked.out, KIND)
+        absent_mesh(1)
         rows = _earlier(path)
         done = {(row["set"], row["program"], row["gpus"]) for row in rows}
         for name, gpus in itertools.product(names, numbers):
@@ -280,12 +283,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _without_gpus(dump: Path) -> None:
-    """Make JAX compile for GPUs as if there were some. Raises UserError where it has no CUDA plugin."""
+    """Make JAX compile for GPUs as if there were some; before anything asks for devices."""
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", MOST)
-    absent_mesh(1)
     jax.default_backend = lambda: "gpu"  # programs differ between CPUs and GPUs
 
 

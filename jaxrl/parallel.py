@@ -170,10 +170,12 @@ class Layout:
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it. On GPUs sums must not depend on the order of threads, nor algorithms on a race.
         """
+        own = dict(self.options)
+        passes = [name for name in str(own.pop("xla_disable_hlo_passes", "")).split(",") if name]
         if not self.exact:
-            return graphs() | dict(self.options)
+            return graphs(*passes) | own
         fixed = {"xla_gpu_deterministic_ops": True} if jax.default_backend() == "gpu" else {}
-        return graphs("algsimp", "small-while-loop-hoisting") | fixed | dict(self.options)
+        return graphs("algsimp", "small-while-loop-hoisting") | fixed | own
 
     @property
     def local_shards(self) -> int:

@@ -5,6 +5,7 @@ others. A job is an algorithm in an environment, with networks and environments 
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,12 @@ def read(entry: Any) -> Tuned:
     """The entry of a table; what cannot be one of its values is left out."""
     given = _mapping(entry)
     kinds = {field.name: type(field.default) for field in dataclasses.fields(Tuned)}
-    return Tuned(**{name: given[name] for name, kind in kinds.items() if type(given.get(name)) is kind})
+    values = {name: given[name] for name, kind in kinds.items() if type(given.get(name)) is kind}
+    try:
+        parse_options(values.get("compiler_options", ""))
+    except UsageError:
+        del values["compiler_options"]
+    return Tuned(**values)
 
 
 def record(kind: str, job: str, entry: dict[str, Any], file: Path, warn: Warn) -> None:
@@ -101,10 +107,13 @@ def write_options(options: dict[str, str | bool]) -> str:
     )
 
 
+@functools.cache  # a small compilation
 def refusal(name: str, value: str | bool) -> str:
     """Why the compiler of this machine does not take an option; "" if it does."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.float32(0)).compile()
+    except TypeError:
+        return f"{shown(str(value))} is of the wrong kind"
     except RuntimeError as error:
         return str(error).splitlines()[0].rpartition("INVALID_ARGUMENT: ")[2]
     return ""

@@ -38,7 +38,7 @@ TOLERANCE = 2e-5  # of real numbers; a device's exp and log differ from each oth
 COPIES, BYTES = 256, 2**28  # most environments, and bytes of their states, that are stepped together
 STEPS = 15  # that are compared and timed, of one episode
 ROUNDS = 5
-LIMIT = 300.0  # seconds, after which the search is given up
+LIMIT = 150.0  # seconds, after which the search is given up
 FILE = "variants.json"  # beside compiled programs
 _VERSIONS = ("jax", "jaxlib", "jaxrl", "backend")
 
@@ -163,10 +163,10 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
     env, file = config.make_env(), file or cache_folder() / FILE
     copies = max(1, min(num_envs, COPIES, BYTES // plan.flying_bytes(batched(env))))
     key, changes = json.dumps(_facts(env, copies), sort_keys=True), [dict(change) for change in env.variants()]
-    found = read_measured(file, say).get(key)
-    if isinstance(found, dict) and found.get("settings") in changes:
+    found: Any = read_measured(file, say).get(key)
+    if _is_found(found) and found["settings"] in changes:
         say(f"{_sentence(found)} (found by an earlier run)")
-        return found
+        return dict(found)
     found = search(config, copies, changes[0])
     for name, failure in found["failures"].items():
         say(f"warning: {name} is left out, it failed: {failure}")
@@ -219,6 +219,12 @@ def _facts(env: Environment, copies: int) -> dict[str, Any]:
         "rules": env.version,
         "copies": copies,
     }
+
+
+def _is_found(found: Any) -> bool:
+    """Whether an entry of the file has the form of what `look` returns."""
+    kinds = {"settings": dict, "steps": int, "copies": int, "seconds": dict, "differences": dict}
+    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
 
 
 def _sentence(found: Found) -> str:

@@ -1,7 +1,6 @@
 """`python -m bench.gpu`: nothing measured is lost when it is killed, a unit that hangs or fails harms no other."""
 
 import importlib.util
-import json
 import math
 import os
 import signal
@@ -40,35 +39,43 @@ def call(folder: Path, *flags: str) -> subprocess.Popen[str]:
 def test_a_killed_rehearsal_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     first, second = (unit for unit in UNITS if unit.part == "device")
     process = call(tmp_path, "--parts", "device")
-    while not results.path(tmp_path, first).exists():
+    while first.name not in results.read(tmp_path):
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    results.path(tmp_path, second).unlink(missing_ok=True)
-    kept = results.path(tmp_path, first).read_bytes()
-    process = call(tmp_path, "--parts", "device")
+    kept = results.read(tmp_path)[first.name]
+    assert "| device | matrix product, float32 | " in (tmp_path / "summary.md").read_text()
+    elsewhere = tmp_path / "elsewhere"  # one file is enough to go on
+    elsewhere.mkdir()
+    (elsewhere / "results.json").write_bytes((tmp_path / "results.json").read_bytes())
+    process = call(elsewhere, "--parts", "device", "--again", second.name)
     table, messages = process.communicate(timeout=120)
     assert process.returncode == 0, messages
-    assert results.path(tmp_path, first).read_bytes() == kept
+    assert results.read(elsewhere)[first.name] == kept
     assert f"device: {second.name}" in messages and first.name not in messages
-    assert table == (tmp_path / "summary.md").read_text()
+    assert table == (elsewhere / "summary.md").read_text()
     assert "| device | matrix product, float32 | " in table and "launched one by one" in table
+    near = {path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()}
+    assert {name for name in near if name.count("/") < 2} == {"results.json", "summary.md"}
 
 
-def test_the_worker_ends_with_whoever_started_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("leads", "code"), [(False, 1), (True, -signal.SIGKILL)])
+def test_the_worker_ends_with_whoever_started_it(leads: bool, code: int, tmp_path: Path) -> None:
+    """With the processes that it has started, where these are a group of its own."""
     flags = [str(tmp_path), "--quick", "environments_coverage"]
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.gpu.worker", *flags], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as worker:
+        [sys.executable, "-m", "bench.gpu.worker", *flags],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=leads,
+    ) as worker:  # fmt: skip
         assert worker.stdout is not None and worker.stdin is not None
         assert worker.stdout.readline() == b"begins environments_coverage\n"
         worker.stdin.close()
-        assert worker.wait(timeout=30) == 1
+        assert worker.wait(timeout=30) == code
     assert not list(tmp_path.iterdir())
 
 
-NAMES = ("hangs", "breaks", "correct_graphs", "works")
+NAMES = ("hangs", "breaks", "fails", "correct_graphs", "works")
 STRANGERS = tuple(Unit("device", name, 2.0, f"strange_units:{name}") for name in NAMES)
 STRANGE = """
 import os, sys, time
@@ -76,14 +83,17 @@ from bench.gpu import units
 
 def hangs(quick, folder): time.sleep(60)
 def breaks(quick, folder): os._exit(7)
+def fails(quick, folder): raise RuntimeError(f"a|b, process {os.getpid()}")
 def works(quick, folder):
     return {"rows": [["a figure", 1234.5, "things"], ["graphs", os.environ.get("JAXRL_GRAPHS"), ""]]}
 
 
-def correct_graphs(quick, folder): return {"rows": [["the same bits", False, ""]], "wrong": True}
+def correct_graphs(quick, folder):
+    return {"rows": [["the same bits", False, ""]], "wrong": True, "process": os.getpid()}
 
 units.UNITS = tuple(
-    units.Unit("device", name, 2.0, f"strange_units:{name}") for name in ("hangs", "breaks", "correct_graphs", "works")
+    units.Unit("device", name, 2.0, f"strange_units:{name}")
+    for name in ("hangs", "breaks", "fails", "correct_graphs", "works")
 )
 """
 
@@ -97,12 +107,48 @@ def test_units_that_hang_or_end_their_process(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(module, "UNITS", STRANGERS)
     out = tmp_path / "out"
     assert command.main(["--out", str(out), "--parts", "device"]) == 1
-    found: dict[str, Any] = {unit.name: json.loads(results.path(out, unit).read_text()) for unit in STRANGERS}
+    found = results.read(out)
     assert [found[name]["error"] for name in ("hangs", "breaks", "works")] == [
         "took longer than 2 s", "its process ended with exit code 7", None
     ]  # fmt: skip
     assert "| device | a figure | 1,234 things |" in results.table(out)
     assert found["works"]["rows"][1] == ["graphs", "off", ""]  # since they gave other bits
+    process = found["correct_graphs"]["process"]  # a new one behind a unit that failed
+    assert found["fails"]["error"].startswith("RuntimeError: a|b, process ")
+    assert found["fails"]["error"] != f"RuntimeError: a|b, process {process}"
+    assert f"| device | fails | FAILED: {found['fails']['error']} |".replace("a|b", "a\\|b") in results.table(out)
+    assert command.main(["--out", str(out), "--parts", "device", "--again", "works", "--minutes", "0.01"]) == 1
+    assert set(results.read(out)) == set(NAMES) - {"works"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "row", "wrong"),
+    [("aaa", [True, True], False), ("baa", [False, True], True), ("abc", [False, False], False)],
+)
+def test_graphs_are_to_blame_for_what_is_steady_without_them(
+    bits: str, row: list[bool], wrong: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = iter(bits)
+    monkeypatch.setattr(correct, "_program", lambda *_: (None, lambda state, number: (next(calls), {})))
+    monkeypatch.setattr(correct, "_begun", lambda setup: None)
+    monkeypatch.setattr(correct, "digest", lambda state: state)
+    found = correct.graphs_agree(True, tmp_path)
+    assert [each[1] for each in found["rows"]] == row and found["wrong"] == wrong
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"device_rates": [1]}', '{"device_rates": {"quick": true}}', "\udcff"])
+def test_a_damaged_file_is_a_sentence(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.json"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    assert command.main(["--out", str(tmp_path), "--quick"]) == 1
+    sentence = f"error: {file} cannot be read, or holds no results: choose another folder with --out\n"
+    assert capsys.readouterr().err == sentence
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.md").mkdir()
+    assert command.main(["--out", str(tmp_path), "--quick"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: cannot write into {tmp_path} (")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +156,7 @@ def test_units_that_hang_or_end_their_process(tmp_path: Path, monkeypatch: pytes
     [
         (["--parts", "job,environment"], "--parts: there is no part 'environment': did you mean 'environments'?"),
         (["--minutes", "0"], "--minutes must be a number above 0, not '0'"),
+        (["--again", "score_como"], "--again: there is no unit 'score_como': did you mean 'score_coma'?"),
     ],
 )
 def test_usage(flags: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,16 +331,17 @@ def test_a_rehearsal_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-        now = {entry["unit"] for entry in results.read(out)}  # nothing is damaged
+        now = set(results.read(out))  # nothing is damaged
         assert done <= now
         done = now
-    kept = {name: (out / f"{name}.json").read_bytes() for name in done}
+    kept = results.read(out)
     process = call(out, "--minutes", "20")
     table, messages = process.communicate(timeout=1200)
     assert process.returncode == 0, messages
-    assert all((out / f"{name}.json").read_bytes() == text for name, text in kept.items())
+    found = results.read(out)
+    assert list(found) == [unit.name for unit in UNITS] and found | kept == found
     for unit in UNITS:
-        entry = json.loads(results.path(out, unit).read_text())
+        entry = found[unit.name]
         assert entry["error"] is None and entry["rows"], unit.name
     assert all(f"| {part} | " in table for part in PARTS)
     assert "PyTorch | not installed" in table

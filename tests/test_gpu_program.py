@@ -1,6 +1,8 @@
 """`python -m bench.gpu_program`: what is counted in a program for GPUs, on lists small enough to count by hand."""
 
 import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -94,6 +96,19 @@ def test_without_a_plugin_for_gpus_one_sentence_says_so() -> None:
         gpu_program.absent_mesh(1)
 
 
+def test_a_result_without_a_name_needs_no_devices() -> None:
+    """Asking for the file's default name must not be what finds out about devices."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_program", "--programs", "device", "--gpus", "8"],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True,
+    )  # fmt: skip
+    if "cuda" in "".join(entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")):
+        assert ended.returncode == 0, ended.stderr  # nothing is compiled: these programs are for one GPU
+    else:
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("error: nothing can be compiled for GPUs here (")
+
+
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, sentence in (
         (["--programs", "coma_409"], "--programs: there is no set of programs 'coma_409': did you mean 'coma_4096'"),
@@ -122,6 +137,8 @@ def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPat
     assert options["xla_disable_hlo_passes"] in exact["xla_disable_hlo_passes"]
     compiled = jax.jit(lambda x: x + 1, compiler_options=exact).lower(jnp.ones(3)).compile()
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
+    more = Layout(8, options=(("xla_disable_hlo_passes", "cse"),)).compiler_options
+    assert more["xla_disable_hlo_passes"] == f"cse,{options['xla_disable_hlo_passes']}"
     monkeypatch.setenv("JAXRL_GRAPHS", "off")
     assert graphs() == {}
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))

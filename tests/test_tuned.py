@@ -156,6 +156,10 @@ def test_options_that_the_compiler_does_not_take(table: Path) -> None:
         setup_of(f"{TINY} --compiler_options fast")
     found = setup_of(f"{TINY} {flag}", resuming=True)  # by another version than the run began with
     assert found.config.run.compiler_options == "" and "it is left out" in found.notes[-1]
+    with pytest.raises(UsageError, match="memory_fitting_effort is of no use here \\('high' is of the wrong kind\\)"):
+        setup_of(f"{TINY} --compiler_options=memory_fitting_effort=high")
+    write(table, found, compiler_options="fast")  # no option at all
+    assert setup_of(TINY).config.run.compiler_options == ""
     write(table, found, compiler_options="xla_no_such_option=1")
     found = setup_of(TINY)
     assert found.config.run.compiler_options == "" and "it is left out" in found.notes[-1]
@@ -188,6 +192,7 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
     found = tuning._compare("coma", changes, quick=True, keep=True)
     assert list(found["seconds"]) == list(found["compile_seconds"]) == ["first", "second"]
     assert "xla_none" in found["skipped"]["third"]
+    assert list(found["kept"]["cpu"].values()) == [{"compiler_options": OPTION}]
     assert setup_of(TINY).config.run.compiler_options == OPTION
     assert (tmp_path / "cache" / "tuned.json").exists() and not (tmp_path / "home").exists()
 

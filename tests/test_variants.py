@@ -158,10 +158,11 @@ def test_an_entry_that_is_no_variant_is_not_taken(searches: list[int], tmp_path:
     config, file, said = config_of("Paced"), tmp_path / "file.json", []
     variants.choose(config, 8, said.append, file)
     (key,) = json.loads(file.read_text())
-    for entry in ("quick", {}, {"settings": {"way": "wrong"}}):
+    whole = json.loads(file.read_text())[key]
+    for entry in ("quick", {}, whole | {"settings": {"way": "wrong"}}, {"settings": {"way": "quick"}}):
         file.write_text(json.dumps({key: entry}))
         assert variants.choose(config, 8, said.append, file)["settings"] == {"way": "quick"}
-    assert len(searches) == 4
+    assert len(searches) == 5
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """python -m bench.gpu --out DIR [--minutes 9] [--parts device,correct,...]: is this GPU right, and what does it reach?
 
-Works through units of work in order of value, each in a process that is ended when it takes too long. The result of a
-unit is a JSON file in DIR, written as soon as it is there. Called again with the same DIR, it does what is missing.
-A table of all results, DIR/summary.md, is printed at the end. Nothing is taken from the network.
+Works through units of work in order of value, each in a process that is ended when it takes too long. DIR/results.json
+holds what they found and DIR/summary.md, printed at the end, a table of it; both are written anew as soon as a unit has
+ended. Called again with the same DIR, or with one that holds no more than results.json, it does what is missing.
+Nothing is taken from the network.
 """
 
 import os
@@ -21,7 +22,6 @@ from bench.gpu.units import PARTS, UNITS, Unit
 from envs_jax.base import closest, shown
 from jaxrl.config import exit_on_error
 from jaxrl.errors import UsageError, UserError
-from jaxrl.files import write_atomically
 
 LEAST = 5.0  # seconds, below which no unit is begun
 
@@ -34,42 +34,49 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
     parser.add_argument("--minutes", default="9", metavar="X", help="time limit in minutes (default: 9)")
     parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--again", metavar="A,B,...", help="units to do anew, by their names in results.json")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
     asked = parser.parse_args(list(argv))
     until = time.monotonic() + 60 * measure.positive(asked.minutes, "--minutes")
-    folder = Path(asked.out)
+    parts = _named(asked.parts, "--parts", "part", PARTS) or PARTS
+    again = _named(asked.again, "--again", "unit", [unit.name for unit in UNITS])
+    folder = Path(asked.out).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror}): choose another folder with --out") from None
     results.check(folder, asked.quick)
-    parts = _parts(asked.parts)
-    while missing := [unit for unit in UNITS if unit.part in parts and not results.path(folder, unit).exists()]:
+    results.forget(folder, again)  # nothing, most of the time: it is known then that results can be written
+    while missing := _missing(folder, parts):
         if until - time.monotonic() < LEAST:
             measure.say(f"out of time, {len(missing)} units are missing: call it again with the same --out")
             break
         _work(missing, folder, asked.quick, until)
-    table = results.table(folder)
-    write_atomically(folder / "summary.md", table)
-    print(table, end="")
+    print(results.table(folder), end="")
     return 0 if not missing and not results.failed(folder) else 1
 
 
-def _parts(text: str | None) -> tuple[str, ...]:
+def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequence[str]:
+    """The names that a flag gives, () without it. Raises UsageError."""
     if text is None:
-        return PARTS
-    names = tuple(text.replace(",", " ").split())
+        return ()
+    names = text.replace(",", " ").split()
     for name in names or ("",):
-        if name not in PARTS:
-            raise UsageError(f"--parts: there is no part {shown(name)}: {closest(name, PARTS)}")
+        if name not in known:
+            raise UsageError(f"{flag}: there is no {what} {shown(name)}: {closest(name, known)}")
     return names
+
+
+def _missing(folder: Path, parts: Sequence[str]) -> list[Unit]:
+    done = results.read(folder)
+    return [unit for unit in UNITS if unit.part in parts and unit.name not in done]
 
 
 def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> None:
     """One process that does units until one takes too long or the time is over."""
     command = [sys.executable, "-m", "bench.gpu.worker", str(folder), *(["--quick"] if quick else [])]
     command += [unit.name for unit in units]
-    settings = {"JAX_COMPILATION_CACHE_DIR": str(folder.resolve() / "cache")}
+    settings = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache" / "programs")}
     settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
@@ -82,29 +89,30 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     began: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, began), daemon=True)
     reader.start()
-    unit, left = None, until - time.monotonic()
+    unit, left, error = None, until - time.monotonic(), None
     try:
         while True:
             try:
                 name = began.get(timeout=max(left, 0.0))
             except queue.Empty:
                 if unit is not None and time.monotonic() < until:
-                    results.write(folder, unit, quick, error=f"took longer than {unit.seconds:.0f} s")
-                return
+                    error = f"took longer than {unit.seconds:.0f} s"
+                break
             if name is None:
+                error = f"its process ended with exit code {child.wait()}"
                 break
             unit = next(each for each in units if each.name == name)
             measure.say(f"{unit.part}: {name}")
             left = min(unit.seconds, until - time.monotonic())
-        if child.wait() != 0 and unit is not None and not results.path(folder, unit).exists():
-            results.write(folder, unit, quick, error=f"its process ended with exit code {child.returncode}")
-        elif child.returncode != 0 and unit is None:
-            raise UserError("the first process ended before it began its work: see its messages above")
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
         reader.join()
         child.communicate()
+    if error and unit is None:
+        raise UserError(f"no unit was begun, {error}: see its messages above")
+    if error and unit is not None and unit.name not in results.read(folder):
+        results.write(folder, unit, quick, error=error)
 
 
 def _read(child: subprocess.Popen[str], began: "queue.Queue[str | None]") -> None:

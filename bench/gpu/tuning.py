@@ -185,8 +185,8 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
             compiling[name] = time.perf_counter() - began
             call = functools.partial(_advance, block, setups[name], held)
             jax.block_until_ready(call())
-        except (UserError, RuntimeError) as error:  # an option that is not known, too little memory
-            skipped[name] = one_line(str(error))
+        except Exception as error:  # an option that is not known, too little memory, whatever a compiler raises
+            skipped[name] = one_line(f"{type(error).__name__}: {error}")[:500]
             held.clear()
             continue
         samplers.append(stopwatch(name, call, 0.0 if quick else 0.2))
@@ -196,8 +196,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     iterations = config.run.block_iterations
     timings = take_turns(samplers, 2 if quick else ROUNDS)
     best = winner(timings, usual)
-    if keep and best != usual:
-        _keep(setups[usual], candidates[best], quick)
+    kept = _keep(setups[usual], candidates[best], quick) if keep and best != usual else {}
     rows: list[list[Any]] = [
         [f"{job}: {name}", timing.median / iterations, f"s an iteration (compiled in {compiling[name]:.3g} s)"]
         for name, timing in timings.items()
@@ -211,6 +210,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
         "candidates": candidates,
         "skipped": skipped,
         "best": best,
+        "kept": kept,
     }
 
 
@@ -248,9 +248,14 @@ def _placed(number: int, setup: Setup) -> jax.Array:
     return jax.device_put(jnp.int32(number), shardings(setup.mesh, REPLICATED))
 
 
-def _keep(setup: Setup, settings: Mapping[str, Any], quick: bool) -> None:
-    """Write settings into the tables: beside the programs of this benchmark, and among the user's own."""
-    name = tuned.job(setup.config, setup.env, setup.algo)
+def _keep(setup: Setup, settings: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+    """Write settings into the tables: beside the programs of this benchmark, and among the user's own.
+
+    Returns:
+        what the tables hold of them, {kind of device: {job: settings}}.
+    """
+    kind, name = tuned.device_kind(), tuned.job(setup.config, setup.env, setup.algo)
     rehearsal = quick or jax.default_backend() == "cpu"
     for folder in (cache_folder(),) if rehearsal else dict.fromkeys((cache_folder(), default_folder())):
-        tuned.record(tuned.device_kind(), name, dict(settings), folder / tuned.FILE, measure.say)
+        tuned.record(kind, name, dict(settings), folder / tuned.FILE, measure.say)
+    return {kind: {name: dict(settings)}}

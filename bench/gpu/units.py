@@ -14,7 +14,7 @@ class Unit:
 
     Attributes:
         part: that it belongs to.
-        name: of the result's file, without suffix.
+        name: of its result.
         seconds: after which it is given up, compiling included.
         where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
             [[what, figure, unit], ...] for the table, and entries of its own.

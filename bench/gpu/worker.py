@@ -1,9 +1,11 @@
 """Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR [--quick] UNIT ...
 
-Says "begins NAME" on stdout before each unit. It ends when its standard input does: with whoever started it.
+Says "begins NAME" on stdout before each unit. It ends when its standard input does: with whoever started it. It ends,
+too, behind a unit that broke, for a device may be of no use to a process from then on.
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> int:
         except Exception as error:  # a defect of one unit must not take the others with it
             traceback.print_exc()
             results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
+            break
         else:
             results.write(folder, unit, quick, result=result, seconds=time.perf_counter() - began)
         if results.without_graphs(folder) and os.environ.get("JAXRL_GRAPHS") != "off":
@@ -40,6 +43,8 @@ def main(argv: list[str]) -> int:
 
 def _end_with_parent() -> None:
     sys.stdin.read()
+    if os.getpgrp() == os.getpid():  # with the processes that it has started
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
