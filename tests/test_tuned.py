@@ -157,9 +157,7 @@ def test_options_that_the_compiler_does_not_take(table: Path) -> None:
     found = setup_of(f"{TINY} {flag}", resuming=True)  # by another version than the run began with
     assert found.config.run.compiler_options == "" and "it is left out" in found.notes[-1]
     # a number for the compilers that have it, an unknown option for later ones
-    with pytest.raises(
-        UsageError, match=r"_effort is of no use here \((.high. is of the|No such)"
-    ):
+    with pytest.raises(UsageError, match=r"_effort is of no use here \((.high. is of the|No such)"):
         setup_of(f"{TINY} --compiler_options=memory_fitting_effort=high")
     write(table, found, compiler_options="fast")  # no option at all
     assert setup_of(TINY).config.run.compiler_options == ""
