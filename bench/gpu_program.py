@@ -54,7 +54,7 @@ BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "
 
 
 class Program(NamedTuple):
-    """What is compiled: a jitted function and its arguments, ShapeDtypeStructs with shardings."""
+    """A jitted function to compile and its arguments, ShapeDtypeStructs with shardings."""
 
     name: str
     function: Any
@@ -128,7 +128,7 @@ def _evaluation(setup: Setup, policy: Any, key: Any, place: Callable[[Any], Any]
 
 
 def of_device(gpus: int) -> Iterator[Program]:
-    """What `bench.gpu` measures the device by."""
+    """Programs by which `bench.gpu` measures the device."""
     del gpus
     square = lambda dtype: _placed(((8192, 8192), dtype))  # noqa: E731
     yield Program("copy", jax.jit(lambda x: -x, donate_argnums=0), (_placed(((2**28,), jnp.float32)),))
@@ -292,7 +292,7 @@ def _without_gpus(dump: Path) -> None:
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
-    """What a former call wrote into the file. Raises UserError where it is of other versions, or something else."""
+    """Rows that a former call wrote into the file. Raises UserError where it is of other versions or something else."""
     if not path.exists():
         return []
     found = measure.read(path)

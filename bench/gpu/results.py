@@ -69,7 +69,7 @@ def failed(folder: Path) -> list[str]:
 
 
 def without_graphs(folder: Path) -> bool:
-    """Whether CUDA graphs have failed here, or given other results."""
+    """Return whether CUDA graphs have failed here, or given other results."""
     return GRAPHS[1] in failed(folder)
 
 

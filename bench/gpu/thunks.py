@@ -1,4 +1,4 @@
-"""What XLA's executable for a GPU does when it is called, read from the text that `--xla_dump_to` writes of it.
+"""Operations of XLA's executable for a GPU when it is called, read from the text that `--xla_dump_to` writes of it.
 
 The host works through a list of operations ("thunks"): it launches a kernel, calls a library, starts a command buffer
 (a CUDA graph, whose nodes then run without the host), or walks through a loop or a branch.
@@ -69,7 +69,7 @@ class Thunk:
         return sum(times for times, _ in self.leaves())
 
     def leaves(self, times: int = 1) -> Iterator[tuple[int, "Thunk"]]:
-        """What the GPU runs, and how often; a loop of unknown length once, of branches the longest."""
+        """Operations of the GPU, and how often each runs; a loop of unknown length once, of branches the longest."""
         if self.kind == "kConditional":
             branches = [[leaf for thunk in part for leaf in thunk.leaves(times)] for part in self.parts.values()]
             yield from max(branches, key=lambda leaves: sum(number for number, _ in leaves), default=[])

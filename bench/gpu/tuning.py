@@ -148,7 +148,7 @@ def _chunks(name: str, usual: int, planned: int, quick: bool) -> dict[str, Any]:
 
 
 def _options(job: str, candidates: Mapping[str, str], quick: bool) -> dict[str, Any]:
-    """Options of the compiler beside those that are taken already."""
+    """Compare compiler options, added to those that are taken already."""
     taken = tuned.parse_options(prepare(_config(job, quick)).config.run.compiler_options)
     changes = {"options as they are": {"compiler_options": tuned.write_options(taken)}}
     if taken:

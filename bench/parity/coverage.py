@@ -41,7 +41,7 @@ def advance(env: Any) -> Any:
 
 @functools.cache
 def critic(num_actions: int) -> Any:
-    """What the critic sees, compiled once for an action set."""
+    """Input of the critic, compiled once for an action set."""
     return jax.jit(functools.partial(observation.critic_input, num_actions=num_actions))
 
 
