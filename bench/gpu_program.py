@@ -269,7 +269,10 @@ def main(argv: Sequence[str]) -> int:
         rows = _earlier(path)
         done = {(row["set"], row["program"], row["gpus"]) for row in rows}
         for name, gpus in itertools.product(names, numbers):
-            for program in SETS[name](gpus):
+            programs = list(SETS[name](gpus))
+            if not programs:
+                print(f"{name}, {gpus} GPUs: nothing, its programs run on one GPU alone", flush=True)
+            for program in programs:
                 if (name, program.name, gpus) in done:
                     continue
                 made, seconds = compiled(program)

@@ -213,7 +213,8 @@ class Evaluator:
             return state.env, timestep, values(statistics)
 
         def fly(params: Any, key: Array, context: Any, index: Array) -> Any:
-            seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
+            with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
+                seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
 
         return jax.jit(fly, compiler_options=graphs())

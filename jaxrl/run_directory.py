@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
     found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
     found["platform"] = f"{platform.system()} {platform.machine()}"
-    found["backend"] = f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".splitlines()[0]
+    found["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
     found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
     return found
 

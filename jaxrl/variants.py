@@ -10,10 +10,12 @@ is kept for this kind of device, these versions, and these settings.
 import dataclasses
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ COPIES, BYTES = 256, 2**28  # most environments, and bytes of their states, that
 STEPS = 15  # that are compared and timed, of one episode
 ROUNDS = 5
 LIMIT = 150.0  # seconds, after which the search is given up
+RETRY = 3600.0  # seconds, after which a variant that failed is tried again
 FILE = "variants.json"  # beside compiled programs
 _VERSIONS = ("jax", "jaxlib", "jaxrl", "backend")
 
@@ -164,7 +167,7 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
     copies = max(1, min(num_envs, COPIES, BYTES // plan.flying_bytes(batched(env))))
     key, changes = json.dumps(_facts(env, copies), sort_keys=True), [dict(change) for change in env.variants()]
     found: Any = read_measured(file, say).get(key)
-    if _is_found(found) and found["settings"] in changes:
+    if _is_found(found) and found["settings"] in changes and time.time() < found.get("until", math.inf):
         say(f"{_sentence(found)} (found by an earlier run)")
         return dict(found)
     found = search(config, copies, changes[0])
@@ -174,8 +177,8 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
         if not agrees(pair):
             say(f"warning: {name} is left out, it is wrong on this device: {_apart(pair)}")
     say(_sentence(found))
-    if not found["failures"]:  # what failed is tried again
-        write_measured(file, {key: found}, say)
+    until = {"until": time.time() + RETRY} if found["failures"] else {}
+    write_measured(file, {key: found | until}, say)
     return found
 
 
@@ -224,7 +227,8 @@ def _facts(env: Environment, copies: int) -> dict[str, Any]:
 def _is_found(found: Any) -> bool:
     """Whether an entry of the file has the form of what `look` returns."""
     kinds = {"settings": dict, "steps": int, "copies": int, "seconds": dict, "differences": dict}
-    return isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    return whole and isinstance(found.get("until", math.inf), float)
 
 
 def _sentence(found: Found) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -166,21 +167,32 @@ def test_an_entry_that_is_no_variant_is_not_taken(searches: list[int], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("way", "warning", "kept"),
+    ("way", "warning", "later"),
     [
-        ("breaks", "warning: way breaks is left out, it failed: NotImplementedError: no such kernel on this device", 0),
+        ("breaks", "warning: way breaks is left out, it failed: NotImplementedError: no such kernel on this device", 2),
         ("wrong", "warning: way wrong is left out, it is wrong on this device: 0 integers differ, real numbers by ", 1),
     ],
 )
-def test_what_is_left_out_is_told(
-    way: str, warning: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_left_out_is_told_and_what_failed_is_tried_again_after_an_hour(
+    way: str, warning: str, later: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Paced, "offered", ("slow", way))
-    monkeypatch.setattr(variants, "search", lambda config, copies, reference: look("slow", way))
+    searches: list[int] = []
+
+    def search(config: Config, copies: int, reference: variants.Change) -> variants.Found:
+        searches.append(copies)
+        return look("slow", way)
+
+    monkeypatch.setattr(variants, "search", search)
     config, file, said = config_of("Paced"), tmp_path / "file.json", []
     assert variants.choose(config, 8, said.append, file)["settings"] == {"way": "slow"}
     assert said[0].startswith(warning) and said[1].startswith("way slow is taken: ")
-    assert file.exists() == bool(kept)
+    variants.choose(config, 8, said.append, file)
+    assert len(searches) == 1
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    variants.choose(config, 8, said.append, file)
+    assert len(searches) == later
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(searches: list[int], tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def table(folder: Path) -> str:
             lines.append(f"| {entry['part']} | {entry['unit']} | FAILED: {_cell(entry['error'])} |")
         for what, figure, unit in entry.get("rows", ()):
             lines.append(f"| {entry['part']} | {_cell(what)} | {_cell(f'{_number(figure)} {unit}')} |")
+    if without_graphs(folder):
+        lines.append(f"\n{GRAPHS[1]} failed: the rest was done without CUDA graphs. Train with JAXRL_GRAPHS=off here.")
     if any(entry["quick"] for entry in entries):
         lines.append("\nA rehearsal (--quick): the figures mean nothing.")
     return "\n".join(lines) + "\n"
