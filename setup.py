@@ -15,7 +15,8 @@ setup(
     package_dir={"jaxrl.configs": "configs"},
     package_data={
         "jaxrl.configs": ["*.yaml"],
-        "jaxrl": ["py.typed", "tuned.json"],
+        "jaxrl": ["py.typed"],
+        "jaxrl.runtime": ["tuned.json"],
         "envs_jax": ["py.typed"],
         "envs_jax.reach": ["*.json"],
     },

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bench import env_throughput, measure, plots, systems, train_throughput
+from bench import env_throughput, systems, train_throughput
+from bench.harness import measure, plots
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
-from jaxrl import config as configuration
-from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError
 from jaxrl.report import rates
 
 KIND = "compare"

@@ -15,18 +15,19 @@ from typing import Any
 
 import jax
 
-from bench import measure, plots, systems
+from bench import systems
+from bench.harness import measure, plots
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl import plan
-from jaxrl.config import EnvironmentFlags, exit_on_error, usage_errors
-from jaxrl.errors import UsageError
-from jaxrl.evaluation import scripted_names
-from jaxrl.parallel import largest_divisor
+from jaxrl.cli.config import EnvironmentFlags, exit_on_error, usage_errors
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.rollouts import scripted_names
 from jaxrl.report import flights, rates
 from jaxrl.report.console import gibibytes
 from jaxrl.report.timing import Sampler, Timing, take_turns
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.data_parallel import largest_divisor
 
 KIND = "env_throughput"
 DEFAULT_ENV = "coverage"
@@ -102,7 +103,7 @@ def run(request: Request, machine_rates: rates.Rates | None, say: measure.Say) -
     if request.devices > present:
         raise UsageError(f"--devices {request.devices}: this machine has {present}, choose at most that many")
     request = dataclasses.replace(request, devices=request.devices or present)
-    limit = request.limit or plan.free_memory(jax.local_devices()[0], request.devices)
+    limit = request.limit or memory_plan.free_memory(jax.local_devices()[0], request.devices)
     groups, notes = _groups(request, limit)
     sampler, played = None, None
     if system is not None:

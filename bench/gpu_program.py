@@ -28,24 +28,25 @@ from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 import envs_jax
-from bench import measure
 from bench.gpu import correct, score, thunks, tuning
+from bench.harness import measure
 from bench.train_throughput import measured_phase
 from envs_jax.base import closest, shown
 from envs_jax.batch import batched
-from jaxrl import config as configuration
-from jaxrl import nets, plan, run_directory
 from jaxrl.algos.base import Phase, start
-from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluation import Evaluator, learned
-from jaxrl.parallel import AXIS, REPLICATED, graphs, shardings
-from jaxrl.prepare import Setup, assemble
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.evaluation.rollouts import Evaluator, learned
+from jaxrl.nn import networks
+from jaxrl.runtime import memory_plan, run_directory
+from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, shardings
 
 TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
 KIND = "gpu_program"
 MOST = 8  # GPUs
-MEMORY = 0.95 * 141e9 / plan.GIB  # GiB that a run may use of an H200
+MEMORY = 0.95 * 141e9 / memory_plan.GIB  # GiB that a run may use of an H200
 LIBRARY = ("kGemm", "kCublasLtMatmul", "kConvolution", "kCuDnn", "kCustomCall", "kCholesky", "kTriangularSolve", "kFft")
 COLLECTIVE = re.compile(
     r"^ *(?:ROOT )?%?([\w.\-]+) = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\("
@@ -136,7 +137,7 @@ def of_device(gpus: int) -> Iterator[Program]:
         yield Program(f"matrix product, {jnp.dtype(dtype).name}", jax.jit(jnp.matmul), (square(dtype), square(dtype)))
 
     def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(nets.convolve(x, kernel, "conv")).astype(jnp.float32))
+        return jnp.sum(jnp.square(networks.convolve(x, kernel, "conv")).astype(jnp.float32))
 
     shapes = ((8192, 7, 7, 256), jnp.bfloat16), ((4, 4, 256, 256), jnp.bfloat16)
     yield Program("convolution", jax.jit(jax.grad(loss, argnums=(0, 1))), tuple(map(_placed, shapes)))
@@ -231,7 +232,7 @@ def counted(made: Any, dump: Path) -> dict[str, Any]:
         "argument_bytes": int(memory.argument_size_in_bytes),
         "alias_bytes": int(memory.alias_size_in_bytes),
         "temporary_bytes": int(memory.temp_size_in_bytes),
-        "peak_bytes": plan.compiled_bytes(made),
+        "peak_bytes": memory_plan.compiled_bytes(made),
     }
 
 
@@ -331,12 +332,13 @@ def _names(text: str | None) -> Sequence[str]:
 
 def line(row: dict[str, Any]) -> str:
     """A row for people."""
+    temporary, peak = (row[name] / memory_plan.GIB for name in ("temporary_bytes", "peak_bytes"))
     inside = "; ".join(f"{loop['path']}: {loop['host_operations']} and {loop['nodes']}" for loop in row["loops"])
     return (
         f"{row['set']}, {row['program']}, {row['gpus']} GPU: {row['host_operations']} host operations, {row['nodes']} "
-        f"on the GPU, temporaries {row['temporary_bytes'] / plan.GIB:.3f} GiB, peak {row['peak_bytes'] / plan.GIB:.3f} "
-        f"GiB, library calls {row['library_calls']}, collectives {row['collectives']}, compiled in "
-        f"{row['compile_seconds']:.0f} s" + (f"; loops, each time: {inside}" if inside else "")
+        f"on the GPU, temporaries {temporary:.3f} GiB, peak {peak:.3f} GiB, library calls {row['library_calls']}, "
+        f"collectives {row['collectives']}, compiled in {row['compile_seconds']:.0f} s"
+        + (f"; loops, each time: {inside}" if inside else "")
     )
 
 

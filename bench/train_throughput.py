@@ -18,16 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from bench import flops, measure, plots, systems
-from jaxrl import config as configuration
-from jaxrl import plan
+from bench import systems
+from bench.harness import flops, measure, plots
 from jaxrl.algos.base import Algorithm, Phase, start
-from jaxrl.config import Config, exit_on_error, usage_errors
-from jaxrl.errors import UsageError, UserError
-from jaxrl.parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
-from jaxrl.prepare import Setup, prepare
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config, exit_on_error, usage_errors
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report import rates
 from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
@@ -227,7 +228,7 @@ def compile_size(setup: Setup, flop_rate: float, seconds: float) -> Size:
     block = compile_block(setup)
     took = time.perf_counter() - began
     phase = measured_phase(setup.algo)
-    needed = plan.compiled_bytes(block)
+    needed = memory_plan.compiled_bytes(block)
     setup.plan.check(needed)
     flop = learning_flop(setup)
     acting = acting_flop(setup) * setup.trainer.layout.num_envs * phase.steps
@@ -289,7 +290,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[
     torch = None
     if request.torch:
         try:
-            torch = make_torch(request, system, plan.CPU_SAMPLES)
+            torch = make_torch(request, system, memory_plan.CPU_SAMPLES)
         except UsageError as refused:
             notes.append(f"no PyTorch learner: {refused}")
     for note in notes:

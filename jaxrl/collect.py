@@ -1,4 +1,4 @@
-"""python -m jaxrl.collect RUN --out FILE.npz: a labelled set (`jaxrl.labelled`) of what several policies come across.
+"""python -m jaxrl.collect RUN --out FILE.npz: a labelled set of what several policies come across.
 
 RUN is a run of sac (or of an algorithm made after it) on reach, the expert whose labels are written: mu, log_std and
 value. Episodes are played in the run's environment or, with --simulator metaworld, in real Meta-World, by the policies
@@ -21,17 +21,19 @@ import numpy as np
 
 from envs_jax import base as environments
 from envs_jax.base import Array, closest, shown
-from jaxrl import distributions, labelled, simulator
 from jaxrl.algos.sac import Sac, soft_value
-from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError
+from jaxrl.common.files import output
 from jaxrl.evaluate import several, whole
-from jaxrl.files import output
-from jaxrl.labelled import LabelledSet
+from jaxrl.evaluation.policies import Subject, parse
+from jaxrl.integrations import metaworld
+from jaxrl.integrations.metaworld import World
+from jaxrl.nn import distributions
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.session import load_policy
-from jaxrl.simulator import World
-from jaxrl.subject import Subject, parse
+from jaxrl.runtime import expert_dataset
+from jaxrl.runtime.expert_dataset import LabelledSet
+from jaxrl.runtime.session import load_policy
 
 EXPERTS = ("policy", "scripted")
 _POLICIES = "random,sampled,scripted"
@@ -76,13 +78,13 @@ def collect(
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks, learned = simulator.reach_of(subject).reach.tasks, _tasks_of_run(subject)
+    tasks, learned = metaworld.reach_of(subject).reach.tasks, _tasks_of_run(subject)
     trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     played = []
     for first, name in enumerate(names):
         numbers = range(len(range(first, episodes, len(names))))
-        played.append(simulator.play(subject, world, name, numbers, seed, advised))
+        played.append(metaworld.play(subject, world, name, numbers, seed, advised))
     parts = []
     for number in range(episodes):
         own, row = played[number % len(names)], number // len(names)
@@ -128,11 +130,11 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chunk",
-        default=str(simulator.ARMS),
+        default=str(metaworld.ARMS),
         metavar="N",
-        help=f"episodes played side by side (default: {simulator.ARMS})",
+        help=f"episodes played side by side (default: {metaworld.ARMS})",
     )
-    simulator.add_flag(parser)
+    metaworld.add_flag(parser)
 
 
 @exit_on_error
@@ -153,9 +155,9 @@ def main(argv: Sequence[str]) -> int:
     episodes = whole(flags.episodes, "--episodes", len(names), _MOST_EPISODES)
     seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
     lanes = min(whole(flags.chunk, "--chunk", 1, _MOST_EPISODES), -(-episodes // len(names)))
-    task = simulator.own_task(flags)
+    task = metaworld.own_task(flags)
     wanted = read() if task is None else read("task")
-    simulator.reach_of(wanted)
+    metaworld.reach_of(wanted)
     if not isinstance(wanted.algo, Sac):
         found = type(wanted.algo).__name__.lower()
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
@@ -163,17 +165,17 @@ def main(argv: Sequence[str]) -> int:
         wanted.check_policy(name)
     path = output(flags.out, "--out")
     weights = load_policy(flags.run, best=not flags.last).weights
-    world = simulator.world_of(flags.simulator, wanted, task, lanes)
+    world = metaworld.world_of(flags.simulator, wanted, task, lanes)
     made = collect(wanted, weights, world, names, episodes, seed, flags.expert)
-    labelled.write(path, made)
+    expert_dataset.write(path, made)
     print(
         f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "
         f"{world.description}"
     )
-    if made.episodes.min() < labelled.LEAST_EPISODES:
+    if made.episodes.min() < expert_dataset.LEAST_EPISODES:
         print(
-            f"warning: collective takes sets with at least {labelled.LEAST_EPISODES} episodes of each task, to hold "
-            "some out: collect more",
+            f"warning: collective takes sets with at least {expert_dataset.LEAST_EPISODES} episodes of each task, to "
+            "hold some out: collect more",
             file=sys.stderr,
         )
     return 0

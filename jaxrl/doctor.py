@@ -22,14 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from envs_jax.base import shown
-from jaxrl import config as configuration
-from jaxrl import plan, prepare, run_directory, session
-from jaxrl.config import Config, Parser, exit_on_error
-from jaxrl.errors import UsageError
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config, Parser, exit_on_error
+from jaxrl.common.errors import UsageError
 from jaxrl.report import flights, rates
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import gibibytes, short
 from jaxrl.report.timing import take_turns
+from jaxrl.runtime import build, memory_plan, run_directory, session
 
 try:
     import pynvml
@@ -208,7 +208,7 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         return [*findings, Finding("JAX", cause, "bad")]
     platform = devices[0].platform
     names = _counted(tuple(device.device_kind for device in devices))
-    memory = f"{gibibytes(plan.free_memory(devices[0], len(devices)))} may be used" + (
+    memory = f"{gibibytes(memory_plan.free_memory(devices[0], len(devices)))} may be used" + (
         " on each" if len(devices) > 1 else ""
     )
     cores = f", {os.cpu_count()} cores" if platform == "cpu" else ""
@@ -262,7 +262,7 @@ def huge_pages() -> str:
     return ", far below the copy rate: let compiled calls take long (--block_seconds)"
 
 
-def look_at_environment(setup: prepare.Setup, quick: bool) -> list[Finding]:
+def look_at_environment(setup: build.Setup, quick: bool) -> list[Finding]:
     """Speed of some copies of the environment under its random policy, without learning."""
     local, env = setup.trainer.layout.local_envs, setup.eval_env
     of_one = flights.sizes(env)
@@ -286,9 +286,9 @@ def look_at_environment(setup: prepare.Setup, quick: bool) -> list[Finding]:
 # Memory
 
 
-def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], prepare.Setup]:
+def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], build.Setup]:
     """The memory plan of a run and whether it fits. Raises UsageError for impossible settings."""
-    setup = prepare.assemble(config)
+    setup = build.assemble(config)
     made, run = setup.plan, setup.config.run
     findings = [Finding("run", f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments, "
                         f"{run.total_env_steps:,} environment steps")]  # fmt: skip
@@ -304,8 +304,8 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], pre
     findings.append(Finding("  together", f"{gibibytes(made.total)} per device, of {gibibytes(made.limit)}"))
     if not made.fits:
         try:
-            prepare.prepare(config)
-        except plan.TooLargeError as error:
+            build.prepare(config)
+        except memory_plan.TooLargeError as error:
             return [*findings, Finding("fits", f"no: {error}", "bad")], setup
     largest = made.largest()
     more = f" (up to about --num_envs {largest:,})" if largest > run.num_envs else ""
@@ -315,12 +315,12 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], pre
     return findings, setup
 
 
-def _compiled(setup: prepare.Setup) -> list[Finding]:
+def _compiled(setup: build.Setup) -> list[Finding]:
     """The compiler's own figures."""
     lines: list[str] = []
     try:
-        programs = prepare.compile_programs(setup, None, lines.append)
-    except plan.TooLargeError as error:
+        programs = build.compile_programs(setup, None, lines.append)
+    except memory_plan.TooLargeError as error:
         return [*(Finding("compiled", line) for line in lines), Finding("fits", f"no, as compiled: {error}", "bad")]
     peak = f"yes, as compiled: {gibibytes(programs.peak)} per device at most, of {gibibytes(setup.plan.limit)}"
     return [*(Finding("compiled", line) for line in lines), Finding("fits", peak, "good")]
@@ -357,7 +357,7 @@ def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
         show((title, sections[-1]))
         return not any(finding.state == "bad" for finding in sections[-1])
 
-    setup: list[prepare.Setup] = []
+    setup: list[build.Setup] = []
 
     def memory() -> list[Finding]:
         assert config is not None

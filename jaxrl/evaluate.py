@@ -28,14 +28,16 @@ from rich.console import Console
 from rich.text import Text
 
 from envs_jax.base import EnvSpec, shown
-from jaxrl import league, run_directory, simulator
-from jaxrl.config import exit_on_error, read_run
-from jaxrl.errors import UsageError, UserError
-from jaxrl.evaluation import by_task, held_out_key, interval
-from jaxrl.files import output, write_atomically
+from jaxrl.cli.config import exit_on_error, read_run
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import output, write_atomically
+from jaxrl.evaluation import league
+from jaxrl.evaluation.policies import LEARNED, Subject, load, parse
+from jaxrl.evaluation.rollouts import by_task, held_out_key, interval
+from jaxrl.integrations import metaworld
 from jaxrl.report import tables
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.subject import LEARNED, Subject, load, parse
+from jaxrl.runtime import run_directory
 
 FILE = "evaluation.json"  # in the run's directory
 REAL_FILE = "evaluation_{simulator}.json"
@@ -94,7 +96,7 @@ def evaluate(
     devices: int = 1,
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
-    world: simulator.World | None = None,
+    world: metaworld.World | None = None,
 ) -> dict[str, Any]:
     """Fly all policies; the content of evaluation.json.
 
@@ -109,7 +111,7 @@ def evaluate(
     spec = subject.env.spec
     flown = fly(subject, names, episodes, seed, devices, chunk)
     if world is not None:
-        flown = simulator.fly(subject, world, names, episodes, seed)
+        flown = metaworld.fly(subject, world, names, episodes, seed)
     at = list(at) or marks(spec.horizon)
     policies: dict[str, Any] = {}
     began = time.monotonic()
@@ -399,7 +401,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="N", help="local devices to use (default: all)")
     parser.add_argument("--chunk", default="0", metavar="N",
                         help="most episodes flown at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
-    simulator.add_flag(parser)
+    metaworld.add_flag(parser)
 
 
 def whole(text: str, flag: str, low: int, high: int) -> int:
@@ -440,14 +442,14 @@ def main(argv: Sequence[str]) -> int:
     present = jax.local_device_count()
     devices = present if flags.devices is None else whole(flags.devices, "--devices", 1, present)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
-    task = simulator.own_task(flags)
+    task = metaworld.own_task(flags)
     wanted = read() if task is None else read("task")
     if flags.against:
         if flags.simulator:
             raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
         return _league(wanted, flags, episodes, seed, devices, chunk, say)
     if flags.simulator:
-        simulator.reach_of(wanted)
+        metaworld.reach_of(wanted)
         if flags.devices is not None:
             raise UsageError("--simulator plays on the first device, step by step: leave --devices out")
     wanted = _set_for_contest(wanted)
@@ -471,9 +473,9 @@ def main(argv: Sequence[str]) -> int:
         path = output(flags.json or str(path), "--json")
     world = None
     if flags.simulator:
-        episodes = episodes or simulator.EPISODES
-        usual_lanes = simulator.ARMS if flags.simulator == "metaworld" else episodes
-        world = simulator.world_of(flags.simulator, wanted, task, min(chunk or usual_lanes, episodes))
+        episodes = episodes or metaworld.EPISODES
+        usual_lanes = metaworld.ARMS if flags.simulator == "metaworld" else episodes
+        world = metaworld.world_of(flags.simulator, wanted, task, min(chunk or usual_lanes, episodes))
     if contest:
         report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])

@@ -18,13 +18,13 @@ from envs_jax.base import closest, shown
 from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.config import Parser, exit_on_error
-from jaxrl.errors import UsageError, UserError
-from jaxrl.files import write_atomically
-from jaxrl.session import load_policy
+from jaxrl.cli.config import Parser, exit_on_error
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import write_atomically
+from jaxrl.runtime.session import load_policy
 
 FORMATS = ("jidi",)
-AGENT = Path(__file__).parent / "export_jidi" / "submission.py"
+AGENT = Path(__file__).parent / "integrations" / "jidi" / "submission.py"
 WEIGHTS = "weights.npz"
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # what the platform plays: rows, columns, snakes, beans, teams
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from envs_jax.base import closest, shown
 from envs_jax.viewing import Record, Viewer
-from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError, UserError
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import is_file, output, write_atomically
 from jaxrl.evaluate import FILE, whole
-from jaxrl.evaluation import held_out_key
-from jaxrl.files import is_file, output, write_atomically
+from jaxrl.evaluation.policies import LEARNED, Subject, parse
+from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.subject import LEARNED, Subject, parse
 
 _MOST_REPORT = 2**28  # bytes of an evaluation
 SUFFIXES = (".html", ".gif", ".png")

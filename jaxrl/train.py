@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxrl import config, hosts, session
-from jaxrl.checkpoint import sealed_steps
+from jaxrl.cli import config
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.run_directory import versions
+from jaxrl.runtime import hosts, session
+from jaxrl.runtime.checkpoint import sealed_steps
+from jaxrl.runtime.run_directory import versions
 
 
 @config.exit_on_error

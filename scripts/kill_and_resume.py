@@ -31,8 +31,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl.checkpoint import Checkpoints, sealed_steps
 from jaxrl.report.writer import read_metrics
+from jaxrl.runtime.checkpoint import Checkpoints, sealed_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from bench import reach_parity
-from bench.coverage import oracle as coverage_oracle
-from bench.coverage import oracle_baselines
-from bench.coverage.oracle import Mission
-from bench.reach import oracle as reach_oracle
-from bench.snakes import oracle as snakes_oracle
-from bench.snakes import oracle_opponents
-from bench.snakes.oracle import Cell, State
+from bench.parity import metaworld
+from bench.reference.coverage import baselines
+from bench.reference.coverage import oracle as coverage_oracle
+from bench.reference.coverage.oracle import Mission
+from bench.reference.reach import oracle as reach_oracle
+from bench.reference.snakes import opponents
+from bench.reference.snakes import oracle as snakes_oracle
+from bench.reference.snakes.oracle import Cell, State
 
 OUT = Path(__file__).parents[1] / "tests" / "data"
 Arrays = dict[str, np.ndarray]
@@ -167,11 +167,11 @@ def greedy(settings: coverage_oracle.Settings, number: int) -> Arrays:
     flown = flight.mission
     metrics = [flown.metrics(np.full((flown.n, flown.n), settings.prior))]
     while not flown.done:
-        masks = oracle_baselines.greedy_masks(flown)
-        gains = oracle_baselines.raw_gains(flown, masks)
+        masks = baselines.greedy_masks(flown)
+        gains = baselines.raw_gains(flown, masks)
         targets = flown.positions[:, None, :] + coverage_oracle.MOVES[settings.num_actions]
-        utility = oracle_baselines.discounted(oracle_baselines.normalised(gains), masks, targets)
-        actions = oracle_baselines.ig_policy(flown)
+        utility = baselines.discounted(baselines.normalised(gains), masks, targets)
+        actions = baselines.ig_policy(flown)
         flight.note(
             comm=np.uint8(flown.received),
             mask=np.uint8(masks),
@@ -304,7 +304,7 @@ def crowded(settings: snakes_oracle.Settings, rng: np.random.Generator) -> State
 def drawn_action(state: State, settings: snakes_oracle.Settings, rng: np.random.Generator) -> list[int]:
     """Actions of all snakes: mostly towards beans, blindly or not, some at random."""
     everyone = range(settings.num_snakes)
-    ways = [oracle_opponents.choose(state, settings, everyone, level) for level in (1, 4)]
+    ways = [opponents.choose(state, settings, everyone, level) for level in (1, 4)]
     ways.append([int(x) for x in rng.integers(4, size=len(everyone))])
     return [ways[k][i] for i, k in enumerate(rng.choice(3, len(everyone), p=(0.2, 0.5, 0.3)))]
 
@@ -319,9 +319,9 @@ def choices(state: State, settings: snakes_oracle.Settings) -> np.ndarray:
     found = np.full((5, 3), -1, np.int16)
     if settings.teams == 2:
         team = settings.team(1)
-        for place, level in enumerate((1, 2, 3, 4, oracle_opponents.EVASION)):
+        for place, level in enumerate((1, 2, 3, 4, opponents.EVASION)):
             if len(state.beans) >= (len(team) if level == 2 else 1):
-                found[place, : len(team)] = oracle_opponents.choose(state, settings, team, level)
+                found[place, : len(team)] = opponents.choose(state, settings, team, level)
     return found
 
 
@@ -405,11 +405,11 @@ NEAR = 0.1  # m, how far goals lie from a place beside the start, along each axi
 def reach() -> Arrays:
     """parity_reach.npz"""
     rng = np.random.default_rng(6)
-    policy = np.array(reach_parity.POLICIES)[np.arange(EPISODES) * len(reach_parity.POLICIES) // EPISODES]
+    policy = np.array(metaworld.POLICIES)[np.arange(EPISODES) * len(metaworld.POLICIES) // EPISODES]
     puck = np.array([0.0, 0.65, 0.02]) + rng.uniform(-0.1, 0.1, (EPISODES, 3)) * [1, 0.5, 0]
     goal = np.array([0.0, 0.65, 0.2]) + rng.uniform(-NEAR, NEAR, (EPISODES, 3))
     arms = reach_oracle.Arms(puck, goal)
-    acts = [reach_parity.actor(name, place, rng) for name, place in zip(policy, goal, strict=True)]
+    acts = [metaworld.actor(name, place, rng) for name, place in zip(policy, goal, strict=True)]
     state = lambda: {  # noqa: E731
         "obs": arms.observe(), "tcp": reach_oracle.tool_centre(arms.q), "mocap_pos": arms.target,
         "qpos": arms.q.copy(), "qvel": arms.v.copy(),

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.coverage.torch_learner import TorchComa, epsilon
-from bench.reach.torch_learner import TorchSac
-from bench.snakes.torch_learner import TorchDdpg
-from bench.torch_replay import window_return
+from bench.reference.coverage.torch_learner import TorchComa, epsilon
+from bench.reference.reach.torch_learner import TorchSac
+from bench.reference.snakes.torch_learner import TorchDdpg
+from bench.reference.torch_replay import window_return
 
 OUT = Path(__file__).parents[1] / "tests" / "data" / "torch_updates.npz"
 Arrays = dict[str, np.ndarray]

@@ -1,11 +1,11 @@
-"""bench.ablation: which runs it makes, what it keeps of them, and the table."""
+"""bench.studies.ablation: which runs it makes, what it keeps of them, and the table."""
 
 import json
 
 import pytest
 
-from bench import ablation
-from jaxrl.errors import UserError
+from bench.studies import ablation
+from jaxrl.common.errors import UserError
 
 PLAN = """
 preset: ddpg

@@ -12,21 +12,23 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import Corridor
+from helpers.tiny import Corridor
 
-import bench.measure
+import bench.harness.measure
 from envs_jax import EnvSpec
 from envs_jax.snakes import room
-from jaxrl import errors, evaluate, files, render, run_directory, train
-from jaxrl.config import parse
-from jaxrl.errors import UserError
-from jaxrl.plan import TooLargeError
-from jaxrl.prepare import prepare
+from jaxrl import evaluate, render, train
+from jaxrl.cli.config import parse
+from jaxrl.common import errors, files
+from jaxrl.common.errors import UserError
+from jaxrl.runtime import run_directory
+from jaxrl.runtime.build import prepare
+from jaxrl.runtime.memory_plan import TooLargeError
 
 ROOT = Path(__file__).parents[1]
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
-SAC = "--algo sac --env tiny:PointMass --units 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
+SAC = "--algo sac --env helpers.tiny:PointMass --units 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
 COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --width 4 --num_envs 8 --devices 1 --total_episodes 16"
 
 # What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
@@ -61,9 +63,10 @@ USAGE = {
     "minibatch and learn_chunk": (f"{COMA} --minibatches 2 --learn_chunk 3", "learn_chunk 3 does not divide"),
     "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
     "more devices than there are": (f"{TINY} --devices 99", "--devices 99, but there are only 8"),
-    "no total": ("--algo tiny:TinyQ --env tiny:Corridor", "say how long to train: --total_env_steps N"),
+    "no total": ("--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor", "say how long to train: --total_env_steps N"),
     "episodes of unknown length": (
-        "--algo tiny:TinyQ --env tiny:Corridor --total_episodes 9", "differ in length: use --total_env_steps"
+        "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --total_episodes 9",
+        "differ in length: use --total_env_steps",
     ),
     "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
     "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
@@ -72,11 +75,14 @@ USAGE = {
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
-    "another algorithm's preset": ("--algo tiny:TinyQ --config coma", "is for the algorithm 'coma', not 'tiny:TinyQ'"),
+    "another algorithm's preset": (
+        "--algo helpers.tiny:TinyQ --config coma",
+        "is for the algorithm 'coma', not 'helpers.tiny:TinyQ'",
+    ),
     "a run as preset": ("--config {run}", "take --config {run}/config.yaml to start it anew"),
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
-    "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'tiny:TinyQ', not 'sac'"),
+    "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
     "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not fit: they were made with length"),
     "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
     "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
@@ -121,7 +127,7 @@ USAGE = {
     "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is no class: name one as module:Class"),
     "half a path as environment": ("--algo coma --env .x:Y", "environment '.x:Y' is no class"),
     "a class without methods": (
-        "--algo jaxrl.algos.base:Algorithm --env tiny:Corridor --total_env_steps 8", "an algorithm needs"
+        "--algo jaxrl.algos.base:Algorithm --env helpers.tiny:Corridor --total_env_steps 8", "an algorithm needs"
     ),
     "a long configuration": (f"--config {'x' * 5000}", "there is no configuration 'xxx"),
     "a long algorithm": (f"--algo {'x' * 5000}", "unknown algorithm 'xxx"),
@@ -166,8 +172,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with files to go wrong with."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "unknown_key.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngama: 0.9\n")
-    (tmp_path / "twice.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\ngamma: 0.9\ngamma: 0.8\n")
+    (tmp_path / "unknown_key.yaml").write_text("algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\ngama: 0.9\n")
+    (tmp_path / "twice.yaml").write_text(
+        "algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\ngamma: 0.9\ngamma: 0.8\n"
+    )
     (tmp_path / "list.yaml").write_text("- algo\n- coma\n")
     aliases = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]\n" for k in range(1, 9))
     (tmp_path / "bomb.yaml").write_text(f"algo: coma\na0: &a0 [x, x]\n{aliases}seed: *a8\n")
@@ -229,9 +237,9 @@ def test_too_many_snakes_to_look_through(
         pytest.param("jaxrl.train", "--resume nowhere", 1, "nowhere does not exist", "cpu", marks=pytest.mark.long),
         ("jaxrl.evaluate", "nowhere", 1, "nowhere does not exist", "cpu"),
         ("jaxrl.train", "--algo coma", 1, "JAX_PLATFORMS='abacus' is nothing that JAX can use here", "abacus"),
-        ("bench.coverage.engines", "--steps 0", 2, "--steps must lie between 1 and 15, not 0", "cpu"),
+        ("bench.parity.map_engines", "--steps 0", 2, "--steps must lie between 1 and 15, not 0", "cpu"),
         (
-            "bench.coverage.engines",
+            "bench.parity.map_engines",
             "--engines dense dens",
             2,
             "unknown map_engine 'dens': did you mean 'dense'?",
@@ -401,7 +409,7 @@ def test_no_device_is_replaced_by_a_file(here: Path, capsys: pytest.CaptureFixtu
             files.write_atomically(path, "text")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with pytest.raises(UserError, match="no regular file"):
-        bench.measure.output(str(here / "link.json"), "kind")
+        bench.harness.measure.output(str(here / "link.json"), "kind")
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiny import Corridor
 from jax.extend.core import jaxprs_in_params
-from tiny import Corridor
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import pytree

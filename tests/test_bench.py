@@ -9,19 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import Corridor
+from helpers.tiny import Corridor
 
-from bench import compare, convolution, env_throughput, flops, learning, measure, plots, systems, train_throughput
-from bench.coverage import system as coverage
+from bench import compare, env_throughput, systems, train_throughput
+from bench.harness import flops, measure, plots
+from bench.studies import convolution, learning
+from bench.systems import coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
-from jaxrl import config as configuration
-from jaxrl import nets, plan
-from jaxrl.errors import UsageError, UserError
+from jaxrl.cli import config as configuration
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.nn import networks
 from jaxrl.report import flights, rates
 from jaxrl.report.timing import Timing
+from jaxrl.runtime import memory_plan
 
-ENV, ALGO = "tiny:Corridor", "tiny:TinyQ"
+ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"
 RATES = rates.Rates(1e9, 1e8, {"float32": 2e9, "bfloat16": 1e9}, {"conv": 1e9}, 4, "float32")
 
 
@@ -34,7 +37,7 @@ def silent(sentence):
 
 def test_flop_of_the_network_by_hand():
     width, samples, actions = 8, 3, 6
-    net = nets.ConvStack(actions, width)
+    net = networks.ConvStack(actions, width)
     images = jnp.zeros((samples, 11, 11, 7))
     params = jax.eval_shape(net.init, jax.random.key(0), images)
     first = 7 * 7 * 5 * 5 * 7 * width
@@ -113,9 +116,9 @@ def test_bytes_of_a_step():
 def test_how_many_are_stepped_together():
     of_one = flights.Bytes(state=900, timestep=100, view=0)
     each = flights.COPIES * 1000
-    assert flights.together(of_one, 4096, each * 10**6, cut=True) == plan.CPU_FLIGHT
+    assert flights.together(of_one, 4096, each * 10**6, cut=True) == memory_plan.CPU_FLIGHT
     assert flights.together(of_one, 90, each * 10**6, cut=True) == 45
-    assert flights.together(of_one, 4096, int(each * 10 / plan.SHARE) + each, cut=True) == 8
+    assert flights.together(of_one, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
     assert flights.together(of_one, 4096, each - 1, cut=True) == 0
     assert flights.together(of_one, 4096, each * 4096, cut=False) == 4096
     assert flights.together(of_one, 4096, each * 4095, cut=False) == 0
@@ -414,7 +417,7 @@ def test_verbs_write_json_table_and_picture(whole, entry, quick_machine, tmp_pat
     )
     result = json.loads(path.read_text())
     assert result["kind"] == "env_throughput" and result["quick"] and result["machine"]["jax"] == jax.__version__
-    assert result["command"].startswith("python -m bench.env_throughput --env tiny:Corridor")
+    assert result["command"].startswith("python -m bench.env_throughput --env helpers.tiny:Corridor")
     assert result["rates"]["copy"] == 1e9 and result["rows"][0]["num_envs"] == 2
     assert path.with_suffix(".png").stat().st_size > 1000
     page = path.with_suffix(".md").read_text()
@@ -440,7 +443,7 @@ def test_compare(entry, quick_machine, tmp_path, monkeypatch, capsys):
     assert case["environment"]["variants"][""]["length"] == case["training"]["settings"]["length"] == 6
     assert any("PyTorch is not installed" in note for note in result["notes"])
     assert "**long, " in path.with_suffix(".md").read_text() and path.with_suffix(".png").exists()
-    assert "long, tiny:TinyQ on tiny:Corridor: training" in capsys.readouterr().out
+    assert "long, helpers.tiny:TinyQ on helpers.tiny:Corridor: training" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from bench.parity import coverage as coverage_parity
 from bench.parity import learner, records
 from bench.parity.comparison import Comparison, Figure
 from jaxrl import train
-from jaxrl.errors import UserError
+from jaxrl.common.errors import UserError
 from jaxrl.report import gpu
 
 ROOT = Path(__file__).parents[1]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from bench import compare, systems, train_throughput
-from bench.reach import system as reach
-from bench.reach.torch_learner import TorchSac
+from bench.reference.reach.torch_learner import TorchSac
+from bench.systems import reach
 from envs_jax.base import Box, EnvSpec, make
 from envs_jax.reach import goals
-from jaxrl import config as configuration
-from jaxrl.errors import UsageError
+from jaxrl.cli import config as configuration
+from jaxrl.common.errors import UsageError
 
 REAL = importlib.util.find_spec("metaworld") is not None
 real = pytest.mark.skipif(not REAL, reason="Meta-World is not installed (extra 'real')")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from bench import systems, train_throughput
-from bench.snakes import published_learning
-from bench.snakes import system as snakes
-from bench.snakes.torch_learner import TorchDdpg
+from bench.reference.snakes.torch_learner import TorchDdpg
+from bench.studies import published_learning
+from bench.systems import snakes
 from envs_jax.base import make
-from jaxrl import config as configuration
-from jaxrl.errors import UsageError
+from jaxrl.cli import config as configuration
+from jaxrl.common.errors import UsageError
 
 
 def settings(env="snakes_3v3", **changes):

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl.checkpoint import CheckpointError, Checkpoints, digest
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -352,7 +352,7 @@ import itertools, json, resource, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
-from jaxrl.checkpoint import CheckpointError, Checkpoints, digest
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, digest
 """
 
 FULL_DISK = """

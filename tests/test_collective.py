@@ -14,26 +14,26 @@ import numpy as np
 import pytest
 from helpers.labelled import made
 from helpers.off_policy import digest, make_trainer
-from tiny import PointMass, PointState
+from helpers.tiny import PointMass, PointState
 
 import jaxrl.evaluate
-from bench import collective_codes
+from bench.studies import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, labelled, labelled_ring, run_directory, session, train, world_model
-from jaxrl import trajectory_transformer as transformer
-from jaxrl.algos import collective
+from jaxrl import algos, train
 from jaxrl.algos.base import AlgoState, Source, Trajectory, start
-from jaxrl.algos.collective import Collective, distillation_loss
+from jaxrl.algos.collective import algorithm, dataset, transformer, world_model
+from jaxrl.algos.collective.algorithm import Collective, distillation_loss
+from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.config import parse, read_run
-from jaxrl.labelled import LabelledSet
-from jaxrl.parallel import Layout
-from jaxrl.prepare import assemble
-from jaxrl.replay import GOES_ON, TERMINATED, Replay
-from jaxrl.trajectory_transformer import TrajectoryTransformer, Window
+from jaxrl.cli.config import parse, read_run
+from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
+from jaxrl.runtime import expert_dataset, run_directory, session
+from jaxrl.runtime.build import assemble
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.expert_dataset import LabelledSet
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
 
@@ -94,7 +94,7 @@ def begun_net() -> Any:
 
 code_of = jax.jit(lambda params, window: NET.apply(params, window)[0])
 codes_of = jax.jit(jax.vmap(lambda params, window: NET.apply(params, window)[0], in_axes=(None, 0)))
-usable = jax.jit(labelled_ring.usable)
+usable = jax.jit(dataset.usable)
 
 
 def windows(number: int, seed: int = 0) -> Window:
@@ -104,7 +104,7 @@ def windows(number: int, seed: int = 0) -> Window:
 
 
 def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
-    """A set on the accelerator, by the names of `jaxrl.labelled.LabelledSet`, episodes one after another."""
+    """A set on the accelerator, by the names of `LabelledSet`, episodes one after another."""
     host = jax.tree.map(np.asarray, ring)
     shard, env, row = np.nonzero(np.asarray(usable(ring)).swapaxes(1, 2))  # one environment after another
     after = (shard, row + 1, env)
@@ -214,7 +214,7 @@ def test_contrast_by_hand() -> None:
 def test_neighbours_by_hand() -> None:
     known, asked = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
     known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
-    compiled = jax.jit(collective.neighbour_accuracy)
+    compiled = jax.jit(algorithm.neighbour_accuracy)
     accuracy = lambda *weights: float(compiled(known, known_task, asked, task, *map(np.float32, weights)))  # noqa: E731
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
@@ -290,7 +290,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trainer = make_trainer(Collective, Corners(), 4, **TINY, world_updates=4, latent=16)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(collective, "CODED", 32)  # eight rows at a time, of 28
+    patch.setattr(algorithm, "CODED", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
         for number, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
@@ -400,7 +400,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert (ring.end[:, 8] != GOES_ON).all()
     for env in range(4):
         held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
-        wanted = np.repeat([(env + episode) % collective.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        wanted = np.repeat([(env + episode) % algorithm.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
     found = recorded(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
@@ -413,8 +413,8 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     made = LabelledSet(environment="corners", **recorded(state.split, algo.tasks))
-    labelled.write(tmp_path / "set.npz", made)
-    found = labelled.read(tmp_path / "set.npz", least_episodes=1)
+    expert_dataset.write(tmp_path / "set.npz", made)
+    found = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
 
 
@@ -424,7 +424,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     keep = np.ones(len(whole), bool)
     keep[2:4] = keep[23:24] = False
     own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
-    lengths = labelled_ring.lengths(own["step"])
+    lengths = dataset.lengths(own["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
@@ -620,7 +620,7 @@ def collective_run(workers: dict[str, str], tmp_path_factory: pytest.TempPathFac
     """A run of both workers and a file with two more tasks."""
     here = tmp_path_factory.mktemp("collective")
     write_tiny(here)
-    labelled.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}"]) == 0
     return (here / "latest").read_text().strip()
@@ -708,7 +708,7 @@ def test_a_student_of_a_run(
 
 @pytest.mark.long
 def test_a_run_of_labelled_sets_alone(here: Path) -> None:
-    labelled.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main(argv) == 0
     algo, state, _ = session.load_state((here / "latest").read_text().strip())
@@ -718,7 +718,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
 
 
 def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    labelled.write(here / "set.npz", made())
+    expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err

@@ -4,22 +4,23 @@ import dataclasses
 import functools
 from typing import Any, get_args
 
-import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import Corridor
+from helpers import golden
+from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
-from jaxrl import distributions, nets, returns
 from jaxrl.algos import coma as coma_module
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma, ComaParameters
-from jaxrl.config import parse
-from jaxrl.errors import UsageError
-from jaxrl.parallel import Layout
-from jaxrl.prepare import _layout, prepare
+from jaxrl.cli.config import parse
+from jaxrl.common.errors import UsageError
+from jaxrl.nn import distributions, networks
+from jaxrl.rl import returns
+from jaxrl.runtime.build import _layout, prepare
+from jaxrl.runtime.data_parallel import Layout
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 
@@ -353,7 +354,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 @pytest.mark.parametrize("shape", [pytest.param((11, 11, 3), marks=pytest.mark.long), (9, 12, 2)])
 def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int]) -> None:
     x = np.random.default_rng(0).random((3, *shape), np.float32)
-    stacks = {method: nets.ConvStack(5, 8, methods=(method,) * 3) for method in get_args(nets.Convolution)}
+    stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3) for method in get_args(networks.Convolution)}
     params = jax.jit(stacks["conv"].init)(jax.random.key(1), x)
 
     @jax.jit
@@ -377,8 +378,8 @@ def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int
 
 def test_networks_return_float32_whatever_they_compute_in() -> None:
     x = np.random.default_rng(0).random((3, 11, 11, 2), np.float32)
-    exact = nets.ConvStack(5, 8)
-    coarse = nets.ConvStack(5, 8, dtype=jnp.bfloat16)
+    exact = networks.ConvStack(5, 8)
+    coarse = networks.ConvStack(5, 8, dtype=jnp.bfloat16)
     params = jax.jit(coarse.init)(jax.random.key(1), x)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     roughly, exactly = jax.jit(lambda params: (coarse.apply(params, x), exact.apply(params, x)))(params)
@@ -389,7 +390,7 @@ def test_networks_return_float32_whatever_they_compute_in() -> None:
 
 def test_he_networks_start_near_zero() -> None:
     x = np.random.default_rng(0).random((4, 11, 11, 2), np.float32)
-    net = nets.ConvStack(5, 32, initialiser="he")
+    net = networks.ConvStack(5, 32, initialiser="he")
     params = jax.jit(net.init)(jax.random.key(1), x)
     assert np.abs(jax.jit(net.apply)(params, x)).max() < 0.05
     assert all(not np.any(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if "bias" in str(path))

@@ -7,16 +7,18 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from tiny import Corridor, TinyQ
+from helpers.tiny import Corridor, TinyQ
 
 from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
 from envs_jax.base import setting, shown
-from jaxrl import config, prepare, train
+from jaxrl import train
 from jaxrl.algos import find as find_algo
-from jaxrl.config import RunSettings, UsageError, build, parse
+from jaxrl.cli import config
+from jaxrl.cli.config import RunSettings, UsageError, build, parse
+from jaxrl.runtime import build as building
 
-TINY = ("--algo", "tiny:TinyQ", "--env", "tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")
+TINY = ("--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def test_one_kind_of_total_replaces_the_other() -> None:
 
 
 def test_another_environment_takes_the_preset_along_without_its_settings() -> None:
-    values = flat("--config", "coma_quick", "--env", "tiny:Corridor", "--length", "3")
+    values = flat("--config", "coma_quick", "--env", "helpers.tiny:Corridor", "--length", "3")
     assert values["minibatches"] == 24
     assert values["length"] == 3
     assert "q" not in values
@@ -101,7 +103,7 @@ def test_an_algorithm_alone_brings_nothing_that_was_tuned_for_another_environmen
     assert not values["scale_observation"] and not values["masking"]
     settings = {field.name: field.default for field in dataclasses.fields(find_algo("ddpg"))}
     assert all(values[name] == default for name, default in settings.items() if name in values)
-    prepare.assemble(parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config)
+    building.assemble(parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config)
     named = flat("--config", "ddpg_quick", "--env", "test_config:Unbounded", "--scale_observation", "false")
     assert (named["reward"], named["n_step"]) == ("plain", 3)
 
@@ -124,7 +126,14 @@ def test_types_of_flags() -> None:
 
 def test_types_of_yaml() -> None:
     values = build(
-        {"algo": "test_config:Fancy", "env": "tiny:Corridor", "layers": [4], "span": [0, 1], "lr": "1e-3", "gamma": 1},
+        {
+            "algo": "test_config:Fancy",
+            "env": "helpers.tiny:Corridor",
+            "layers": [4],
+            "span": [0, 1],
+            "lr": "1e-3",
+            "gamma": 1,
+        },
         "here",
     ).flat()
     assert values["layers"] == (4,)
@@ -170,7 +179,7 @@ def test_wrong_values_of_flags(flag: str, value: str, wanted: str) -> None:
 )
 def test_wrong_values_in_yaml(name: str, value: Any, wanted: str) -> None:
     with pytest.raises(UsageError) as caught:
-        build({"algo": "test_config:Fancy", "env": "tiny:Corridor", name: value}, "my.yaml")
+        build({"algo": "test_config:Fancy", "env": "helpers.tiny:Corridor", name: value}, "my.yaml")
     assert str(caught.value) == f"my.yaml: {wanted}"
 
 
@@ -293,12 +302,12 @@ def test_every_setting_has_a_sentence() -> None:
 
 
 def test_config_yaml_is_a_way_back(tmp_path: Path) -> None:
-    first = prepare.prepare(parse((*FANCY, "--layers", "8,16", "--lr", "3e-3", "--devices", "1")).config).config
+    first = building.prepare(parse((*FANCY, "--layers", "8,16", "--lr", "3e-3", "--devices", "1")).config).config
     file = tmp_path / "config.yaml"
     file.write_text(first.to_yaml())
     again = parse(("--config", str(file))).config
     assert again == first
-    assert prepare.prepare(again).config == first
+    assert building.prepare(again).config == first
     assert all(value != "auto" for value in yaml.safe_load(first.to_yaml()).values())
 
 
@@ -318,10 +327,10 @@ def test_settings_that_cannot_be_flags() -> None:
 
 
 def test_a_user_class_that_is_no_algorithm_or_not_there() -> None:
-    assert "must be a frozen dataclass" in sentence("--algo", "tiny:Corridor", "--env", "tiny:Corridor")
-    assert "there is no module 'tinny'" in sentence("--algo", "tinny:TinyQ", "--env", "tiny:Corridor")
-    assert "module 'tiny' has no 'TinyR'" in sentence("--algo", "tiny:TinyR", "--env", "tiny:Corridor")
-    assert "names no environment" in sentence("--algo", "tiny:TinyQ")
+    assert "must be a frozen dataclass" in sentence("--algo", "helpers.tiny:Corridor", "--env", "helpers.tiny:Corridor")
+    assert "there is no module 'tinny'" in sentence("--algo", "tinny:TinyQ", "--env", "helpers.tiny:Corridor")
+    assert "module 'tiny' has no 'TinyR'" in sentence("--algo", "helpers.tiny:TinyR", "--env", "helpers.tiny:Corridor")
+    assert "names no environment" in sentence("--algo", "helpers.tiny:TinyQ")
 
 
 def test_what_may_change_on_resume() -> None:

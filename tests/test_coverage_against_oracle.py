@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import envs_jax
-from bench.coverage import oracle
 from bench.parity.coverage import critic, probability
+from bench.reference.coverage import oracle
 from envs_jax.coverage import actions, communication, terrain
 
 SPACING = 5

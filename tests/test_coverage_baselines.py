@@ -4,17 +4,17 @@ import dataclasses
 import functools
 import types
 
-import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import golden
 from helpers.coverage import begin, proceed
 from helpers.programs import compiled
 
 import envs_jax
-from bench.coverage import oracle
 from bench.parity.coverage import advance, environment, lattice, launch, rectangle, whole_map
+from bench.reference.coverage import oracle
 from envs_jax.coverage import actions, baselines, terrain
 
 

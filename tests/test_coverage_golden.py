@@ -3,10 +3,10 @@ go in, beliefs, observations, critic states, rewards, masks and metrics must com
 
 import functools
 
-import golden
 import jax
 import numpy as np
 import pytest
+from helpers import golden
 
 from bench.parity import coverage
 from bench.parity.coverage import environment, lattice

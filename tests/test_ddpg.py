@@ -5,25 +5,26 @@ import functools
 import re
 from typing import Any
 
-import golden
 import helpers.off_policy
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import golden
 from helpers.off_policy import MODERN, SMALL, VARIANTS, at_step, run
+from helpers.tiny import Corridor
 from jax.test_util import check_grads
-from tiny import Corridor
 
-from bench.snakes.torch_learner import TorchDdpg
+from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
-from jaxrl import algos, nets
+from jaxrl import algos
 from jaxrl.algos import ddpg, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.evaluation import ended
-from jaxrl.parallel import Layout
-from jaxrl.replay import GOES_ON, TERMINATED
+from jaxrl.evaluation.rollouts import ended
+from jaxrl.nn import networks
+from jaxrl.rl.replay import GOES_ON, TERMINATED
+from jaxrl.runtime.data_parallel import Layout
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
@@ -283,7 +284,7 @@ def test_the_gradient_of_layer_norm() -> None:
     """That of `nets` is its own: against differences of values."""
     rng = np.random.default_rng(0)
     values = [rng.normal(size=shape).astype(np.float32) for shape in [(5, 16), (16,), (16,), (16,)]]
-    check_grads(jax.jit(nets._normalised), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
+    check_grads(jax.jit(networks._normalised), values, order=1, modes=["rev"], eps=1e-3, atol=0.02, rtol=0.02)
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:

@@ -6,12 +6,22 @@ import subprocess
 import jax
 import pytest
 
-from jaxrl import doctor, plan
+from jaxrl import doctor
 from jaxrl.doctor import Finding, Nvidia
 from jaxrl.report import rates
 from jaxrl.report.timing import Timing, seconds_of, stopwatch, take_turns
+from jaxrl.runtime import memory_plan
 
-TINY = ["--algo", "tiny:TinyQ", "--env", "tiny:Corridor", "--total_env_steps", "1000", "--num_envs", "8"]
+TINY = [
+    "--algo",
+    "helpers.tiny:TinyQ",
+    "--env",
+    "helpers.tiny:Corridor",
+    "--total_env_steps",
+    "1000",
+    "--num_envs",
+    "8",
+]
 H200 = Nvidia(("H200 139.0 GiB",), "570.10", "12.8")
 FOUND = rates.Rates(2e9, 1e9, {"float32": 3e9}, {"dense": 4e9}, 16, "float32")
 
@@ -124,7 +134,7 @@ def test_dear_pages_are_worth_a_hint(monkeypatch, tmp_path):
 def test_a_run_that_fits(capsys):
     assert doctor.main([*TINY, "--compile", "true", "--quick"]) == 0
     out = capsys.readouterr().out
-    assert "tiny:TinyQ on tiny:Corridor, 8 environments" in out
+    assert "helpers.tiny:TinyQ on helpers.tiny:Corridor, 8 environments" in out
     assert "trajectory" in out and "together" in out and "yes, by the plan" in out
     assert "compiled phase 'train'" in out and "yes, as compiled" in out
     assert "steps/s, 1 at a time, random policy" in out
@@ -138,7 +148,7 @@ def test_a_run_that_does_not_fit(capsys):
 
 def test_what_the_compiler_needs_beyond_the_plan(monkeypatch):
     config, _, _ = doctor.parse(TINY)
-    monkeypatch.setattr(plan, "compiled_bytes", lambda program: 2**60)
+    monkeypatch.setattr(memory_plan, "compiled_bytes", lambda program: 2**60)
     findings, _ = doctor.look_at_memory(config, compile_it=True)
     assert findings[-1].state == "bad" and "as compiled" in findings[-1].value
 

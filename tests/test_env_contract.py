@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import Corridor, CorridorState
+from helpers.tiny import Corridor, CorridorState
 
 import envs_jax
 from envs_jax import Box, EnvSpec, TimeStep

@@ -10,23 +10,25 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask, sequential_masks
-from jaxrl import evaluate, subject, train
-from jaxrl.evaluation import held_out_key, uniform
-from jaxrl.subject import Subject, load
-from jaxrl.trainer import key_of_env
+from jaxrl import evaluate, train
+from jaxrl.evaluation import policies
+from jaxrl.evaluation.policies import Subject, load
+from jaxrl.evaluation.rollouts import held_out_key, uniform
+from jaxrl.runtime.trainer import key_of_env
 
 SMALL = {"q": 2, "budget": 2, "num_agents": 2}
 
 
 def corridor(**settings) -> Subject:
-    return load(None, "tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 6, **settings})
+    return load(None, "helpers.tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 6, **settings})
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A run of the tiny algorithm on the corridor, a few updates long."""
     root = tmp_path_factory.mktemp("runs")
-    flags = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --num_agents 2 --horizon 6 --total_env_steps 256"
+    flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --num_agents 2 --horizon 6"
+    flags += " --total_env_steps 256"
     assert train.main([*flags.split(), "--devices", "1", "--runs", str(root)]) == 0
     return Path((root / "latest").read_text().strip())
 
@@ -125,7 +127,7 @@ def test_conclusion_tells_the_comparison():
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     path = tmp_path / "numbers.json"
-    settings = ["--env", "tiny:Corridor", "--length", "3", "--horizon=6"]
+    settings = ["--env", "helpers.tiny:Corridor", "--length", "3", "--horizon=6"]
     assert evaluate.main([*settings, "--episodes", "9", "--seed", "3", "--json", str(path)]) == 0
     out, err = capsys.readouterr()
     report = json.loads(path.read_text())
@@ -169,7 +171,9 @@ def test_a_run_beside_every_baseline(run, capsys):
     assert evaluate.main([str(run), "--episodes", "6"]) == 0
     report = json.loads((run / evaluate.FILE).read_text())
     assert list(report["policies"]) == ["learned", "sampled", "random", "right"]
-    assert report["algo"] == "tiny:TinyQ" and report["settings"]["batch_size"] == 32 and report["checkpoint"] > 0
+    assert (
+        report["algo"] == "helpers.tiny:TinyQ" and report["settings"]["batch_size"] == 32 and report["checkpoint"] > 0
+    )
     assert report["versions"]["jax"] == jax.__version__
     out = capsys.readouterr().out
     assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
@@ -180,11 +184,11 @@ def test_a_run_beside_every_baseline(run, capsys):
 
 def test_a_policy_moves_to_settings_that_fit(run):
     settings = {"num_agents": 2, "length": 4, "horizon": 9}
-    moved = load(run, "tiny:Corridor", settings)
+    moved = load(run, "helpers.tiny:Corridor", settings)
     ((_, curves),) = evaluate.fly(moved, ["learned"], 4, 0)
     assert curves["return"].shape == (10, 4)
-    with pytest.raises(subject.UsageError, match="does not fit length 7"):
-        load(run, "tiny:Corridor", {**settings, "horizon": 6, "length": 7})
+    with pytest.raises(policies.UsageError, match="does not fit length 7"):
+        load(run, "helpers.tiny:Corridor", {**settings, "horizon": 6, "length": 7})
 
 
 @pytest.mark.parametrize(

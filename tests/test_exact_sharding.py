@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from helpers.off_policy import OptimisedLayout, digest, run, trainer_of
 
-from jaxrl.checkpoint import Checkpoints
+from jaxrl.runtime.checkpoint import Checkpoints
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench.parity import agent_games
 from bench.parity.snakes import stack
-from bench.snakes import agent_games, oracle
-from bench.snakes.oracle_opponents import choose, scripted
+from bench.reference.snakes import oracle
+from bench.reference.snakes.opponents import choose, scripted
 from envs_jax.base import make
 from envs_jax.snakes import full, segments
 from envs_jax.snakes.env import State
-from jaxrl import export, run_directory
+from jaxrl import export
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg, masked_softmax
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.config import parse
-from jaxrl.errors import UserError
+from jaxrl.cli.config import parse
+from jaxrl.common.errors import UserError
 from jaxrl.export import jidi_settings, write_jidi
-from jaxrl.parallel import Layout
-from jaxrl.prepare import assemble
+from jaxrl.runtime import run_directory
+from jaxrl.runtime.build import assemble
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.data_parallel import Layout
 
 PLAYED, BARED = 480, 20
 MODERN = {

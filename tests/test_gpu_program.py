@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bench import gpu_program, measure
+from bench import gpu_program
 from bench.gpu import thunks
-from jaxrl.errors import UserError
-from jaxrl.parallel import Layout, graphs
+from bench.harness import measure
+from jaxrl.common.errors import UserError
+from jaxrl.runtime.data_parallel import Layout, graphs
 
 # As XLA prints it: a graph of two kernels; a loop of 8 around a graph of 3; a loop of unknown length around a
 # convolution, a graph of 2, a branch of 1 or of 2 kernels, and the end of an asynchronous copy.

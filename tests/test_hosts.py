@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl import hosts, plan, train
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.errors import UsageError, UserError
+from jaxrl import train
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
+from jaxrl.runtime import hosts, memory_plan
+from jaxrl.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 COMA = (
@@ -31,7 +32,7 @@ DDPG = (
     "--depth 1 --update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 "
     "--exact_sharding"
 )
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --block_iterations 4 --exact_sharding"
 LONG = f"{TINY} --total_env_steps 100000000 --checkpoint_every 40 --eval_every 0 --block_seconds 0.05 --log_every 4"
 
 
@@ -292,7 +293,7 @@ def test_devices_of_several_hosts(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: devices)
-    found, warning = plan.choose_devices(0, 64, shards)
+    found, warning = memory_plan.choose_devices(0, 64, shards)
     assert (found, warning is not None) == (used, warned)
 
 
@@ -303,7 +304,7 @@ def test_hosts_that_cannot_share_the_batch(
     monkeypatch.setattr(jax, "process_count", lambda: number)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     with pytest.raises(UsageError, match=f"{num_envs} environments .* {number} hosts of 1 devices cannot share evenly"):
-        plan.choose_devices(0, num_envs, shards)
+        memory_plan.choose_devices(0, num_envs, shards)
 
 
 # The guard

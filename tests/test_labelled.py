@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers.labelled import made
 
-from jaxrl import labelled
-from jaxrl.labelled import LabelledSetError
+from jaxrl.runtime import expert_dataset
+from jaxrl.runtime.expert_dataset import LabelledSetError
 
 
 def saved(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
@@ -28,8 +28,8 @@ def changed(name: str, place: Any, value: float) -> dict[str, np.ndarray]:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    labelled.write(tmp_path / "set.npz", made())
-    found = labelled.read(tmp_path / "set.npz")
+    expert_dataset.write(tmp_path / "set.npz", made())
+    found = expert_dataset.read(tmp_path / "set.npz")
     for name, value in dataclasses.asdict(made()).items():
         np.testing.assert_array_equal(getattr(found, name), value)
     assert len(found) == 40 and found.episodes.tolist() == [5, 5]
@@ -38,19 +38,19 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 def test_floats_and_integers_of_any_width_are_read(tmp_path: Path) -> None:
     wide = {"reward": made().reward.astype(np.float64), "step": made().step.astype(np.int64)}
-    found = labelled.read(saved(tmp_path / "set.npz", **wide))
+    found = expert_dataset.read(saved(tmp_path / "set.npz", **wide))
     assert found.reward.dtype == np.float32 and found.step.dtype == np.int32
 
 
 def test_sets_are_joined_by_the_names_of_their_tasks(tmp_path: Path) -> None:
     first, second = saved(tmp_path / "a.npz"), saved(tmp_path / "b.npz", task_names=("lift", "push"))
-    both = labelled.read_all([str(first), str(second)])
+    both = expert_dataset.read_all([str(first), str(second)])
     assert both.task_names == ("push", "pull", "lift") and both.episodes.tolist() == [10, 5, 5]
     assert both.task[len(made())] == 2 and both.task[-1] == 0
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/labelled.py"),
+    "a field is missing": ({"without": ("mu", "value")}, "lacks mu, value: see jaxrl/runtime/expert_dataset.py"),
     "another version": ({"version": 2}, "is of version 2, this program reads version 1: make it anew"),
     "not a number": (changed("log_std", (7, 1), np.nan), "has a log_std that is not finite in row 7"),
     "infinite": (changed("reward", 9, np.inf), "has a reward that is not finite in row 9"),
@@ -82,7 +82,7 @@ def test_a_set_that_will_not_do_is_refused(what: str, tmp_path: Path) -> None:
     changes, sentence = BROKEN[what]
     path = saved(tmp_path / "set.npz", **changes)
     with pytest.raises(LabelledSetError) as caught:
-        labelled.read(path)
+        expert_dataset.read(path)
     assert sentence in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -105,7 +105,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         ("array.npy", "no .npz archive of plain arrays"),
     ):
         with pytest.raises(LabelledSetError) as caught:
-            labelled.read(tmp_path / name)
+            expert_dataset.read(tmp_path / name)
         assert sentence in str(caught.value)
 
 
@@ -113,14 +113,14 @@ def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
     wide = {name: np.zeros((40, 5), np.float32) for name in ("observation", "next_observation")}
     paths = [str(saved(tmp_path / "a.npz")), str(saved(tmp_path / "b.npz", **wide))]
     with pytest.raises(LabelledSetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
-        labelled.read_all(paths)
+        expert_dataset.read_all(paths)
 
 
 def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(LabelledSetError, match="not finite in row 2"):
-        labelled.write(tmp_path / "set.npz", made(**changed("value", 2, np.nan)))
+        expert_dataset.write(tmp_path / "set.npz", made(**changed("value", 2, np.nan)))
     with pytest.raises(LabelledSetError, match="cannot be written"):
-        labelled.write(tmp_path / "absent" / "set.npz", made())
+        expert_dataset.write(tmp_path / "absent" / "set.npz", made())
     assert not list(tmp_path.iterdir())
 
 
@@ -149,7 +149,7 @@ def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", claim)
     with pytest.raises(LabelledSetError, match="cannot be read") as caught:
-        labelled.read(path)
+        expert_dataset.read(path)
     assert len(str(caught.value)) < 300 + len(str(path))
 
 
@@ -159,10 +159,10 @@ def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
         archive.writestr("reward.npy", header(f"({10**9},)", "<f4"))
         archive.infolist()[-1].file_size = 4 * 10**9 + len(header(f"({10**9},)", "<f4"))  # closed with this in its list
     with pytest.raises(LabelledSetError, match="cannot be read"):
-        labelled.read(path)
+        expert_dataset.read(path)
 
 
 def test_long_names_are_shortened(tmp_path: Path) -> None:
     with pytest.raises(LabelledSetError) as caught:
-        labelled.read(saved(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
+        expert_dataset.read(saved(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
     assert len(str(caught.value)) < 300 + len(str(tmp_path))

@@ -12,12 +12,14 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.batch import batched
-from jaxrl import config, evaluate, league, train
+from jaxrl import evaluate, train
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.evaluation import held_out_key
-from jaxrl.parallel import Layout
-from jaxrl.subject import Subject, load
-from jaxrl.trainer import key_of_env
+from jaxrl.cli import config
+from jaxrl.evaluation import league
+from jaxrl.evaluation.policies import Subject, load
+from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8
 TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "depth": 1, "num_envs": 8,

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, trainer_of
-from tiny import Corridor, CorridorState, PointMass, PointState
+from helpers.tiny import Corridor, CorridorState, PointMass, PointState
 
 from envs_jax import TimeStep
 from jaxrl.algos.base import total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED
+from jaxrl.rl.replay import GOES_ON, TERMINATED, TRUNCATED
+from jaxrl.runtime.checkpoint import Checkpoints
 
 TRAINED = ("ddpg expected",)  # in every run; the others at night
 

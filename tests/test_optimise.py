@@ -9,21 +9,21 @@ import numpy as np
 import optax
 import pytest
 from helpers.off_policy import CASES, at_step
-from tiny import Corridor
+from helpers.tiny import Corridor
 
 from envs_jax import Box
-from jaxrl import optimise
 from jaxrl.algos.base import Algorithm
-from jaxrl.algos.collective import Collective
+from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.coma import Coma
-from jaxrl.parallel import Layout
+from jaxrl.nn import optimizers
+from jaxrl.runtime.data_parallel import Layout
 
 
 def test_adam_in_float32_is_adam() -> None:
     """Against float64, from the first step on; with 1 - beta^t taken in float32 the second one is off by 6e-6."""
     random = np.random.default_rng(0)
     gradients = [(10.0 ** random.uniform(-6, 2, 40) * random.choice([-1, 1], 40)).astype(np.float32) for _ in range(30)]
-    adam = optimise.adam(1e-8)
+    adam = optimizers.adam(1e-8)
     state, step = adam.init(jnp.zeros(40)), jax.jit(adam.update)
     mu, nu = np.zeros(40), np.zeros(40)
     for t, gradient in enumerate(gradients, 1):
@@ -34,7 +34,7 @@ def test_adam_in_float32_is_adam() -> None:
 
 
 def test_gradients_are_clipped_to_a_norm() -> None:
-    adam = optimise.adam(max_grad_norm=1.0)
+    adam = optimizers.adam(max_grad_norm=1.0)
     _, state = jax.jit(adam.update)(jnp.array([3.0, 4.0]), adam.init(jnp.zeros(2)))
     np.testing.assert_allclose(optax.tree_utils.tree_get(state, "mu"), [0.06, 0.08], rtol=1e-6)
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import golden
 import numpy as np
 import pytest
+from helpers import golden
 
-from bench.coverage import oracle, oracle_baselines, torch_learner
-from bench.coverage.oracle import Mission, Settings
+from bench.reference.coverage import baselines, oracle, torch_learner
+from bench.reference.coverage.oracle import Mission, Settings
 
 BELIEF, OBSERVATION, REWARD, ENTROPY = 5e-5, 1e-5, 1e-5, 1e-6  # tolerances: the records are float32
 SMALL = Settings(q=5)
@@ -203,16 +203,16 @@ def test_greedy_baseline_reproduces_gains_and_actions(name: str) -> None:
             assert mission.metrics()["f1_strict"] == pytest.approx(record["eval_f1"][t], abs=0.11 + one_cell)
         if mission.done:
             break
-        masks = oracle_baselines.greedy_masks(mission)
+        masks = baselines.greedy_masks(mission)
         np.testing.assert_array_equal(masks, record["mask"][t])
-        gains = oracle_baselines.raw_gains(mission, masks)
+        gains = baselines.raw_gains(mission, masks)
         np.testing.assert_allclose(gains, record["raw_gain"][t], atol=1e-6, rtol=0)
-        utility = oracle_baselines.normalised(gains)
+        utility = baselines.normalised(gains)
         if communication:
             targets = mission.positions[:, None, :] + oracle.MOVES[6]
-            utility = oracle_baselines.discounted(utility, masks, targets)
+            utility = baselines.discounted(utility, masks, targets)
         np.testing.assert_allclose(utility, record["utility"][t], atol=1e-6, rtol=0)
-        np.testing.assert_array_equal(oracle_baselines.ig_policy(mission, communication), record["action"][t])
+        np.testing.assert_array_equal(baselines.ig_policy(mission, communication), record["action"][t])
 
 
 # ---------------------------------------------------------------- rules by hand
@@ -412,7 +412,7 @@ def test_random_missions_stay_inside(num_actions: int) -> None:
 
 
 def test_lawnmower_paths() -> None:
-    paths = np.stack([oracle_baselines.lawnmower_path(i, 10) for i in range(4)])
+    paths = np.stack([baselines.lawnmower_path(i, 10) for i in range(4)])
     assert paths.shape == (4, 15, 3)
     np.testing.assert_array_equal(np.abs(np.diff(paths, axis=1)).sum(-1), 5)
     assert paths[1, 0].tolist() == [10, 30, 10] and paths[1, -1].tolist() == [10, 40, 10]
@@ -421,14 +421,14 @@ def test_lawnmower_paths() -> None:
 
 @pytest.mark.parametrize(("policy", "options"), [("random", {}), ("ig", {}), ("lawnmower", {"altitude": 10})])
 def test_fly_returns_whole_curves(policy: str, options: dict[str, Any]) -> None:
-    curves = oracle_baselines.fly(policy, SMALL, seed=3, **options)
+    curves = baselines.fly(policy, SMALL, seed=3, **options)
     assert curves["entropy"].shape == (17,) and curves["reward"].shape == (15,)
     assert curves["entropy"][0] == 1.0 and curves["f1"][0] == 0.0 and curves["coverage"][0] == 0.0
     assert np.all(np.diff(curves["coverage"]) >= 0) and np.all(curves["roi_coverage"] <= 1)
-    again = oracle_baselines.fly(policy, SMALL, seed=3, **options)
+    again = baselines.fly(policy, SMALL, seed=3, **options)
     np.testing.assert_array_equal(curves["reward"], again["reward"])
     if policy == "lawnmower":
-        path = oracle_baselines.lawnmower_path(0, 10)
+        path = baselines.lawnmower_path(0, 10)
         np.testing.assert_array_equal(curves["positions"][:, 0], np.concatenate([path, path[-2:-1]]))
 
 
@@ -436,7 +436,7 @@ def test_greedy_beats_random() -> None:
     settings = Settings(q=7)
 
     def final(policy: str) -> float:
-        return float(np.mean([oracle_baselines.fly(policy, settings, seed)["entropy"][-1] for seed in range(12)]))
+        return float(np.mean([baselines.fly(policy, settings, seed)["entropy"][-1] for seed in range(12)]))
 
     assert final("ig") < final("random") - 0.1
 
@@ -560,5 +560,5 @@ def test_training_runs(torch: Any, options: dict[str, Any]) -> None:
         assert all(np.isfinite(value) for value in stats.values())
     assert stats["missions"] == 8 and learner.training_steps == 2
     assert np.abs(summary(learner, "actor") - before).max() > 0
-    curves = oracle_baselines.fly(torch_learner.greedy_policy(learner), settings, seed=0)
+    curves = baselines.fly(torch_learner.greedy_policy(learner), settings, seed=0)
     assert curves["entropy"].shape == (7,) and curves["entropy"][-1] < 1

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import golden
 import numpy as np
 import pytest
+from helpers import golden
 
-from bench.snakes import oracle, oracle_opponents
-from bench.snakes.oracle import DOWN, LEFT, RIGHT, UP, Cell, Game, Settings, State
-from bench.snakes.oracle_opponents import EVASION, choose, play, scripted
+from bench.reference.snakes import opponents, oracle
+from bench.reference.snakes.opponents import EVASION, choose, play, scripted
+from bench.reference.snakes.oracle import DOWN, LEFT, RIGHT, UP, Cell, Game, Settings, State
 
 BOARD = Settings()
 FAR = [(9, 19), (9, 17), (9, 15), (9, 13), (9, 11)]  # beans out of the way
@@ -340,7 +340,7 @@ def test_a_snake_off_the_board_counts_as_zeros() -> None:
     for variant in oracle.REWARDS:
         shaped = oracle.shaped_rewards(variant, game.state, [0] * 6, [True] + [False] * 5, 3, range(3))
         assert shaped[0] == 0 and (variant == "score" or shaped[1] != 0)
-    assert all(choose(game.state, BOARD, [0], level) == [UP] for level in oracle_opponents.LEVELS[1:])
+    assert all(choose(game.state, BOARD, [0], level) == [UP] for level in opponents.LEVELS[1:])
 
 
 # ---------------------------------------------------------------- draws
@@ -538,8 +538,8 @@ def test_players_without_a_bean() -> None:
 def test_evasion_claims_the_way_on() -> None:
     """Left leads on through (4, 4) only, which up has claimed."""
     walls = [(5, 3), (6, 4), (4, 6), (6, 5), (5, 6)]
-    assert oracle_opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
-    assert oracle_opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
+    assert opponents.safe_directions((5, 5), {(5, 5), *walls}, BOARD) == [UP]
+    assert opponents.safe_directions((5, 5), {(5, 5), (4, 5), *walls}, BOARD) == [LEFT]
 
 
 def test_safe_directions_in_closed_form() -> None:
@@ -562,7 +562,7 @@ def test_safe_directions_in_closed_form() -> None:
             free(x) and (free(x, x) or (free(u, x) and not free(u)) or (free(d, x) and not free(d))),
             free(r) and (free(r, r) or (free(u, r) and not free(u)) or (free(d, r) and not free(d))),
         ]
-        assert oracle_opponents.safe_directions((2, 2), bodies, settings) == np.flatnonzero(closed).tolist()
+        assert opponents.safe_directions((2, 2), bodies, settings) == np.flatnonzero(closed).tolist()
 
 
 def test_third_level_in_whole_numbers() -> None:
@@ -578,13 +578,13 @@ def test_team_mates_of_either_seat_play_alike() -> None:
     for _ in range(40):
         game.step(game.rng.integers(4, size=6))
         turned = oracle.relabelled(game.state, BOARD, 1)
-        for level in oracle_opponents.LEVELS[1:]:
+        for level in opponents.LEVELS[1:]:
             assert choose(game.state, BOARD, BOARD.team(1), level) == choose(turned, BOARD, BOARD.team(0), level)
 
 
 def test_levels_of_a_training() -> None:
     def starts(strategy: str) -> list[int]:
-        levels = [oracle_opponents.scheduled_level(strategy, episode, 50_000) for episode in range(1, 50_001)]
+        levels = [opponents.scheduled_level(strategy, episode, 50_000) for episode in range(1, 50_001)]
         assert levels == sorted(levels)
         return [levels.index(level) + 1 for level in range(1, 5)]
 

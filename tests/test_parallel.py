@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import OptimisedLayout
+from helpers.tiny import Corridor, TinyQ
 from jax.sharding import PartitionSpec
-from tiny import Corridor, TinyQ
 
 import envs_jax
 from envs_jax.base import Array
 from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.algos.coma import Coma
-from jaxrl.parallel import REPLICATED, SPLIT, Layout, make_mesh, map_chunks, on_mesh
-from jaxrl.trainer import Trainer, TrainState
+from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, make_mesh, map_chunks, on_mesh
+from jaxrl.runtime.trainer import Trainer, TrainState
 
 ENVS, SHARDS = 16, 8
 COMA = {

@@ -2,9 +2,9 @@
 
 import functools
 
-import golden
 import numpy as np
 import pytest
+from helpers import golden
 
 from scripts import record_parity
 

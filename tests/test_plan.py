@@ -9,19 +9,19 @@ from typing import Any
 
 import jax
 import pytest
-from tiny import Corridor, TinyQ
+from helpers.tiny import Corridor, TinyQ
 
 from envs_jax.batch import batched
-from jaxrl import plan
 from jaxrl.algos.base import Phase
-from jaxrl.config import parse
-from jaxrl.errors import UsageError
-from jaxrl.parallel import Layout
-from jaxrl.plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
-from jaxrl.position import Position
-from jaxrl.prepare import Setup, assemble, compile_programs
+from jaxrl.cli.config import parse
+from jaxrl.common.errors import UsageError
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.build import Setup, assemble, compile_programs
+from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.memory_plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
+from jaxrl.runtime.position import Position
 
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --total_env_steps 320"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 320"
 
 
 def setup_of(argv: str) -> Setup:
@@ -58,7 +58,7 @@ def test_the_longest_phase_counts_wherever_it_stands() -> None:
 
         setup = setup_of(f"{TINY} --devices 1")
         trainer = dataclasses.replace(setup.trainer, algo=Uneven(setup.env.spec, setup.trainer.layout))
-        assert plan.make_plan(trainer, GIB).parts["trajectory"] == 12 * row
+        assert memory_plan.make_plan(trainer, GIB).parts["trajectory"] == 12 * row
 
 
 def test_devices_share_what_is_split() -> None:
@@ -75,7 +75,7 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
         for every in (0, 1)
     )
     assert "evaluation" not in quiet.parts
-    flying = 3 * plan.flying_bytes(batched(Corridor())) * 2000
+    flying = 3 * memory_plan.flying_bytes(batched(Corridor())) * 2000
     assert loud.parts["evaluation"] == max(0, flying - loud.parts["trajectory"]) > 0
 
 
@@ -107,7 +107,7 @@ def affine(fixed: int, per_env: float, num_envs: int, limit: int) -> Plan:
 def test_the_largest_that_fits(fixed: int, per_env: float) -> None:
     limit = 100_000
     made = affine(fixed, per_env, 1 << 20, limit)
-    found = plan.search_largest(made, lambda n: affine(fixed, per_env, n, limit))
+    found = memory_plan.search_largest(made, lambda n: affine(fixed, per_env, n, limit))
     assert affine(fixed, per_env, found, limit).fits
     best = (limit - fixed) / per_env
     assert best - 8 - 0.05 * best <= found <= best
@@ -120,15 +120,15 @@ def test_the_search_survives_a_plan_that_bends() -> None:
     def replan(num_envs: int) -> Plan:
         return affine(20_000 + 300 * int(math.sqrt(num_envs)), 40, num_envs, 100_000)
 
-    found = plan.search_largest(replan(100_000), replan)
+    found = memory_plan.search_largest(replan(100_000), replan)
     assert replan(found).fits
     assert not replan(int(1.25 * found)).fits
 
 
 def test_nothing_fits() -> None:
     made = affine(200_000, 10, 64, 100_000)
-    assert plan.search_largest(made, lambda n: affine(200_000, 10, n, 100_000)) == 0
-    assert plan.search_largest(affine(0, 5000, 64, 100_000), lambda n: None) == 0
+    assert memory_plan.search_largest(made, lambda n: affine(200_000, 10, n, 100_000)) == 0
+    assert memory_plan.search_largest(affine(0, 5000, 64, 100_000), lambda n: None) == 0
     with pytest.raises(TooLargeError, match="choose smaller networks, batches or environments"):
         made.check(made.total)
 
@@ -179,9 +179,9 @@ def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str,
     flown = envs["num_envs"] // (4 if layout.get("exact") else envs["devices"])
     assert flown % made.rollout == 0
     assert 3000 * 4 % made.learn == 0
-    per_env = 3 * plan.flying_bytes(batched(Corridor()))
-    assert made.rollout == 1 or made.rollout * per_env <= plan.SHARE * limit
-    assert made.learn == 1 or made.learn * 1000 <= plan.SHARE * limit
+    per_env = 3 * memory_plan.flying_bytes(batched(Corridor()))
+    assert made.rollout == 1 or made.rollout * per_env <= memory_plan.SHARE * limit
+    assert made.learn == 1 or made.learn * 1000 <= memory_plan.SHARE * limit
 
 
 def test_chunks_on_a_cpu_are_not_larger_than_its_caches_like() -> None:
@@ -245,18 +245,18 @@ def test_the_warning_reaches_the_user() -> None:
 
 
 def test_free_memory_of_a_container(tmp_path: Path) -> None:
-    names = plan.CGROUPS[0]
-    assert plan._left_in_cgroup(*names, root=tmp_path) == math.inf
+    names = memory_plan.CGROUPS[0]
+    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == math.inf
     for name, text in zip(names[:3], ("1000\n", "700\n", "anon 400\ninactive_file 250\n"), strict=True):
         (tmp_path / name).write_text(text)
-    assert plan._left_in_cgroup(*names, root=tmp_path) == 550
+    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == 550
     (tmp_path / names[0]).write_text("max\n")
-    assert plan._left_in_cgroup(*names, root=tmp_path) == math.inf
+    assert memory_plan._left_in_cgroup(*names, root=tmp_path) == math.inf
 
 
 def test_devices_of_a_cpu_share_its_memory() -> None:
     device = jax.local_devices()[0]
-    assert 0 < plan.free_memory(device, 8) < plan.free_memory(device)
+    assert 0 < memory_plan.free_memory(device, 8) < memory_plan.free_memory(device)
 
 
 def test_the_peak_of_a_run() -> None:

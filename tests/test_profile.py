@@ -14,7 +14,10 @@ from helpers.runs import outcome, resume, run, shared_programs
 
 from jaxrl.report import profile
 
-FLAGS = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 --block_iterations 4"
+FLAGS = (
+    "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 "
+    "--block_iterations 4"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.reach import oracle
+from bench.reference.reach import oracle
 from envs_jax.reach import constants, dynamics, folding
 
 LANES = 40  # as in the replay of recorded episodes, so that the arm is compiled once

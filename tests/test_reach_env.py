@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.reach import oracle
+from bench.reference.reach import oracle
 from envs_jax import make
 from envs_jax.base import Box
 from envs_jax.batch import batched

@@ -1,17 +1,16 @@
 """Recorded episodes of the real simulator, contacts included, against the environment and against the oracle.
 
-The bounds are those of `bench.reach_parity`: three times what was measured when the arm was first written down.
+The bounds are those of `bench.parity.metaworld`: three times what was measured when the arm was first written down.
 The environment is compared with short episodes of our own oracle, too, which has no contacts.
 """
 
-import golden
 import jax
 import numpy as np
 import pytest
+from helpers import golden
 
-from bench import reach_parity
-from bench.parity import reach
-from bench.reach import oracle
+from bench.parity import metaworld, reach
+from bench.reference.reach import oracle
 from envs_jax import make
 from envs_jax.reach import constants, reward
 from envs_jax.reach.env import TARGET_UNIT
@@ -34,7 +33,7 @@ EPISODES = 40  # in either source: what is compiled is the same
 by_source = pytest.mark.parametrize("source", golden.SOURCES)
 
 
-def recording(source: str = "recorded") -> reach_parity.Recording:
+def recording(source: str = "recorded") -> metaworld.Recording:
     with golden.skipping():
         return reach.recording(source)
     raise AssertionError("skipping ends the test")
@@ -42,7 +41,7 @@ def recording(source: str = "recorded") -> reach_parity.Recording:
 
 @pytest.mark.parametrize(("source", "free", "successes"), [("own", 960, 50), ("recorded", 17_364, 4_000)])
 def test_the_environment_follows_every_recorded_episode_open_loop(source, free, successes):
-    rows = reach_parity.compare(recording(source), reach.replayed(source))
+    rows = metaworld.compare(recording(source), reach.replayed(source))
     assert all(row["holds"] for row in rows), rows
     assert recording(source).free.sum() == free
     assert recording(source).success.sum() > successes  # the last row compares something

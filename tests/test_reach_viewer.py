@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 
-from bench.reach import oracle
+from bench.reference.reach import oracle
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.reach import viewer
 from jaxrl import render
-from jaxrl.subject import load
+from jaxrl.evaluation.policies import load
 
 
 @pytest.fixture(scope="module")

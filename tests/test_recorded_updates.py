@@ -19,7 +19,7 @@ from jaxrl.algos.base import AlgoState, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.sac import Sac
-from jaxrl.parallel import Layout
+from jaxrl.runtime.data_parallel import Layout
 
 FILE = Path(__file__).parent / "data" / "torch_updates.npz"
 Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]

@@ -16,7 +16,7 @@ from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage.actions import MOVES
 from jaxrl import evaluate, render
-from jaxrl.subject import Subject, load
+from jaxrl.evaluation.policies import Subject, load
 
 SMALL = ["--q", "2", "--budget", "2", "--num_agents", "2"]
 
@@ -53,7 +53,7 @@ def test_actions_lead_from_row_to_row(shown):
 
 
 def test_early_ends_are_cut_off():
-    corridor = load(None, "tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 9})
+    corridor = load(None, "helpers.tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 9})
     record = render.record(corridor, "right", 0, 0)
     start = int(record.states.position[0, 0])
     assert record.steps == 4 - start < 9
@@ -166,7 +166,7 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         (["--policy", "ig", "--episode", "1.5", "--out", "OUT/x.png"], 2, "--episode must be a whole number"),
         (["--policy", "ig", "--frames-per-second", "0", "--out", "OUT/x.gif"], 2, "must lie between 0.1 and 50"),
         (["--policy", "ig", "--evaluation", "no.json", "--out", "OUT/x.gif"], 1, "no.json is not an evaluation"),
-        (["--env", "tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
+        (["--env", "helpers.tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
         (["nowhere", "--out", "OUT/x.gif"], 1, "does not exist"),
     ],
 )

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs_jax import Box
-from jaxrl import replay as replays
-from jaxrl.replay import GOES_ON, TERMINATED, TRUNCATED, Marks, Replay
+from jaxrl.rl import replay as replays
+from jaxrl.rl.replay import GOES_ON, TERMINATED, TRUNCATED, Marks, Replay
 
 SHARDS, ENVS, AGENTS = 2, 3, 2
 SEEN = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl import run_directory
-from jaxrl.run_directory import RunError
+from jaxrl.runtime import run_directory
+from jaxrl.runtime.run_directory import RunError
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import SAC, at_step, make_trainer, run
-from tiny import PointMass
+from helpers.tiny import PointMass
 
 import jaxrl.evaluate
 import jaxrl.train
@@ -20,14 +20,15 @@ from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
 from envs_jax.testing import check_env
-from jaxrl import algos, distributions
+from jaxrl import algos
 from jaxrl.algos import sac
 from jaxrl.algos.base import Phase, Progress, count, start
 from jaxrl.algos.off_policy import smallest
 from jaxrl.algos.sac import Sac, SacParameters
-from jaxrl.evaluation import Evaluator, learned, scripted
-from jaxrl.parallel import Layout, make_mesh
-from jaxrl.replay import TERMINATED, TRUNCATED
+from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
+from jaxrl.nn import distributions
+from jaxrl.rl.replay import TERMINATED, TRUNCATED
+from jaxrl.runtime.data_parallel import Layout, make_mesh
 
 OBS, ACTIONS, TASKS = 5, 3, 2
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)
@@ -340,7 +341,7 @@ def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--algo jaxrl.algos.sac:Sac --env tiny:PointMass --tasks 2 --num_envs 8 --units 8 --batch_size 16 "
+    flags = "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --units 8 --batch_size 16 "
     flags += f"--init_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
     assert jaxrl.train.main(flags.split()) == 0
     run = (tmp_path / "latest").read_text().strip()

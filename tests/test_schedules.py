@@ -11,8 +11,8 @@ import pytest
 from envs_jax.base import Array, Box, Discrete, EnvSpec
 from jaxrl.algos.base import AlgoState, Phase, count, start
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.parallel import Layout
-from jaxrl.replay import Marks
+from jaxrl.rl.replay import Marks
+from jaxrl.runtime.data_parallel import Layout
 
 BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
 

@@ -9,24 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import PointMass
+from helpers.tiny import PointMass
 
 from envs_jax.base import EnvSpec
 from jaxrl import evaluate
 from jaxrl.algos.base import start
-from jaxrl.config import parse
-from jaxrl.evaluation import Evaluator
-from jaxrl.position import Position
-from jaxrl.prepare import Setup, prepare
+from jaxrl.cli.config import parse
+from jaxrl.evaluation.policies import load
+from jaxrl.evaluation.rollouts import Evaluator
 from jaxrl.report.writer import Nowhere
-from jaxrl.session import Session
-from jaxrl.subject import load
-from jaxrl.trainer import key_of_env
+from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.position import Position
+from jaxrl.runtime.session import Session
+from jaxrl.runtime.trainer import key_of_env
 
 SEED = 11
 POINTS = (
-    f"--algo sac --env tiny:PointMass --num_envs 8 --devices 1 --units 4 --depth 1 --batch_size 8 --buffer_size 64 "
-    f"--total_env_steps 640 --eval_every 1 --eval_episodes 8 --seed {SEED}"
+    "--algo sac --env helpers.tiny:PointMass --num_envs 8 --devices 1 --units 4 --depth 1 --batch_size 8 "
+    f"--buffer_size 64 --total_env_steps 640 --eval_every 1 --eval_episodes 8 --seed {SEED}"
 )
 
 
@@ -107,7 +107,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
         return {name: jnp.zeros((2, 8)) for name in ("distance", "return")}
 
     monkeypatch.setattr(Evaluator, "compiled", lambda self, final=False: evaluation)
-    points = load(None, "tiny:PointMass", dataclasses.asdict(PointMass()))
+    points = load(None, "helpers.tiny:PointMass", dataclasses.asdict(PointMass()))
     list(evaluate.fly(points, ["random"], 8, SEED))
 
     places = {"training": np.asarray(setup.trainer.init(jax.random.key(SEED)).env.env.place)}

@@ -15,10 +15,10 @@ from envs_jax.base import Array
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import train
 from jaxrl.algos.base import Algorithm, count, start
-from jaxrl.config import parse
-from jaxrl.parallel import Layout
-from jaxrl.prepare import _layout, _with_self_play
-from jaxrl.selfplay import SelfPlay
+from jaxrl.cli.config import parse
+from jaxrl.rl.self_play import SelfPlay
+from jaxrl.runtime.build import _layout, _with_self_play
+from jaxrl.runtime.data_parallel import Layout
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (

@@ -18,21 +18,22 @@ import numpy as np
 import pytest
 import yaml
 from helpers.runs import outcome, points, resume, run, shared_programs
-from tiny import TinyQ
+from helpers.tiny import TinyQ
 
 from envs_jax.base import Array, setting
-from jaxrl import session, train
+from jaxrl import train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
-from jaxrl.checkpoint import CheckpointError, Checkpoints
-from jaxrl.config import parse
-from jaxrl.position import Position
-from jaxrl.prepare import _cut_short, compile_programs, prepare
+from jaxrl.cli.config import parse
 from jaxrl.report.console import Console
-from jaxrl.report.lines import Lines, Pace
+from jaxrl.report.metrics import Lines, Pace
 from jaxrl.report.writer import Writer, read_metrics
+from jaxrl.runtime import session
+from jaxrl.runtime.build import _cut_short, compile_programs, prepare
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.position import Position
 
 ROOT = Path(__file__).parents[1]
-TINY = "--env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 --checkpoint_every 8 --log_every 3"
+TINY = "--env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 --checkpoint_every 8 --log_every 3"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +233,7 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
 
 def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     """A block of many minutes; nothing but the process itself knows that it should end."""
-    argv = f"--algo tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
+    argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         "JAX_COMPILATION_CACHE_DIR": f"{jax.config.jax_compilation_cache_dir}_interrupted",
@@ -296,7 +297,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.
 
 
 def test_a_lengthened_run_goes_on_and_its_schedules_do_not_move(tmp_path: Path) -> None:
-    base = f"--algo tiny:TinyQ {TINY} --log_every 4"
+    base = f"--algo helpers.tiny:TinyQ {TINY} --log_every 4"
     directory = run(base, tmp_path / "short")
     resume(directory, "--total_env_steps 1920")
     settings = yaml.safe_load((directory / "config.yaml").read_text())
@@ -319,7 +320,7 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
 
 def test_another_number_of_devices(tmp_path: Path) -> None:
     """Exact runs do not notice it."""
-    base = f"--algo tiny:TinyQ {TINY} --exact_sharding"
+    base = f"--algo helpers.tiny:TinyQ {TINY} --exact_sharding"
     directory = run(f"{base} --devices 4 --max_seconds 0.001", tmp_path)
     resume(directory, "--devices 1 --max_seconds 0")
     assert outcome(directory) == outcome(run(f"{base} --devices 1", tmp_path))
@@ -338,7 +339,7 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
 
 
 def test_a_rollout_chunk_follows_the_devices() -> None:
-    config = prepare(parse([*f"--algo tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
+    config = prepare(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
     assert config.run.rollout_chunk == 12
     resumed = prepare(config.with_run(devices=8), resuming=True).config
     assert resumed.run.rollout_chunk == 3
@@ -417,7 +418,8 @@ def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None
 
 @pytest.mark.long
 def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Path) -> None:
-    argv = f"--algo tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 10 --eval_episodes 8"  # nobody gets there
+    # Nobody gets there.
+    argv = f"--algo helpers.tiny:TinyQ {TINY} --length 4000 --horizon 5 --eval_every 10 --eval_episodes 8"
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         begun = checkpoints.best_step()

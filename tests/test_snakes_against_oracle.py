@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import envs_jax
 from bench.parity.snakes import lane, stack
-from bench.snakes import oracle
-from bench.snakes.oracle import Settings, State
-from bench.snakes.oracle_opponents import LEVELS, choose
+from bench.reference.snakes import oracle
+from bench.reference.snakes.opponents import LEVELS, choose
+from bench.reference.snakes.oracle import Settings, State
 from envs_jax.snakes import draws, ghosts, observation, opponents, respawn, reward, rules, segments
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes.board import Board

@@ -10,7 +10,7 @@ import pytest
 from helpers.snakes import context
 
 import envs_jax
-from bench.snakes import oracle_opponents
+from bench.reference.snakes import opponents
 from envs_jax.batch import batched
 from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes import full, reward, schedule, segments
@@ -66,7 +66,7 @@ def test_schedules(text, expected):
 @pytest.mark.parametrize("name", ["linear", "exponential", "curriculum"])
 def test_published_schedules(name):
     for game in (1, 9, 10, 20, 39, 40, 45, 62, 64, 70, 82, 83, 86, 99, 100):
-        wanted = oracle_opponents.scheduled_level(name, game, 100)
+        wanted = opponents.scheduled_level(name, game, 100)
         assert int(jnp.argmax(schedule.parse(name).at(jnp.float32(game / 100)))) == wanted, game
 
 

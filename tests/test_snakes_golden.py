@@ -6,9 +6,9 @@ The parts of a step are compared in `test_snakes_rules`; here the environment ma
 from collections.abc import Callable
 from typing import Any
 
-import golden
 import numpy as np
 import pytest
+from helpers import golden
 from helpers.snakes import OPTIONS
 
 from bench.parity import snakes

@@ -5,23 +5,23 @@ import json
 import numpy as np
 import pytest
 
-from bench.snakes import published
+from bench.parity import published_snakes
 
-CASE = published.Case("0", "2", 800, ((0.74, 0.03), (20.34, 0.40)), (0.6, 97.9, 1.5), (59.3, 11.9), (14.7, 94.2))
+CASE = published_snakes.Case("0", "2", 800, ((0.74, 0.03), (20.34, 0.40)), (0.6, 97.9, 1.5), (59.3, 11.9), (14.7, 94.2))
 
 
 def games(**shifted):
     """2,000 games with the published means and plausible spreads; `shifted` is added to a metric of every game."""
-    means = dict(zip(published.EVENTS, (*CASE.deaths, *CASE.meals), strict=True))
-    means |= {name: mean for name, (mean, _) in zip(published.SCORES, CASE.score, strict=True)}
+    means = dict(zip(published_snakes.EVENTS, (*CASE.deaths, *CASE.meals), strict=True))
+    means |= {name: mean for name, (mean, _) in zip(published_snakes.SCORES, CASE.score, strict=True)}
     spread = np.tile([-4.0, 4.0], 1000)
-    results = {n: np.arange(2000) < 20 * share for n, share in zip(published.RESULTS, CASE.result, strict=True)}
+    results = {n: np.arange(2000) < 20 * share for n, share in zip(published_snakes.RESULTS, CASE.result, strict=True)}
     values = {name: mean + spread for name, mean in means.items()} | {n: x.astype(float) for n, x in results.items()}
     return {name: x + shifted.get(name, 0.0) for name, x in values.items()}
 
 
 def differing(**shifted):
-    return {row["metric"] for row in published.compare(CASE, games(**shifted)) if not row["within"]}
+    return {row["metric"] for row in published_snakes.compare(CASE, games(**shifted)) if not row["within"]}
 
 
 def test_figures_within_three_errors_agree():
@@ -39,29 +39,29 @@ def test_figures_within_three_errors_agree():
 
 
 def test_a_table_says_what_differs():
-    text = published.table(published.compare(CASE, games(meals=9.0)))
+    text = published_snakes.table(published_snakes.compare(CASE, games(meals=9.0)))
     assert [line.split()[-1] for line in text.splitlines()] == ["agrees", "agrees", "agrees", "DIFFERS"]
     assert text.startswith("random against level 2")
 
 
 def test_the_oracle_plays_the_same_games(monkeypatch, tmp_path, capsys):
     """Both engines fill the same figures; the verdict goes to the exit code and the file."""
-    few = published.play_numpy(CASE, 3, 0)
+    few = published_snakes.play_numpy(CASE, 3, 0)
     assert set(few) == set(games())
     assert (few["win"] + few["defeat"] + few["draw"] == 1).all()
     assert (few["opponent_deaths"] > 0).all() and (few["opponent_meals"] > few["opponent_score"]).all()
-    monkeypatch.setattr(published, "CASES", (CASE,))
-    monkeypatch.setattr(published, "play", lambda case, episodes, seed: games(meals=9.0))
+    monkeypatch.setattr(published_snakes, "CASES", (CASE,))
+    monkeypatch.setattr(published_snakes, "play", lambda case, episodes, seed: games(meals=9.0))
     out = tmp_path / "published.json"
-    assert published.main(["--episodes", "2000", "--out", str(out)]) == 1
+    assert published_snakes.main(["--episodes", "2000", "--out", str(out)]) == 1
     assert "8 of 9 figures agree" in capsys.readouterr().out
     assert [row["metric"] for row in json.loads(out.read_text())["rows"] if not row["within"]] == ["meals"]
-    assert published.main(["--engine", "torch"]) == 2
+    assert published_snakes.main(["--engine", "torch"]) == 2
     assert "jax, numpy" in capsys.readouterr().err
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", published.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", published_snakes.CASES, ids=lambda case: case.name)
 def test_scores_of_the_original_engine(case):
-    rows = published.compare(case, published.play(case, 2000, 0))
+    rows = published_snakes.compare(case, published_snakes.play(case, 2000, 0))
     assert [row for row in rows if not row["within"]] == []

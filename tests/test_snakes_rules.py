@@ -1,9 +1,9 @@
 """Snakes rules: the recorded steps of the original engine, its respawns and its resolved directions."""
 
-import golden
 import jax
 import numpy as np
 import pytest
+from helpers import golden
 from helpers.snakes import jit
 
 from bench.parity.snakes import CONFIGURATIONS, OWN, flat, lane, recorded

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.snakes import oracle
+from bench.reference.snakes import oracle
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.snakes import viewer
 from envs_jax.snakes.board import Board
 from jaxrl import render
-from jaxrl.subject import load
+from jaxrl.evaluation.policies import load
 
 GAMES = {  # name: (settings, policy, episode)
     "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1",

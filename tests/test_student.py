@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import SAC, TEACHER, at_step, digest, make_trainer, run
-from tiny import PointMass
+from helpers.tiny import PointMass
 
 from envs_jax.base import Box, EnvSpec
 from jaxrl.algos import student
 from jaxrl.algos.base import Source
-from jaxrl.algos.collective import Collective
+from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.parallel import Layout
-from jaxrl.trainer import Trainer, TrainState
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
 TAUGHT = {"adopted": json.dumps(TEACHER)}

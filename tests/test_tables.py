@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from envs_jax.base import make, registered
-from jaxrl import evaluate, league
+from jaxrl import evaluate
+from jaxrl.evaluation import league
 from jaxrl.report import tables
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import algos, session, torch_weights, train
-from jaxrl.config import parse
-from jaxrl.errors import UsageError, UserError
-from jaxrl.parallel import Layout
-from jaxrl.prepare import assemble
-from jaxrl.torch_weights import read, team_net
+from jaxrl import algos, train
+from jaxrl.cli.config import parse
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.integrations import torch_weights
+from jaxrl.integrations.torch_weights import read, team_net
+from jaxrl.runtime import session
+from jaxrl.runtime.build import assemble
+from jaxrl.runtime.data_parallel import Layout
 
 RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import Corridor, CorridorState, TinyQ
+from helpers.tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl.train
 from envs_jax import Environment, TimeStep
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
 from jaxrl.algos.coma import Coma
-from jaxrl.parallel import Layout, logical_shards, make_mesh
-from jaxrl.trainer import BlockMetrics, Trainer, TrainState, key_of_env
+from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
+from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
 
 def make_trainer(
@@ -325,7 +325,7 @@ def test_a_phase_without_steps_only_learns(counting: Any) -> None:
 
 
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
-    flags = "--algo test_trainer:Counting --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
+    flags = "--algo test_trainer:Counting --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
     flags += f" --runs {tmp_path}"
     assert jaxrl.train.main(flags.split()) == 0
     lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
@@ -443,7 +443,9 @@ def test_a_block_finds_what_is_not_finite(algo: type[Algorithm], name: str, aske
 
 
 def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--algo test_trainer:LossExplodes --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 400"
+    flags = (
+        "--algo test_trainer:LossExplodes --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 400"
+    )
     flags += f" --runs {tmp_path}"
     assert jaxrl.train.main(flags.split()) == 1
     error = capsys.readouterr().err

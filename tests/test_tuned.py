@@ -9,15 +9,15 @@ import yaml
 from helpers.runs import outcome, resume, run
 
 from bench.gpu import tuning
-from jaxrl import tuned
-from jaxrl.config import parse
-from jaxrl.errors import UsageError
-from jaxrl.plan import GIB
-from jaxrl.prepare import Setup, assemble
+from jaxrl.cli.config import parse
+from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import Timing
+from jaxrl.runtime import tuned
+from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.memory_plan import GIB
 
 COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
 OPTION = "xla_llvm_disable_expensive_passes=true"
 
 

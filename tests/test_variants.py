@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import pytest
 import yaml
 from helpers.runs import resume, run
-from tiny import Corridor, CorridorState
+from helpers.tiny import Corridor, CorridorState
 
 import envs_jax
 from envs_jax import TimeStep
 from envs_jax.base import Array, setting
-from jaxrl import variants
-from jaxrl.config import Config, parse, read_run
+from jaxrl.cli.config import Config, parse, read_run
+from jaxrl.runtime import variants
 
 LABOUR = 3000  # products of 8 x 8 matrices, beside which a step takes no time
 
@@ -103,7 +103,9 @@ def test_one_that_fails_is_not_taken() -> None:
 
 
 def config_of(env: str) -> Config:
-    return parse(f"--algo tiny:TinyQ --env test_variants:{env} --total_env_steps 64 --num_envs 8".split()).config
+    return parse(
+        f"--algo helpers.tiny:TinyQ --env test_variants:{env} --total_env_steps 64 --num_envs 8".split()
+    ).config
 
 
 @pytest.fixture
@@ -219,7 +221,7 @@ def test_a_search_that_dies_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_run_keeps_its_variant(searches: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "cache_folder", lambda: tmp_path / "cache")
-    flags = "--algo tiny:TinyQ --env test_variants:Paced --num_envs 8 --devices 1 --total_env_steps 128"
+    flags = "--algo helpers.tiny:TinyQ --env test_variants:Paced --num_envs 8 --devices 1 --total_env_steps 128"
     directory = run(flags, tmp_path / "run")
     assert searches == [8]
     assert yaml.safe_load((directory / "config.yaml").read_text())["way"] == "quick"

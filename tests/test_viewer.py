@@ -23,7 +23,7 @@ from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage import terrain, viewer
 from jaxrl import render
-from jaxrl.subject import load
+from jaxrl.evaluation.policies import load
 
 Q, AGENTS = 4, 3
 

@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import measure
 from bench.gpu import results
 from bench.gpu.units import PARTS, UNITS, Unit
+from bench.harness import measure
 from envs_jax.base import closest, shown
-from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError, UserError
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError, UserError
 
 LEAST = 5.0  # seconds, below which no unit is begun
 

@@ -25,10 +25,10 @@ from bench.parity import reach as reach_parity
 from bench.parity import records
 from bench.parity import snakes as snakes_parity
 from bench.parity.comparison import Comparison
-from jaxrl import config as configuration
-from jaxrl import tuned, variants
-from jaxrl.checkpoint import Checkpoints, digest
-from jaxrl.prepare import Setup, prepare
+from jaxrl.cli import config as configuration
+from jaxrl.runtime import tuned, variants
+from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.checkpoint import Checkpoints, digest
 
 SMALL = {  # a few iterations of every algorithm
     "coma": "--config coma_quick --num_envs 16",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import measure
+from bench.harness import measure
 from jaxrl.report import rates
 from jaxrl.report.timing import stopwatch, take_turns
 

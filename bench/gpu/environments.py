@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from bench import env_throughput, measure
+from bench import env_throughput
+from bench.harness import measure
 from jaxrl.report import rates
 
 SIZES = {

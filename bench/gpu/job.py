@@ -6,14 +6,15 @@ from typing import Any
 
 import jax
 
-from bench import measure, train_throughput
+from bench import train_throughput
 from bench.gpu import watch
-from jaxrl import config as configuration
-from jaxrl import tuned, variants
-from jaxrl.config import Config
-from jaxrl.errors import UserError
-from jaxrl.prepare import Setup, prepare
+from bench.harness import measure
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config
+from jaxrl.common.errors import UserError
 from jaxrl.report import profile, rates
+from jaxrl.runtime import tuned, variants
+from jaxrl.runtime.build import Setup, prepare
 
 NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power

@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 
-from bench import measure, systems, train_throughput
+from bench import systems, train_throughput
 from bench.gpu import job, watch
-from jaxrl import config as configuration
-from jaxrl.errors import UserError
-from jaxrl.prepare import prepare
+from bench.harness import measure
+from jaxrl.cli import config as configuration
+from jaxrl.common.errors import UserError
 from jaxrl.report import rates
+from jaxrl.runtime.build import prepare
 
 SECONDS = 5.0  # of readings of utilisation, for each side
 SAMPLES = 6144  # of a gradient of COMA, on both sides

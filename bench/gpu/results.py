@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.units import GRAPHS, UNITS, Unit
-from jaxrl.errors import UserError
-from jaxrl.files import write_atomically
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import write_atomically
 
 RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: what it found}; the table
 

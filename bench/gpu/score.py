@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import learning
 from bench.gpu import job
+from bench.studies import learning
 from jaxrl import train
-from jaxrl.errors import UserError
+from jaxrl.common.errors import UserError
 from jaxrl.report.writer import read_metrics
-from jaxrl.run_directory import open_run
+from jaxrl.runtime.run_directory import open_run
 
 FLAGS = {
     "coma": "--config coma_fast --start corners --eval_every 2 --eval_episodes 256",

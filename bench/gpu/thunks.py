@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl.errors import UserError
+from jaxrl.common.errors import UserError
 
 _LINE = re.compile(r"^( *)(\d+): (k\w+)")
 _LABEL = re.compile(r"^( *)(\w+):$")

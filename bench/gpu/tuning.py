@@ -2,8 +2,8 @@
 
 Candidates are settings of one configuration. Their programs are compiled first, then iterations of all of them take
 turns on one training state. What wins by more than the samples spread is written into the table that automatic values
-read (`jaxrl.tuned`); the units that follow begin with it. Which maps and which convolution win is only told: a run
-looks for the maps itself, and `--convolution auto` reads no table.
+read (`jaxrl.runtime.tuned`); the units that follow begin with it. Which maps and which convolution win is only told:
+a run looks for the maps itself, and `--convolution auto` reads no table.
 """
 
 import dataclasses
@@ -16,17 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import measure
 from bench.gpu.job import QUICK as QUICK_COMA
+from bench.harness import measure
 from bench.train_throughput import measured_phase
-from jaxrl import config as configuration
-from jaxrl import plan, tuned, variants
-from jaxrl.config import Config
-from jaxrl.errors import UserError, one_line
-from jaxrl.parallel import REPLICATED, largest_divisor, shardings
-from jaxrl.prepare import Setup, prepare
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config
+from jaxrl.common.errors import UserError, one_line
 from jaxrl.report.cache import cache_folder, default_folder
 from jaxrl.report.timing import Timing, stopwatch, take_turns
+from jaxrl.runtime import memory_plan, tuned, variants
+from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.data_parallel import REPLICATED, largest_divisor, shardings
 
 JOBS = {  # the main job, with fewer of its equal updates
     "coma": "--algo coma --num_envs 4096 --data_passes 1 --block_iterations 1",
@@ -135,9 +135,9 @@ def _config(job: str, quick: bool) -> Config:
     return variants.settled(config, config.run.num_envs, measure.say)
 
 
-def _planned(setup: Setup) -> plan.Chunks:
+def _planned(setup: Setup) -> memory_plan.Chunks:
     """The chunks that the memory plan chooses where nothing was measured."""
-    return plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
+    return memory_plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
 
 
 def _chunks(name: str, usual: int, planned: int, quick: bool) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _compiled(setup: Setup) -> Any:
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     function: Any = setup.trainer.make_block(measured_phase(setup.algo))
     block = function.lower(setup.trainer.shapes(), number).compile()
-    setup.plan.check(plan.compiled_bytes(block))
+    setup.plan.check(memory_plan.compiled_bytes(block))
     return block
 
 

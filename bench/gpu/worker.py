@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.gpu import results
 from bench.gpu.units import UNITS
-from jaxrl.errors import UserError, one_line
+from jaxrl.common.errors import UserError, one_line
 
 
 def main(argv: list[str]) -> int:

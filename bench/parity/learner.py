@@ -17,8 +17,8 @@ from bench.parity.comparison import Comparison
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos.base import Trajectory, start
 from jaxrl.algos.coma import Coma
-from jaxrl.errors import UserError
-from jaxrl.parallel import AXIS, REPLICATED, Layout, on_mesh
+from jaxrl.common.errors import UserError
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, Layout, on_mesh
 
 AGENTS, ACTIONS, SIDE = 4, 6, 11
 NETWORKS = ("critic", "actor")

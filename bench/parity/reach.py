@@ -1,14 +1,14 @@
 """Recorded episodes of reach, repeated by the environment, open loop from the reset.
 
 Puck, goal and actions go in; observations, rewards, successes and targets of the hand must come out. The bounds are
-those of `bench.reach_parity`: three times what was measured when the arm was first written down.
+those of `bench.parity.metaworld`: three times what was measured when the arm was first written down.
 """
 
 import functools
 
 import numpy as np
 
-from bench import reach_parity
+from bench.parity import metaworld
 from bench.parity.comparison import Comparison
 from bench.parity.records import load
 
@@ -20,16 +20,16 @@ TARGET = 8e-8  # m; the record is rounded to 3e-8, an increment to 5e-10, alike 
 
 
 def _most(figure: str, unit: str) -> float:
-    bound = reach_parity.BOUNDS[figure, unit][1]
+    bound = metaworld.BOUNDS[figure, unit][1]
     assert bound is not None
     return bound
 
 
 @functools.cache
-def recording(source: str = "recorded") -> reach_parity.Recording:
+def recording(source: str = "recorded") -> metaworld.Recording:
     """All episodes of a source, see `bench.parity.records`. Raises NoRecordError."""
     record = load("reach_episodes", source)
-    return reach_parity.Recording(
+    return metaworld.Recording(
         policy=record["policy"],
         puck=record["obj_init"],
         goal=record["goal"],
@@ -45,7 +45,7 @@ def recording(source: str = "recorded") -> reach_parity.Recording:
 @functools.cache
 def replayed(source: str) -> dict[str, np.ndarray]:
     """What the environment makes of a recording. Raises NoRecordError."""
-    return reach_parity.replay(recording(source))
+    return metaworld.replay(recording(source))
 
 
 def compare(source: str) -> Comparison:

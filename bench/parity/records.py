@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.errors import UserError
+from jaxrl.common.errors import UserError
 
 COVERAGE_MISSIONS = tuple(f"m{i:02d}" for i in range(10))
 COVERAGE_OWN_MISSIONS = ("own-m00", "own-m01", "own-m02")

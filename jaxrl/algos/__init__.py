@@ -8,7 +8,7 @@ ALGORITHMS = {
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",
-    "collective": "jaxrl.algos.collective:Collective",
+    "collective": "jaxrl.algos.collective.algorithm:Collective",
     "student": "jaxrl.algos.student:Student",
 }
 

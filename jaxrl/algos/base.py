@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting
-from jaxrl import optimise
-from jaxrl.parallel import Layout
+from jaxrl.nn import optimizers
+from jaxrl.runtime.data_parallel import Layout
 
 __all__ = [
     "RATE",
@@ -242,7 +242,7 @@ class Algorithm:
         Give it a learning rate of 1, as in `optax.sgd(1.0)`: updates are multiplied by the rate of the settings.
         """
         del name
-        return optimise.adam()
+        return optimizers.adam()
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
-from jaxrl import distributions, nets, optimise, returns
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -28,7 +27,9 @@ from jaxrl.algos.base import (
     successors,
     total,
 )
-from jaxrl.precision import stored_dtype
+from jaxrl.nn import distributions, networks, optimizers
+from jaxrl.nn.precision import stored_dtype
+from jaxrl.rl import returns
 
 
 def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> Array:
@@ -241,7 +242,7 @@ class Coma(Algorithm):
     def sample_bytes(self) -> int:
         """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
         box = self._critic_box
-        return nets.activation_bytes(self._network(1, box.shape), box.shape)
+        return networks.activation_bytes(self._network(1, box.shape), box.shape)
 
     def data_bytes(self) -> int:
         """Critic inputs of all transitions, and the shuffled copy of one minibatch."""
@@ -272,12 +273,12 @@ class Coma(Algorithm):
             raise ValueError(f"coma takes vectors or images (H, W, C) as observations, not arrays of shape {shape}")
         dtype = self.layout.compute_dtype
         if len(shape) == 1:
-            return nets.MLP(outputs, self.width, self.depth, self.initialiser, dtype)
+            return networks.MLP(outputs, self.width, self.depth, self.initialiser, dtype)
         if self.convolution == "auto":
-            methods = nets.convolution_methods(self.width, jax.default_backend())
+            methods = networks.convolution_methods(self.width, jax.default_backend())
         else:
             methods = (self.convolution,) * 3
-        return nets.ConvStack(outputs, self.width, self.depth, self.initialiser, methods, dtype)
+        return networks.ConvStack(outputs, self.width, self.depth, self.initialiser, methods, dtype)
 
     @property
     def actor_net(self) -> Any:
@@ -301,7 +302,7 @@ class Coma(Algorithm):
     def optimiser(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic"."""
         del name
-        return optimise.adam(self.adam_epsilon, self.max_grad_norm)
+        return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
     # Protocol
 
@@ -614,8 +615,8 @@ class Coma(Algorithm):
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimise.descend(self.optimiser(name), gradient, params, state, decayed)
+            new = optimizers.descend(self.optimiser(name), gradient, params, state, decayed)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
-            return *kept, optimise.norm(gradient)
+            return *kept, optimizers.norm(gradient)
 
         return self.layout.alone(step)(gradient, params, state)

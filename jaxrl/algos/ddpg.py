@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
-from jaxrl import distributions, nets, optimise
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy, means
+from jaxrl.nn import distributions, networks, optimizers
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
 
@@ -153,7 +153,7 @@ class Ddpg(OffPolicy):
     # Networks
 
     def _network(self, outputs: int) -> Any:
-        return nets.TeamNet(
+        return networks.TeamNet(
             outputs,
             self.units,
             self.depth,
@@ -193,8 +193,8 @@ class Ddpg(OffPolicy):
             critic=critic,
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimiser("actor").init(optimise.flat(actor)),
-            critic_optimiser=self.optimiser("critic").init(optimise.flat(critic)),
+            actor_optimiser=self.optimiser("actor").init(optimizers.flat(actor)),
+            critic_optimiser=self.optimiser("critic").init(optimizers.flat(critic)),
         )
         return AlgoState(params, self._empty_replay())
 

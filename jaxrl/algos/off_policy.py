@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, TimeStep
-from jaxrl import optimise, replay
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
-from jaxrl.replay import Marks, Replay
+from jaxrl.nn import optimizers
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Marks, Replay
 
 MOST_UPDATES = 100_000  # of one iteration, which shows nothing before its end
 
@@ -268,7 +269,7 @@ class OffPolicy(Algorithm):
     def optimiser(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic", whose parameters are one vector [P]."""
         del name
-        return optimise.adam(self.adam_epsilon, self.max_grad_norm)
+        return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
     @property
     def actor_net(self) -> Any:
@@ -302,7 +303,7 @@ class OffPolicy(Algorithm):
 
     def pack(self, params: Any) -> Any:
         """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
-        return dataclasses.replace(params, **{name: optimise.flat(getattr(params, name)) for name in self._shapes})
+        return dataclasses.replace(params, **{name: optimizers.flat(getattr(params, name)) for name in self._shapes})
 
     def unpack(self, params: Any) -> Any:
         """What `pack` packed."""
@@ -310,7 +311,7 @@ class OffPolicy(Algorithm):
 
     def tree(self, name: str, vector: Array) -> Any:
         """A packed network as it was."""
-        return optimise.unflat(vector, self._shapes[name])
+        return optimizers.unflat(vector, self._shapes[name])
 
     def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
         """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
@@ -470,10 +471,10 @@ class OffPolicy(Algorithm):
         self, name: str, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
         """One step [P] of a network and its target's, if any: parameters, target, optimiser, norm of the gradient."""
-        params, state = optimise.descend(self.optimiser(name), gradient, params, state, rate)
+        params, state = optimizers.descend(self.optimiser(name), gradient, params, state, rate)
         if target is not None:
             target = (1 - self.tau) * target + self.tau * params
-        return params, target, state, optimise.norm(gradient)
+        return params, target, state, optimizers.norm(gradient)
 
     def _returns(self, sample: dict[str, Array], value: Array) -> Array:
         """R + gamma^k V of what lies behind each window, float32[N, A], for V float32[N, A]."""

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, TimeStep, pytree
-from jaxrl import distributions, nets, optimise
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy, means, smallest
+from jaxrl.nn import distributions, networks, optimizers
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, K tasks, m samples of a shard.
 
@@ -200,13 +200,13 @@ class Sac(OffPolicy):
     @property
     def actor_net(self) -> Any:
         """Observations [N, A, ...] -> mean and raw deviation float32[N, A, 2 n]."""
-        return nets.TeamNet(
+        return networks.TeamNet(
             2 * self._actions, self.units, self.depth, initialiser=self.initialiser, dtype=self.layout.compute_dtype
         )
 
     @property
     def critic_net(self) -> Any:
-        return nets.TeamNet(
+        return networks.TeamNet(
             1,
             self.units,
             self.depth,
@@ -234,8 +234,8 @@ class Sac(OffPolicy):
             critic=critic,
             target_critic=jax.tree.map(jnp.copy, critic),
             log_alpha=log_alpha,
-            actor_optimiser=self.optimiser("actor").init(optimise.flat(actor)),
-            critic_optimiser=self.optimiser("critic").init(optimise.flat(critic)),
+            actor_optimiser=self.optimiser("actor").init(optimizers.flat(actor)),
+            critic_optimiser=self.optimiser("critic").init(optimizers.flat(critic)),
             alpha_optimiser=self.optimiser("alpha").init(log_alpha),
             shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
         )
@@ -281,7 +281,7 @@ class Sac(OffPolicy):
 
     def optimiser(self, name: str) -> optax.GradientTransformation:
         """Of "actor", "critic" (one vector [P] each) and "alpha" (the temperatures' logarithms [K], never clipped)."""
-        return optimise.adam(self.adam_epsilon) if name == "alpha" else super().optimiser(name)
+        return optimizers.adam(self.adam_epsilon) if name == "alpha" else super().optimiser(name)
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
@@ -332,7 +332,7 @@ class Sac(OffPolicy):
                 params.actor_optimiser,
                 jnp.float32(self.actor_lr) * rates,
             )
-            log_alpha, alpha_optimiser = optimise.descend(
+            log_alpha, alpha_optimiser = optimizers.descend(
                 self.optimiser("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
                 self.alpha_lr * rates,
             )  # fmt: skip

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from jaxrl import replay
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, read_adopted, setting, total
-from jaxrl.algos.collective import Collective, distillation_loss
+from jaxrl.algos.collective.algorithm import Collective, distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
-from jaxrl.replay import Replay
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
 
 # Layout letters besides T, B, A, S: N samples, n numbers of an action.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxrl.files import write_atomically
+from jaxrl.common.files import write_atomically
 
 Warn = Callable[[str], None]
 

@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
-from jaxrl import plan
 from jaxrl.algos.base import start
-from jaxrl.evaluation import scripted
-from jaxrl.parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
+from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.timing import Sampler
-from jaxrl.trainer import key_of_env
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
+from jaxrl.runtime.trainer import key_of_env
 
 STAGES = ("rules", "observation", "policy")
 COPIES = 3  # of the state: before, after, and what the compiler keeps in between
@@ -56,7 +56,7 @@ def sizes(env: BatchedEnvironment) -> Bytes:
     state, timestep = jax.eval_shape(lambda keys: env.reset(keys, env.context(start())), keys)
     critic_input = env.spec.critic_input_spec
     view = jax.ShapeDtypeStruct((env.spec.num_agents, *critic_input.shape), critic_input.dtype) if critic_input else ()
-    return Bytes(plan.size(state), plan.size(timestep), plan.size(view))
+    return Bytes(memory_plan.size(state), memory_plan.size(timestep), memory_plan.size(view))
 
 
 def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
@@ -74,9 +74,9 @@ def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
     each = COPIES * (of_one.state + of_one.timestep)
     if not cut:
         return num_envs if num_envs * each <= limit else 0
-    comfortable = int(plan.SHARE * limit) // each
+    comfortable = int(memory_plan.SHARE * limit) // each
     if jax.default_backend() == "cpu":
-        comfortable = min(comfortable, plan.CPU_FLIGHT)
+        comfortable = min(comfortable, memory_plan.CPU_FLIGHT)
     return largest_divisor(num_envs, comfortable) if each <= limit else 0
 
 

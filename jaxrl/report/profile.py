@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxrl.errors import one_line
-from jaxrl.files import write_atomically
+from jaxrl.common.errors import one_line
+from jaxrl.common.files import write_atomically
 from jaxrl.report import tables
 
 OPERATIONS = "operations.txt"

@@ -11,10 +11,10 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxrl import nets
+from jaxrl.nn import networks
 from jaxrl.report.timing import Sampler, stopwatch, take_turns
 
-METHODS: tuple[nets.Convolution, ...] = get_args(nets.Convolution)
+METHODS: tuple[networks.Convolution, ...] = get_args(networks.Convolution)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Rates:
 def measure(
     width: int = 256,
     dtype: Any = None,
-    methods: Sequence[nets.Convolution] | None = None,
+    methods: Sequence[networks.Convolution] | None = None,
     least: float = 0.1,
     rounds: int = 5,
     quick: bool = False,
@@ -97,7 +97,7 @@ def measure(
     """
     platform = jax.default_backend()
     dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
-    methods = methods or [nets.convolution_methods(width, platform)[1]]
+    methods = methods or [networks.convolution_methods(width, platform)[1]]
     cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
     # CPUs emulate bfloat16 slowly: smaller
     sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
@@ -155,7 +155,7 @@ def matmul(dtype: str, side: int, least: float) -> Sampler:
 
 
 def convolution(
-    name: str, layer: Convolution, samples: int, method: nets.Convolution, dtype: Any, least: float
+    name: str, layer: Convolution, samples: int, method: networks.Convolution, dtype: Any, least: float
 ) -> Sampler:
     """A sampler of the forward and backward pass of one layer, with ReLU and a step along the gradient."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
@@ -165,7 +165,7 @@ def convolution(
     kernel = (jax.random.normal(key_kernel, shape) * (2.0 / fan_in) ** 0.5).astype(dtype)
 
     def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(jax.nn.relu(nets.convolve(x, kernel, method))).astype(jnp.float32))
+        return jnp.sum(jnp.square(jax.nn.relu(networks.convolve(x, kernel, method))).astype(jnp.float32))
 
     def body(pair: tuple[Any, Any]) -> tuple[Any, Any]:
         x, kernel = pair

@@ -19,8 +19,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from jaxrl.errors import UserError
-from jaxrl.files import write_atomically
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import write_atomically
 
 try:
     from tensorboardX.proto import event_pb2, summary_pb2

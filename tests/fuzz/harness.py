@@ -18,11 +18,15 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from bench import compare, convolution, env_throughput, learning, measure, plots, train_throughput
-from jaxrl import collect, doctor, evaluate, export, plan, render, session, simulator, train
-from jaxrl.subject import Subject
+from bench import compare, env_throughput, train_throughput
+from bench.harness import measure, plots
+from bench.studies import convolution, learning
+from jaxrl import collect, doctor, evaluate, export, render, train
+from jaxrl.evaluation.policies import Subject
+from jaxrl.integrations import metaworld
+from jaxrl.runtime import memory_plan, session
 
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 SNAKES = (
     "--algo ddpg --env snakes_1v1 --num_envs 8 --devices 1 --total_env_steps 16 --units 4 --buffer_size 64 "
     "--batch_size 8 --warmup 8 --eval_every 0"
@@ -80,7 +84,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("text.json").write_text("{}")
         Path("nothing").write_bytes(b"")
         Path("bytes.yaml").write_bytes(bytes(range(256)))
-        Path("small.yaml").write_text("algo: tiny:TinyQ\nenv: tiny:Corridor\nnum_envs: 8\ntotal_env_steps: 64\n")
+        Path("small.yaml").write_text(
+            "algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\nnum_envs: 8\ntotal_env_steps: 64\n"
+        )
         Path("result.json").write_text(json.dumps({"format": measure.FORMAT, "kind": "env_throughput"}))
         np.savez("arrays.npz", a=np.zeros(3))
         os.mkfifo("pipe.json")
@@ -94,10 +100,10 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     monkeypatch.chdir(made)
     monkeypatch.setattr(session, "_compile", _computes)
-    monkeypatch.setattr(plan, "flying_bytes", lambda env: 1000)
-    monkeypatch.setattr(plan, "make_plan", _computes)
+    monkeypatch.setattr(memory_plan, "flying_bytes", lambda env: 1000)
+    monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(Subject, "evaluator", _computes)
-    monkeypatch.setattr(simulator, "play", _computes)
+    monkeypatch.setattr(metaworld, "play", _computes)
     monkeypatch.setattr(doctor, "examine", _computes)
     monkeypatch.setattr(measure, "fresh_compiles", _computes)
     monkeypatch.setenv("COLUMNS", "80")

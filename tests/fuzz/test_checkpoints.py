@@ -21,10 +21,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrl import session, train
-from jaxrl.checkpoint import Checkpoints, digest
-from jaxrl.config import exit_on_error
-from jaxrl.prepare import Programs, Setup, compile_programs, prepare
+from jaxrl import train
+from jaxrl.cli.config import exit_on_error
+from jaxrl.runtime import session
+from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
+from jaxrl.runtime.checkpoint import Checkpoints, digest
 from scripts.kill_and_resume import SMALL, only_run, outcome
 
 pytestmark = pytest.mark.fuzz

@@ -19,9 +19,9 @@ from test_labelled import saved
 from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
-from jaxrl import plan, prepare, session
 from jaxrl.algos import ALGORITHMS
-from jaxrl.config import parse, presets
+from jaxrl.cli.config import parse, presets
+from jaxrl.runtime import build, memory_plan, session
 
 __all__ = ["made", "world"]
 pytestmark = pytest.mark.fuzz
@@ -41,7 +41,7 @@ def fuzz(examples: int) -> settings:
     )
 
 
-make_plan = plan.make_plan
+make_plan = memory_plan.make_plan
 
 # Command lines
 
@@ -69,7 +69,7 @@ BASES = {
         "snakes --against tiny",
         "reach --simulator jax",
         "--policy random --env snakes_1v1",
-        "--env tiny:Corridor --policy right",
+        "--env helpers.tiny:Corridor --policy right",
         "",
     ],
     "collect": ["reach --out set.npz --episodes 3 --simulator jax", "tiny --out set.npz", "reach", ""],
@@ -77,7 +77,7 @@ BASES = {
     "export": ["snakes --format jidi --out agent", "tiny --format jidi --out agent", ""],
     "doctor": ["--quick", f"--quick {TINY}", "--quick --algo coma", ""],
     "plots": ["result.json", ""],
-    "env_throughput": ["--quick --env tiny:Corridor --out out.json", "--quick", ""],
+    "env_throughput": ["--quick --env helpers.tiny:Corridor --out out.json", "--quick", ""],
     "train_throughput": [f"--quick {TINY} --out out.json", ""],
     "compare": ["--quick --env coverage --out out.json", ""],
     "convolution": ["--quick --out out.json", ""],
@@ -108,10 +108,10 @@ WORDS = [
     *ALGORITHMS,
     *registered(),
     *presets(),
-    "tiny:TinyQ",
-    "tiny:Corridor",
-    "tiny:PointMass",
-    "tiny:Nothing",
+    "helpers.tiny:TinyQ",
+    "helpers.tiny:Corridor",
+    "helpers.tiny:PointMass",
+    "helpers.tiny:Nothing",
     "../../x:Y",
     ".x:Y",
     ":",
@@ -267,8 +267,8 @@ SCALARS = [
     "{a: 1}",
     "reach",
     "coverage",
-    "tiny:TinyQ",
-    "tiny:Corridor",
+    "helpers.tiny:TinyQ",
+    "helpers.tiny:Corridor",
     "sac",
     "coma",
     "0",
@@ -287,7 +287,7 @@ ODD_TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 @st.composite
 def yaml_texts(draw: Any) -> bytes:
-    text = "algo: tiny:TinyQ\nenv: tiny:Corridor\nnum_envs: 8\ntotal_env_steps: 64\n"
+    text = "algo: helpers.tiny:TinyQ\nenv: helpers.tiny:Corridor\nnum_envs: 8\ntotal_env_steps: 64\n"
     for _ in range(draw(st.integers(0, 4))):
         value = draw(st.one_of(st.sampled_from(SCALARS), ODD_TEXT))
         text += draw(st.sampled_from([f"{draw(st.sampled_from(KEYS))}: {value}\n", f"{value}\n", f"<<: {value}\n"]))
@@ -395,8 +395,8 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --units 8 --first_layer linear"
     words = argv.replace("--algo ddpg --env snakes_1v1 ", "").split()
     with monkeypatch.context() as patch:
-        patch.setattr(plan, "make_plan", make_plan)
-        setup = prepare.assemble(parse(words).config)
+        patch.setattr(memory_plan, "make_plan", make_plan)
+        setup = build.assemble(parse(words).config)
     monkeypatch.setattr(session, "prepare", lambda config: setup)  # weights are read behind it
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl.labelled import LabelledSet
+from jaxrl.runtime.expert_dataset import LabelledSet
 
 TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
 

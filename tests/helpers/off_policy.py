@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tiny import Corridor, PointMass
 
 from envs_jax import Environment
 from envs_jax.base import Array
 from envs_jax.batch import batched
+from helpers.tiny import Corridor, PointMass
 from jaxrl.algos.base import Phase, Progress, count, start
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
-from jaxrl.parallel import Layout, logical_shards, make_mesh
-from jaxrl.trainer import BlockMetrics, Trainer, TrainState
+from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
+from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
 MODERN = SMALL | {

@@ -10,11 +10,12 @@ from unittest import mock
 
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxrl import session, train
-from jaxrl.checkpoint import Checkpoints
-from jaxrl.position import Position
-from jaxrl.prepare import Programs, Setup, compile_programs
+from jaxrl import train
 from jaxrl.report.writer import read_metrics
+from jaxrl.runtime import session
+from jaxrl.runtime.build import Programs, Setup, compile_programs
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.position import Position
 
 # What a run may have otherwise with the same programs; how long schedules last is a setting of its own.
 BESIDE = {"total_env_steps": 1, "max_seconds": 0.0, "log_every": 1, "checkpoint_every": 1, "runs": "runs"}

@@ -1,0 +1,1 @@
+"""What all benchmarks share: flags, results, plots, counting of operations."""

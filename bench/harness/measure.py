@@ -1,0 +1,203 @@
+"""What all benchmarks share: flags, the record of the machine, results as JSON.
+
+A result is a plain mapping with "kind", "command", "machine", "rates", "notes" and the benchmark's own entries; every
+time in it is a median with its samples. `bench.harness.plots` makes tables and plots of it.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from envs_jax.base import shown
+from jaxrl.cli.config import Parser
+from jaxrl.common import files
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import write_atomically
+from jaxrl.evaluate import whole
+from jaxrl.report.timing import Timing
+from jaxrl.runtime import memory_plan, run_directory
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+FORMAT = 1
+MOST = 2**24  # environments
+
+Say = Callable[[str], None]
+
+
+def say(sentence: str) -> None:
+    """To stderr, so that stdout holds nothing but the tables."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+# Flags
+
+
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser without flags whose errors are one sentence."""
+    return Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
+    """Flags that all benchmarks have."""
+    flags.add_argument(
+        "--num_envs", default=num_envs, metavar="N,M,...", help=f"numbers of environments (default: {num_envs})"
+    )
+    flags.add_argument("--rounds", default="5", metavar="N", help="samples of everything, in turns (default: 5)")
+    flags.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+    flags.add_argument("--quick", action="store_true", help="a rehearsal in seconds: the figures mean nothing")
+
+
+def several(text: str, flag: str, low: int, high: int) -> list[int]:
+    """Whole numbers separated by commas. Raises UsageError."""
+    words = text.replace(",", " ").split()
+    if not words:
+        raise UsageError(f"{flag} names no number: give one, or several with commas between, such as 1,64,1024")
+    return sorted({whole(word, flag, low, high) for word in words})
+
+
+def rounds(text: str) -> int:
+    """The value of --rounds. Raises UsageError."""
+    return whole(text, "--rounds", 1, 1000)
+
+
+def gibibytes_of(text: str) -> int:
+    """The value of --memory_gb in bytes, 0 for what is free. Raises UsageError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 2**30:
+        raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not {shown(text)}")
+    return int(number * memory_plan.GIB)
+
+
+def positive(text: str, flag: str) -> float:
+    """A number above 0. Raises UsageError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UsageError(f"{flag} must be a number above 0, not {shown(text)}")
+    return number
+
+
+def output(text: str | None, kind: str) -> Path:
+    """The JSON file to write; by default one that is not there yet.
+
+    Raises:
+        UserError: it cannot be written, which is better known before an hour of measuring.
+    """
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
+    if path.suffix != ".json":
+        raise UsageError(f"--out must end in .json, not {shown(path.name)}: table and plot go beside it")
+    try:
+        if path.is_dir():
+            raise UsageError(f"--out {path} is a directory: name a file in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot make {path.parent} ({reason}): choose another file with --out") from None
+    return files.output(text or str(path), "--out")
+
+
+# Measuring
+
+
+@contextlib.contextmanager
+def fresh_compiles() -> Iterator[None]:
+    """Without JAX's persistent cache, so that compile seconds are those of a first start."""
+    former = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", former)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: versions, device, cores, memory, and how busy the machine is."""
+    device = jax.local_devices()[0]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return run_directory.versions() | {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "device": device.device_kind,
+        "backend_name": device.platform,
+        "free_bytes": memory_plan.free_memory(device),
+        "load": load,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+    }
+
+
+def busy(record: dict[str, Any]) -> str | None:
+    """A warning if other programs hold the machine's cores."""
+    load, cores = record["load"], record["cores"]
+    if load is None or not cores or load < 0.5 * cores:
+        return None
+    return f"warning: the machine is busy (load {load:.1f} on {cores} cores): all figures will be too low"
+
+
+def processor() -> str:
+    """Name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def header(kind: str, argv: Sequence[str], quick: bool) -> dict[str, Any]:
+    """The entries that every result begins with."""
+    record = machine()
+    warning = busy(record)
+    notes = [warning] if warning else []
+    if quick:
+        notes.append("a rehearsal (--quick): the figures mean nothing")
+    command = " ".join(["python", "-m", f"bench.{kind}", *argv])
+    return {"format": FORMAT, "kind": kind, "command": command, "quick": quick, "machine": record, "notes": notes}
+
+
+def rate(timing: Timing, number: float) -> dict[str, Any]:
+    """`number` things per call as things per second: {"rate", "median" seconds, "spread", "samples" seconds}."""
+    return {"rate": number / timing.median, **timing.plain()}
+
+
+def fraction(rate_: float, bytes_or_flop: float, best: float) -> float:
+    """Roofline fraction: what `rate_` things per second need, over what the machine does at best."""
+    return rate_ * bytes_or_flop / best
+
+
+# Results
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Write a result. Raises UserError."""
+    try:
+        write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --out") from None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a result. Raises UserError."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is no JSON"
+        raise UserError(f"cannot read {path} ({reason}): give a file that a benchmark has written") from None
+    if not isinstance(result, dict) or result.get("format") != FORMAT or "kind" not in result:
+        raise UserError(f"{path} is not the result of a benchmark: give a file that one has written")
+    return result

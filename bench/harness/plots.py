@@ -1,0 +1,306 @@
+"""python -m bench.harness.plots RESULT.json ...: table and plot of a benchmark's result, beside it as .md and .png."""
+
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console as RichConsole
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from bench.harness import measure
+from envs_jax.base import shown
+from jaxrl.cli.config import exit_on_error
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import write_atomically
+from jaxrl.report.console import duration, gibibytes, short
+
+Table = tuple[str, list[str], list[list[str]]]  # title, headings, rows
+
+
+# Tables
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """All tables of a result."""
+    make = {
+        "env_throughput": _env_tables,
+        "train_throughput": _train_tables,
+        "convolution": _convolution_tables,
+        "compare": _compare_tables,
+    }
+    if result["kind"] not in make:
+        raise UserError(f"results of kind '{result['kind']}' have no table")
+    return make[result["kind"]](result)
+
+
+def _env_tables(result: dict[str, Any]) -> list[Table]:
+    """Environments: rates of the three stages, times the baseline, and what bounds them."""
+    baseline = result["baseline"]
+    varied = any(row["variant"] for row in result["rows"])
+    head = ["num_envs", "at once", "rules", "observation", "policy", "reset/s"]
+    head += ["roofline", "compile", "bytes/env", "temporary/env"]
+    rows = []
+    for row in result["rows"]:
+        stages = row["stages"]
+        line = [f"{row['num_envs']:,}", f"{row['together']:,}"]
+        line += [_rate(stages[name]) + _times(stages[name].get("times_baseline")) for name in stages]
+        line += [short(row["reset"]["rate"]), _percent(stages["observation"].get("roofline"))]
+        line += [f"{row['compile_seconds']:.1f} s", gibibytes_small(row["state_bytes_per_env"])]
+        line += [gibibytes_small(stages["observation"]["temporary_bytes_per_env"])]
+        rows.append([row["variant"], *line] if varied else line)
+    if baseline:
+        line = [_baseline(result), "1", *(_rate(baseline[name]) for name in ("rules", "observation", "policy"))]
+        line += [short(baseline["reset"]["rate"]), "", "", "", ""]
+        rows.append(["", *line] if varied else line)
+    title = f"{result['env']}: env steps/s by stage" + (f" (times {_baseline(result)})" if baseline else "")
+    return [(title, ["variant", *head] if varied else head, rows)]
+
+
+def _train_tables(result: dict[str, Any]) -> list[Table]:
+    """Training: rates of whole iterations, and of the learner against the machine."""
+    head = ["num_envs", "iteration", "env steps/s", "updates/s", "collect steps/s", "learner FLOP/s", "of matmul"]
+    head += ["of conv", "compile", "memory"]
+    torch = any(row["torch"] for row in result["rows"])
+    rows = []
+    for row in result["rows"]:
+        about = "~" if row["projected"] else ""
+        line = [f"{row['num_envs']:,}", about + duration_small(row["iteration_seconds"])]
+        line += [about + short(row["env_steps_per_second"]), about + short(row["updates_per_second"])]
+        line += [short(row["collect"]["rate"]), short(row["learn"]["rate"]), _percent(row["learn"]["of_matmul"])]
+        line += [_percent(row["learn"]["of_convolution"]), f"{row['compile_seconds']:.1f} s"]
+        line += [gibibytes(row["bytes_per_device"])]
+        if torch:
+            theirs = row["torch"]
+            line += [f"~{short(theirs['env_steps_per_second'])}{_times(theirs['times'])}" if theirs else ""]
+            line += [short(theirs["learn"]["rate"]) if theirs else ""]
+        rows.append(line)
+    if torch:
+        head += ["torch steps/s (times)", "torch FLOP/s"]
+    return [(f"{result['algo']} on {result['env']}: training (~ projected from parts)", head, rows)]
+
+
+def _convolution_tables(result: dict[str, Any]) -> list[Table]:
+    """Convolutions: GFLOP/s of every method, forward and backward; the fastest is marked."""
+    methods = result["methods"]
+    rows = []
+    for row in result["rows"]:
+        rates = row["flop_per_second"]
+        best = max(rates, key=rates.__getitem__)
+        cells = [f"{rates[name] / 1e9:.1f}" + ("*" if name == best else "") for name in methods]
+        rows.append([str(row["width"]), row["layer"], *cells])
+    title = f"convolutions of {result['samples']} samples, {result['dtype']}: GFLOP/s forward and backward (* fastest)"
+    return [(title, ["width", "layer", *methods], rows)]
+
+
+def _compare_tables(result: dict[str, Any]) -> list[Table]:
+    return [
+        (f"{name}, {title}", head, rows)
+        for name, case in result["cases"].items()
+        for part in case.values()
+        for title, head, rows in tables(part)
+    ]
+
+
+def _baseline(result: dict[str, Any]) -> str:
+    """What the environment was compared with; older results do not say so."""
+    return result.get("baseline_name") or "NumPy"
+
+
+def _rate(entry: dict[str, Any]) -> str:
+    return short(entry["rate"])
+
+
+def _times(factor: float | None) -> str:
+    return "" if factor is None else f" ({factor:.3g}x)"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def gibibytes_small(number: float) -> str:
+    """Bytes, also few of them."""
+    return f"{number / 1024:.1f} KiB" if number < 2**20 else f"{number / 2**20:.1f} MiB"
+
+
+def duration_small(seconds: float) -> str:
+    """Seconds, also fractions of one."""
+    return duration(seconds) if seconds >= 10 else f"{seconds:.3g} s"
+
+
+# Output
+
+
+def heading(result: dict[str, Any]) -> list[str]:
+    """Where the figures come from."""
+    record = result["machine"]
+    rates = result.get("rates")
+    lines = [
+        f"`{result['command']}`",
+        f"{record['devices']} ({record['backend_name']}), {record['processor']}, {record['cores']} cores, "
+        f"jax {record['jax']}, Python {record['python']}, {record['started']}, load {record['load']:.1f}",
+    ]
+    if rates:
+        products = ", ".join(f"{name} {short(value)}FLOP/s" for name, value in rates["matmul"].items())
+        convolutions = ", ".join(f"{name} {short(value)}FLOP/s" for name, value in rates["convolution"].items())
+        lines.append(
+            f"measured here: memory {short(rates['copy'])}B/s (fresh pages {short(rates['fresh'])}B/s), matrix "
+            f"products {products}, convolution of width {rates['width']} {convolutions}"
+        )
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The result as a page."""
+    parts = ["\n".join(f"{line}  " for line in heading(result))]
+    for title, head, rows in tables(result):
+        lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        parts.append("\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]))
+    if result["notes"]:
+        parts.append("\n".join(f"- {note}" for note in result["notes"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def show(result: dict[str, Any], path: Path) -> None:
+    """Print the tables, and write .md and .png beside the JSON file `path`.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    console = RichConsole(highlight=False)
+    for line in heading(result):
+        console.print(Text(line, "dim"), soft_wrap=True)
+    for table in tables(result):
+        if console.is_terminal:
+            console.print(_rich(table, box.SIMPLE_HEAD))
+        else:
+            buffer = io.StringIO()
+            RichConsole(file=buffer, width=1000, color_system=None).print(_rich(table, None))
+            print("\n" + "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines()))
+    for note in result["notes"]:
+        console.print(Text(note), soft_wrap=True)
+    picture = path.with_suffix(".png")
+    try:
+        write_atomically(path.with_suffix(".md"), markdown(result))
+        draw(result, picture)
+    except OSError as error:
+        raise UserError(f"cannot write beside {path} ({error.strerror}): choose another file with --out") from None
+    print(f"wrote {path}, {path.with_suffix('.md').name} and {picture.name}")
+
+
+def _rich(table: Table, style: Any) -> RichTable:
+    title, head, rows = table
+    made = RichTable(title=title, title_justify="left", title_style="bold", box=style, pad_edge=style is not None)
+    for name in head:
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+# Plots
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """A picture with one panel for each table."""
+    panels = _panels(result)
+    figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
+    for axes, (title, plot, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        plot(axes, part)
+        axes.set_title(title, fontsize=10)
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize=7, loc="upper left")  # "best" may take seconds
+    record = result["machine"]
+    figure.suptitle(f"{record['devices']}, {record['processor']} ({record['cores']} cores)", fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+def _panels(result: dict[str, Any]) -> list[tuple[str, Callable[[Any, dict[str, Any]], None], dict[str, Any]]]:
+    if result["kind"] == "compare":
+        return [
+            (f"{name}: {title}", plot, part)
+            for name, case in result["cases"].items()
+            for parts in case.values()
+            for title, plot, part in _panels(parts)
+        ]
+    plot, title = {
+        "env_throughput": (_plot_env, "environment"),
+        "train_throughput": (_plot_train, "training"),
+        "convolution": (_plot_convolution, "convolutions, forward and backward"),
+    }[result["kind"]]
+    return [(title, plot, result)]
+
+
+def _plot_env(axes: Any, result: dict[str, Any]) -> None:
+    for variant in result["variants"]:
+        rows = [row for row in result["rows"] if row["variant"] == variant]
+        for stage, marker in (("rules", "o"), ("observation", "s"), ("policy", "^")):
+            rates = [row["stages"][stage]["rate"] for row in rows]
+            label = f"{variant} {stage}".strip()
+            axes.loglog([row["num_envs"] for row in rows], rates, marker=marker, label=label)
+    if result["baseline"]:
+        for stage, line in (("rules", ":"), ("observation", "--"), ("policy", "-.")):
+            axes.axhline(
+                result["baseline"][stage]["rate"], color="gray", linestyle=line, label=f"{_baseline(result)} {stage}"
+            )
+    axes.set_xlabel("num_envs")
+    axes.set_ylabel("env steps/s")
+
+
+def _plot_train(axes: Any, result: dict[str, Any]) -> None:
+    rows = result["rows"]
+    sizes = [row["num_envs"] for row in rows]
+    axes.loglog(sizes, [row["env_steps_per_second"] for row in rows], color="C0", label="JAX, whole iterations")
+    for row in rows:
+        face = "white" if row["projected"] else "C0"
+        axes.plot(row["num_envs"], row["env_steps_per_second"], "o", color="C0", markerfacecolor=face)
+    axes.loglog(sizes, [row["collect"]["rate"] for row in rows], "s--", color="C1", label="JAX, collecting alone")
+    theirs = [row for row in rows if row["torch"]]
+    if theirs:
+        rates = [row["torch"]["env_steps_per_second"] for row in theirs]
+        axes.loglog([row["num_envs"] for row in theirs], rates, "^-.", color="gray", label="PyTorch")
+    axes.plot([], [], "o", color="C0", markerfacecolor="white", label="projected from parts")
+    axes.set_xlabel("num_envs")
+    axes.set_ylabel("env steps/s")
+
+
+def _plot_convolution(axes: Any, result: dict[str, Any]) -> None:
+    rows = [row for row in result["rows"] if row["layer"] == "conv2"]
+    for name in result["methods"]:
+        rates = [row["flop_per_second"][name] / 1e9 for row in rows]
+        axes.loglog([row["width"] for row in rows], rates, "o-", label=f"conv2, {name}")
+    axes.set_xlabel("width")
+    axes.set_ylabel("GFLOP/s")
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser("python -m bench.harness.plots", __doc__)
+    parser.add_argument("results", nargs="*", metavar="RESULT.json", help="what a benchmark has written")
+    parsed = parser.parse_args(list(argv))
+    if not parsed.results:
+        raise UsageError("name the JSON file of a benchmark, such as those under bench/results/")
+    for name in parsed.results:
+        path = Path(name)
+        result = measure.read(path)
+        try:
+            show(result, path)
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+            raise UserError(
+                f"{path} is no whole result of a benchmark ({type(error).__name__}: {shown(str(error))}): measure anew"
+            ) from None
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

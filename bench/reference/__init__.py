@@ -1,0 +1,1 @@
+"""Independent NumPy and PyTorch implementations: test oracles and benchmark baselines."""

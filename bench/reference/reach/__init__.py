@@ -1,0 +1,1 @@
+"""Reach and SAC."""

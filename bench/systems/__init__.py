@@ -1,0 +1,114 @@
+"""What the JAX side is compared with, environment by environment.
+
+An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`; the commands name no
+environment. One without an entry can be measured too, alone.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from envs_jax.base import EnvSpec
+
+SYSTEMS = {
+    "coverage": "bench.systems.coverage",
+    "reach": "bench.systems.reach",
+    **dict.fromkeys(("snakes", "snakes_3v3", "snakes_1v1", "snakes_2p", "snakes_5p"), "bench.systems.snakes"),
+}
+
+
+class Baseline(Protocol):
+    """An independent implementation that steps one copy at a time, as the system being replaced does.
+
+    Attributes:
+        name: what it is, in tables.
+        notes: what a reader of its figures should know.
+    """
+
+    name: str
+    notes: Sequence[str]
+
+    def reset(self) -> None:
+        """Begin an episode."""
+
+    def act(self) -> np.ndarray:
+        """The scripted policy's actions."""
+
+    def look(self, action: np.ndarray) -> None:
+        """Make what agents, and a centralised critic that knows the action, would see now."""
+
+    def step(self, action: np.ndarray) -> bool:
+        """Play; returns whether the episode is over."""
+
+    def measure(self) -> Mapping[str, float]:
+        """The metrics of the present moment."""
+
+
+class Learner(Protocol):
+    """A learner in PyTorch with the baseline's environment, updated from the host.
+
+    Attributes:
+        threads: that PyTorch uses.
+    """
+
+    threads: int
+
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Play episodes one after another, keep them for `learn`; returns environment steps.
+
+        `copies` are kept of each, so that a training step on much data needs few episodes; a replay, of which batches
+        are drawn, needs one.
+        """
+
+    def learn(self) -> None:
+        """One training step on what was collected last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """One environment's entry.
+
+    Attributes:
+        algo: the algorithm that trains on it.
+        policy: scripted policy of the throughput benchmark that both sides have.
+        cases: settings that `bench.compare` measures, by name; the environment is measured once for all cases that
+            agree in its settings.
+        baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it
+            lacks.
+        learner: (environment settings, algorithm settings, seed, device "cpu" or "cuda") -> Learner, or None. Raises
+            ValueError for settings that it lacks, ImportError without PyTorch.
+        shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
+            training step of the same kind with about `samples` samples: few updates of the same arithmetic.
+        preset: what `bench.compare` trains unless told otherwise; None = the algorithm's own.
+        presets: by case, where a case has another one.
+    """
+
+    algo: str
+    policy: str
+    cases: Mapping[str, Mapping[str, Any]]
+    baseline: Callable[[dict[str, Any], str, int], Baseline]
+    learner: Callable[[dict[str, Any], dict[str, Any], int, str], Learner] | None
+    shorten: Callable[[EnvSpec, dict[str, Any], int], tuple[int, dict[str, Any]]]
+    preset: str | None = None
+    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
+    """`System.shorten` of algorithms with a replay: one update with a real batch, and episodes that fill it."""
+    del samples
+    return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
+
+
+def require(settings: Mapping[str, Any], values: Mapping[str, Any], who: str, advice: str) -> None:
+    """Raises ValueError unless the settings have these values, the only ones that `who` knows."""
+    for name, value in values.items():
+        if settings[name] != value:
+            raise ValueError(f"{who}, with {name} {value}, not {settings[name]}: {advice}")
+
+
+def find(env: str) -> System | None:
+    """The entry of an environment, None if it has none."""
+    return importlib.import_module(SYSTEMS[env]).SYSTEM if env in SYSTEMS else None

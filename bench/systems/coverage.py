@@ -1,0 +1,111 @@
+"""The entry of the mapping environment in `bench.systems`."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.reference.coverage import baselines, torch_learner
+from bench.reference.coverage.oracle import Mission, Settings
+from bench.systems import System
+from envs_jax.base import EnvSpec
+
+_EXPLORATION = 0.1
+
+
+def settings(env: dict[str, Any]) -> Settings:
+    """The oracle's settings from those of the environment; how maps are stored and updated is its own matter.
+
+    Raises:
+        ValueError: a setting that it does not know, or a value.
+    """
+    if (timing := env.get("reward_timing", "aligned")) != "aligned":
+        raise ValueError(f"the NumPy baseline knows no reward_timing '{timing}': use 'aligned'")
+    names = {field.name for field in dataclasses.fields(Settings)}
+    return Settings(**{name: value for name, value in env.items() if name in names})
+
+
+class NumpyMission:
+    """One mission at a time on the oracle."""
+
+    name = "NumPy"
+    notes: Sequence[str] = ()
+
+    def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
+        self._settings = settings(env)
+        self._rng = np.random.default_rng(seed)
+        self._policy = baselines.make_policy(policy, self._settings)
+        self._mission: Mission
+
+    def reset(self) -> None:
+        """A new mission."""
+        self._mission = Mission(self._settings, self._rng)
+
+    def act(self) -> np.ndarray:
+        """Actions [N]."""
+        return self._policy(self._mission)
+
+    def look(self, action: np.ndarray) -> None:
+        """Observations and critic states of all agents."""
+        self._mission.critic_state(action, self._mission.observe())
+
+    def step(self, action: np.ndarray) -> bool:
+        """Move, measure, fuse."""
+        return self._mission.step(action)[1]
+
+    def measure(self) -> Mapping[str, float]:
+        """Metrics of the team's map."""
+        return self._mission.metrics()
+
+
+class TorchMissions:
+    """PyTorch COMA on missions flown one after another."""
+
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
+        if algo["depth"] != 1:
+            raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
+        same = [
+            *("width", "actor_lr", "critic_lr", "gamma", "minibatches", "data_passes", "copy_rate"),
+            *("actor_loss", "td_target"),
+        ]
+        self._settings = settings(env)
+        self._learner = torch_learner.TorchComa(
+            self._settings.num_agents,
+            self._settings.num_actions,
+            lam=algo["td_lambda"],
+            seed=seed,
+            device=device,
+            tau=algo["tau"] or None,
+            **{name: algo[name] for name in same},
+        )
+        self._rng = np.random.default_rng(seed)
+        self._batch: Any = None
+        self.threads = self._learner.torch.get_num_threads()
+
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Fly missions with the actor, and keep copies of each."""
+        batch, _ = torch_learner.collect(self._learner, self._settings, self._rng, episodes, _EXPLORATION)
+        arrays = {name: np.concatenate([rows] * copies) for name, rows in batch.items() if name != "eps"}
+        self._batch = {**arrays, "eps": batch["eps"]}
+        return episodes * self._settings.steps
+
+    def learn(self) -> None:
+        """One training step."""
+        self._learner.train_step(self._batch)
+
+
+def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
+    """One pass of one minibatch, on whole missions."""
+    per_mission = spec.num_agents * spec.horizon
+    return max(1, samples // per_mission), {"data_passes": 1, "minibatches": 1, "actor_passes": 0}
+
+
+SYSTEM = System(
+    algo="coma",
+    policy="random",
+    cases={"q = 57": {"q": 57}, "q = 7": {"q": 7}},
+    baseline=NumpyMission,
+    learner=TorchMissions,
+    shorten=shorten,
+)

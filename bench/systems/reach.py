@@ -1,0 +1,203 @@
+"""The entry of reach in `bench.systems`: one arm at a time, in Meta-World where it is installed, else in NumPy."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.parity.metaworld import actor
+from bench.reference.reach import oracle, torch_learner
+from bench.systems import System, one_update, require
+from envs_jax.adapters import metaworld
+from envs_jax.base import closest
+from envs_jax.reach import baselines, goals
+
+_PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
+    "n_step": 1, "critics": 2, "depth": 2, "initialiser": "xavier", "prioritised": False, "scale_observation": False,
+    "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
+}  # fmt: skip
+
+
+class OracleArm:
+    """The oracle, with one arm."""
+
+    name = "NumPy"
+
+    def __init__(self, env: dict[str, Any]) -> None:
+        known = {"task": "reach", "partially_observable": False}
+        require(env, known, "the NumPy baseline is the plain task", "leave that setting out")
+        self._rules = {"weld": env["weld"], "reward": env["reward"]}
+        self._arms: oracle.Arms
+
+    def reset(self, puck: np.ndarray, goal: np.ndarray) -> None:
+        """Start with puck and goal [3]."""
+        self._arms = oracle.Arms(puck[None], goal[None], **self._rules)
+
+    def observe(self) -> np.ndarray:
+        """[39]"""
+        return self._arms.observe()[0]
+
+    def step(self, action: np.ndarray) -> tuple[float, bool]:
+        """Reward and success of an action float32[4]."""
+        reward, success = self._arms.step(action[None])
+        return float(reward[0]), bool(success[0])
+
+
+class RealArm:
+    """Meta-World's reach-v3, whose steps make the observation too. Raises ValueError where it is not installed."""
+
+    name = "Meta-World"
+
+    def __init__(self, env: dict[str, Any]) -> None:
+        known = {"task": "reach", "weld": "v3", "reward": "v2", "partially_observable": False}
+        require(env, known, "Meta-World, the baseline, has the plain task", "leave that setting out")
+        self._arm = metaworld.Arm(metaworld.REACH)
+
+    def reset(self, puck: np.ndarray, goal: np.ndarray) -> None:
+        """Start with puck and goal [3]."""
+        self._arm.reset(np.append(puck, goal))
+
+    def observe(self) -> np.ndarray:
+        """[39]"""
+        return self._arm.observation
+
+    def step(self, action: np.ndarray) -> tuple[float, bool]:
+        """Reward and success of an action float32[4]."""
+        _, reward, success = self._arm.step(action)
+        return reward, success
+
+
+class Episodes:
+    """One episode after another with one arm.
+
+    Args:
+        env: settings of the JAX environment.
+        rng: of all draws.
+
+    Attributes:
+        arm: the arm.
+        goal: float64[3] of this episode.
+        success: of the last step.
+        notes: what a reader of figures should know.
+
+    Raises:
+        ValueError: a setting that the arm lacks.
+    """
+
+    def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:
+        self.arm: OracleArm | RealArm
+        self.notes: Sequence[str] = ()
+        try:
+            metaworld.packages()
+        except ValueError as missing:
+            self.arm, self.notes = OracleArm(env), (f"baseline is the NumPy oracle: {missing}",)
+        else:
+            self.arm = RealArm(env)
+        self._rng, self._horizon = rng, env["horizon"]
+        self._pool = goals.pool(env["pool_seed"]) if env["goals"] == "pool" else None
+        self.reset()
+
+    def reset(self) -> None:
+        """A new episode; its puck and goal are drawn as the settings say."""
+        pool = goals.pool(int(self._rng.integers(2**31))) if self._pool is None else self._pool
+        row = pool[self._rng.integers(len(pool))]
+        self.goal, self.success, self._t = row[3:], False, 0
+        self.arm.reset(row[:3], self.goal)
+
+    def step(self, action: np.ndarray) -> tuple[float, bool]:
+        """Reward of an action float32[4], and whether the episode is over."""
+        reward, self.success = self.arm.step(action)
+        self._t += 1
+        return reward, self._t >= self._horizon
+
+
+class OneArm:
+    """One arm under a scripted policy."""
+
+    def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
+        if policy not in baselines.BASELINES:
+            raise ValueError(f"the baseline has no policy '{policy}': {closest(policy, baselines.BASELINES)}")
+        self._rng, self._policy = np.random.default_rng(seed), policy
+        self._episodes = Episodes(env, self._rng)
+        self.name, self.notes = self._episodes.arm.name, self._episodes.notes
+        self.reset()
+
+    def reset(self) -> None:
+        """A new episode."""
+        self._episodes.reset()
+        self._act = actor(self._policy, self._episodes.goal, self._rng)
+        self._hand = self._episodes.arm.observe()[:3]
+
+    def act(self) -> np.ndarray:
+        """float32[4]"""
+        return self._act(self._hand)
+
+    def look(self, action: np.ndarray) -> None:
+        """The observation; critics see no more."""
+        self._hand = self._episodes.arm.observe()[:3]
+
+    def step(self, action: np.ndarray) -> bool:
+        """One control period, and its reward."""
+        return self._episodes.step(action)[1]
+
+    def measure(self) -> Mapping[str, float]:
+        """Whether the tool centre is at the goal."""
+        return {"success": float(self._episodes.success)}
+
+
+class TorchArm:
+    """PyTorch SAC with one arm."""
+
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
+        require(
+            algo,
+            _PUBLISHED,
+            "the PyTorch learner is the published one",
+            "use --config sac_worker_original or sac, --n_step 1",
+        )
+        self._episodes = Episodes(env, np.random.default_rng(seed))
+        same = [
+            *("units", "layer_norm", "actor_lr", "critic_lr", "alpha_lr", "gamma", "tau", "initial_alpha"),
+            *("adam_epsilon", "actor_freq", "target_freq", "batch_size", "buffer_size"),
+        ]
+        self._learner = torch_learner.TorchSac(
+            len(self._episodes.arm.observe()),
+            4,
+            target_entropy=algo["target_entropy"] or -4.0,
+            seed=seed,
+            device=device,
+            **{name: algo[name] for name in same},
+        )
+        self._updates = round(algo["update_interval"] * algo["updates_per_step"])
+        self.threads = self._learner.torch.get_num_threads()
+
+    def collect(self, episodes: int, copies: int = 1) -> int:
+        """Play episodes with the actor and store their steps, once."""
+        del copies
+        steps, arm = 0, self._episodes.arm
+        for _ in range(episodes):
+            self._episodes.reset()
+            observation, done = arm.observe(), False
+            while not done:
+                action = self._learner.act(observation)
+                reward, done = self._episodes.step(action)
+                following = arm.observe()
+                self._learner.remember(observation=observation, action=action, reward=reward, next=following)
+                observation, steps = following, steps + 1
+        return steps
+
+    def learn(self) -> None:
+        """The updates of one call of `learn`."""
+        for _ in range(self._updates):
+            self._learner.train_step()
+
+
+SYSTEM = System(
+    algo="sac",
+    policy="scripted",
+    cases={"original": {}, "recommended": {"n_step": 1, "goals": "pool"}},  # of the recommended size, as PyTorch has it
+    baseline=OneArm,
+    learner=TorchArm,
+    shorten=one_update,
+    presets={"original": "sac_worker_original", "recommended": "sac"},
+)

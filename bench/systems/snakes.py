@@ -1,0 +1,193 @@
+"""The entry of the snakes environments in `bench.systems`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bench.reference.snakes import opponents as oracle_opponents
+from bench.reference.snakes import torch_learner
+from bench.reference.snakes.oracle import LAYOUTS, REWARDS, Game, Settings
+from bench.systems import System, one_update, require
+from envs_jax.base import closest
+from envs_jax.snakes import opponents, schedule
+
+_SAME = {"height": "height", "width": "width", "snakes": "num_snakes", "beans": "num_beans", "max_steps": "max_step"}
+_SAME |= {"teams": "teams", "fixed_respawn": "fixed_respawn"}
+_POLICIES: dict[str, int | str] = {
+    "random": 0,
+    "level1": 1,
+    "level2": 2,
+    "level3": 3,
+    "level4": 4,
+    "evasion": oracle_opponents.EVASION,
+}
+_PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
+    "action_gradient": "softmax", "n_step": 1, "critics": 1, "layer_norm": False, "first_layer": "linear", "depth": 2,
+    "initialiser": "torch", "prioritised": False, "masking": False, "scale_observation": False, "entropy_weight": 0.0,
+    "logit_weight": 0.0, "adam_epsilon": 1e-8, "eps_min": 0.0, "buffer_gb": 0.0, "warmup": 0, "eps_spread": 0.0,
+}  # fmt: skip
+
+
+def _known(name: str, value: str, values: tuple[str, ...]) -> str:
+    if value not in values:
+        raise ValueError(f"the NumPy baseline has no {name} '{value}': use one of {', '.join(values)}")
+    return value
+
+
+class Match:
+    """One game after another between the learner's snakes and scripted ones, on the oracle.
+
+    Args:
+        env: settings of the JAX environment.
+        rng: of all draws.
+
+    Raises:
+        ValueError: a setting that the oracle does not know.
+    """
+
+    def __init__(self, env: dict[str, Any], rng: np.random.Generator) -> None:
+        self.settings = Settings(**{ours: env[theirs] for theirs, ours in _SAME.items()})
+        self.layout = _known("observation", env["observation"], tuple(f"obs{x}" for x in LAYOUTS)).removeprefix("obs")
+        self._reward = _known("reward", env["reward"], REWARDS)
+        self._rng, self._seats, self._exclusive = rng, env["seat"], env["exclusive_beans"]
+        self._stale = env["stale_opponents"]
+        outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
+        drawn = None if outside else schedule.parse(env["opponent"])
+        if drawn is not None and len(drawn.mixtures) > 1:
+            raise ValueError(f"the NumPy baseline has no schedules such as '{env['opponent']}': name one mixture")
+        self._chances = None if drawn is None else drawn.mixtures[0]
+        if self._chances is not None and any(self._chances[len(_POLICIES) :]):
+            raise ValueError(f"the NumPy baseline has no opponent '{env['opponent']}': use levels 0 to 4 or evasion")
+        self.reset()
+
+    def reset(self) -> None:
+        """A new game; its seat and its opponent are drawn as the settings say."""
+        self.game = Game(self.settings, self._rng)
+        second = {"first": False, "second": True}.get(self._seats, self._rng.random() < 0.5)
+        first, other = (1, 0) if second and self.settings.teams == 2 else (0, 1)
+        scripted = self._chances is not None
+        self.seats = (first,) if scripted or self.settings.teams == 1 else (first, other)
+        self._level: int | str | None = None
+        if self._chances is not None:
+            level = opponents.LEVELS[self._rng.choice(len(self._chances), p=self._chances)]
+            self._level = level if level == oracle_opponents.EVASION else int(level)
+
+    def act(self, level: int | str) -> np.ndarray:
+        """[A] what scripted players would do in the learner's place."""
+        return np.concatenate([self._choose(level, seat) for seat in self.seats])
+
+    def observe(self) -> np.ndarray:
+        """[A, D] float32."""
+        return np.concatenate([self.game.observe(self.layout, seat) for seat in self.seats])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Rewards [A] and whether the game is over, after the learner's actions [A]."""
+        of_seat = dict(zip(self.seats, np.split(action, len(self.seats)), strict=True))
+        for seat in range(self.settings.teams):
+            if seat not in of_seat:
+                assert self._level is not None
+                of_seat[seat] = self._choose(self._level, seat, self._stale)
+        _, done = self.game.step(np.concatenate([of_seat[seat] for seat in sorted(of_seat)]))
+        return np.concatenate([self.game.shaped(self._reward, seat) for seat in self.seats]), done
+
+    def _choose(self, level: int | str, seat: int, stale: bool = False) -> np.ndarray:
+        return np.array(oracle_opponents.scripted(level, self._exclusive, stale)(self.game, seat))
+
+
+class NumpyGames:
+    """One game at a time on the oracle."""
+
+    name = "NumPy"
+    notes: Sequence[str] = ()
+
+    def __init__(self, env: dict[str, Any], policy: str, seed: int) -> None:
+        if policy not in _POLICIES:
+            raise ValueError(f"the NumPy baseline has no policy '{policy}': {closest(policy, _POLICIES)}")
+        self._match, self._level = Match(env, np.random.default_rng(seed)), _POLICIES[policy]
+
+    def reset(self) -> None:
+        """A new game."""
+        self._match.reset()
+
+    def act(self) -> np.ndarray:
+        """Actions [A]."""
+        return self._match.act(self._level)
+
+    def look(self, action: np.ndarray) -> None:
+        """Observations of the learner's snakes; critics see no more."""
+        self._match.observe()
+
+    def step(self, action: np.ndarray) -> bool:
+        """Scripted opponents choose, all move, rewards."""
+        return self._match.step(action)[1]
+
+    def measure(self) -> Mapping[str, float]:
+        """Scores of the teams."""
+        teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
+        own = self._match.seats[0]
+        return {"score": float(teams[own])} | ({"opponent_score": float(teams[1 - own])} if len(teams) == 2 else {})
+
+
+class TorchGames:
+    """PyTorch DDPG on games played one after another.
+
+    Attributes:
+        match: the games.
+        learner: actor, critic and replay.
+        threads: that PyTorch uses.
+    """
+
+    def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
+        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config ddpg_competition")
+        if env["time_limit"] != "terminate":
+            raise ValueError("the PyTorch learner knows no truncation: use --time_limit terminate")
+        self.match = Match(env, np.random.default_rng(seed))
+        same = [
+            *("units", "actor_lr", "critic_lr", "gamma", "tau", "max_grad_norm", "batch_size", "buffer_size"),
+            *("eps_start", "eps_decay"),
+        ]
+        self.learner = torch_learner.TorchDdpg(
+            *self.match.observe().shape,
+            bicnet=algo["network"] == "bicnet",
+            seed=seed,
+            device=device,
+            **{name: algo[name] for name in same},
+        )
+        self._updates = round(algo["update_interval"] * algo["updates_per_step"])
+        self.threads = self.learner.torch.get_num_threads()
+
+    def collect(self, episodes: int, copies: int = 1, after_step: Callable[[], None] | None = None) -> int:
+        """Play games with the actor and store their steps, once; returns the number of steps."""
+        del copies
+        steps = 0
+        for _ in range(episodes):
+            self.match.reset()
+            observation, done = self.match.observe(), False
+            while not done:
+                action, vector = self.learner.act(observation)
+                reward, done = self.match.step(action)
+                following = self.match.observe()
+                self.learner.remember(
+                    observation=observation, vector=vector, reward=reward, next=following, done=float(done)
+                )
+                observation, steps = following, steps + 1
+                if after_step is not None:
+                    after_step()
+        return steps
+
+    def learn(self) -> None:
+        """The updates of one call of `learn`."""
+        for _ in range(self._updates):
+            self.learner.train_step()
+
+
+SYSTEM = System(
+    algo="ddpg",
+    policy="random",
+    cases={"random opponents": {"opponent": "0"}, "level 2": {"opponent": "2"}},
+    baseline=NumpyGames,
+    learner=TorchGames,
+    shorten=one_update,
+    preset="ddpg_competition",
+)

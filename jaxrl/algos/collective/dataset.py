@@ -1,0 +1,137 @@
+"""A labelled set (`jaxrl.runtime.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
+
+Rows hold in `seen` "observation" [D] and "task", in `answer` "action", the labels "mu", "log_std" and "value", "code",
+"step" (of the episode) and "held_out". Reward and end of a step are those of the row behind it.
+
+Letters: S logical shards, R rows, E environments of one shard, B all environments, m rows drawn in each shard, K tasks,
+D numbers of an observation, s of a state, n of an action, c of a code.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array
+from jaxrl.algos.collective import transformer
+from jaxrl.algos.collective.transformer import Window
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
+from jaxrl.runtime.data_parallel import Layout
+
+HELD_OUT = 5  # one episode in so many is kept for validation
+
+
+def lengths(step: np.ndarray) -> np.ndarray:
+    """int[episodes]: how many rows each one has, of the steps [N] of whole episodes."""
+    return np.diff(np.flatnonzero(np.append(step, 0) == 0))
+
+
+def arrange(recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: Layout) -> dict[str, np.ndarray]:
+    """Episodes of a recording dealt out to environments, one logical shard after another, arrays [rows + 1, B, ...].
+
+    Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
+    """
+    envs, filled = layout.num_envs, np.zeros(layout.num_envs, int)
+    turns = np.arange(envs).reshape(layout.shards, -1).T.ravel()  # first environments of all shards come first
+    numbers = np.array([tasks.index(name) for name in recording["task_names"]])[recording["task"]]
+    names = ("observation", "action", "mu", "log_std", "value", "step")
+    made = {name: np.zeros((rows + 1, envs, *recording[name].shape[1:]), recording[name].dtype) for name in names}
+    made |= {name: np.zeros((rows + 1, envs), bool) for name in ("held_out", "terminated")}
+    made |= {"task": np.zeros((rows + 1, envs), np.int32), "reward": np.zeros((rows + 1, envs), np.float32)}
+    made["truncated"] = np.ones((rows + 1, envs), bool)
+    counts, begin = dict.fromkeys(range(len(tasks)), 0), 0
+    for length in lengths(recording["step"]):
+        own, env, task = slice(begin, begin + length), int(turns[np.argmin(filled[turns])]), int(numbers[begin])
+        place, end = slice(filled[env], filled[env] + length), filled[env] + length
+        for name in names:
+            made[name][place, env] = recording[name][own]
+        made["observation"][end, env] = recording["next_observation"][begin + length - 1]
+        made["reward"][place.start + 1 : end + 1, env] = recording["reward"][own]
+        made["task"][place.start : end + 1, env] = task
+        made["held_out"][place, env] = counts[task] % HELD_OUT == 0
+        made["truncated"][place, env] = False
+        made["terminated"][end, env] = recording["terminated"][begin + length - 1]
+        counts[task], filled[env], begin = counts[task] + 1, end + 1, begin + length
+    return made
+
+
+def fill(ring: Replay, arranged: dict[str, Array], layout: Layout) -> Replay:
+    """An empty set with what `arrange` made, as far as this device holds it."""
+    own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
+    answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
+    answer["code"] = jnp.zeros((*answer["step"].shape, ring.answer["code"].shape[-1]))
+    end = replay.ends(own["terminated"], own["truncated"])
+    return replay.write(ring, {name: own[name] for name in ring.seen}, answer, own["reward"][..., None], end)
+
+
+def usable(ring: Replay) -> Array:
+    """bool[S, R, E]: rows whose successors are known, and that do not end an episode."""
+    rows = ring.end.shape[1]
+    age = (ring.head[:, None] - jnp.arange(rows)[None]) % rows
+    complete = (age >= 1) & (age <= ring.filled[:, None])
+    return complete[:, :, None] & (ring.end == replay.GOES_ON)
+
+
+def count_up(wanted: Array) -> Array:
+    """int32[S, R E]: how many rows are wanted, bool[S, R, E], up to each one."""
+    return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
+
+
+def draw(key: Array, counts: Array, number: int, layout: Layout) -> tuple[Array, Array]:
+    """Rows of all shards, uniform over those that `count_up` counted, int32[S, R E]: index int32[S, m], weight [S, m].
+
+    The weight is 0 where there is nothing to draw.
+    """
+    each = number // layout.shards
+
+    def of_shard(key: Array, counts: Array) -> tuple[Array, Array]:
+        drawn = jax.random.randint(key, (each,), 0, jnp.maximum(counts[-1], 1), jnp.int32)
+        index = jnp.searchsorted(counts, drawn, side="right").astype(jnp.int32)
+        return jnp.minimum(index, len(counts) - 1), jnp.full(each, counts[-1] > 0, jnp.float32)
+
+    return jax.vmap(of_shard)(layout.shard_keys(key), counts)
+
+
+def tasks_at(ring: Replay, index: Array) -> Array:
+    """int32[S, m], the tasks of rows int32[S, m]."""
+    return jax.vmap(_at)(ring.seen["task"], index)
+
+
+def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
+    """Windows [S, m, ...] of so many steps that end at rows int32[S, m]; `states` [..., D] -> [..., s]."""
+
+    def of_shard(ring: Replay, index: Array) -> Window:
+        state, answer = states(ring.seen["observation"]), ring.answer
+        return transformer.stored_windows(state, answer["action"], ring.reward[..., 0], answer["step"], index, steps)
+
+    return jax.vmap(of_shard)(ring, index)
+
+
+def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
+    """Steps with their labels, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
+
+    def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
+        after = index + ring.end.shape[1]
+        names = ("action", "mu", "log_std", "code", "value")
+        return {name: _at(ring.answer[name], index) for name in names} | {
+            "state": states(_at(ring.seen["observation"], index)),
+            "next_state": states(_at(ring.seen["observation"], after)),
+            "reward": _at(ring.reward[..., 0], after),
+        }
+
+    return jax.vmap(of_shard)(ring, index)
+
+
+def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
+    """Of all windows of so many steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
+    host = jax.tree.map(np.asarray, ring)
+    full = np.asarray(jax.jit(usable)(ring)) & (host.answer["step"] >= steps - 1)
+    return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}
+
+
+def _at(leaf: Array, index: Array) -> Array:
+    """Rows [m, ...] of one shard's leaf [R, E, ...] at index int32[m] into R E."""
+    return jnp.take(leaf.reshape(-1, *leaf.shape[2:]), index, axis=0, mode="clip")

@@ -1,0 +1,268 @@
+"""Task codes from the last steps: a transformer that reads a window of a trajectory, its losses, running windows.
+
+It learns without labels of actions: to fill in what was masked (as BERT does, Devlin et al. 2019, arXiv 1810.04805),
+and to give two masked views of one window codes that are closer than those of windows of other tasks (InfoNCE, van den
+Oord et al. 2018, arXiv 1807.03748). Sizes and training are those of the published collective-learning pipeline
+(argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer).
+
+Layout letters: T steps of a window, s numbers of a state, a of an action, c of a code, N windows.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, pytree
+from jaxrl.nn.networks import torch_uniform
+
+
+@pytree
+class Window:
+    """The last T steps, or one number for each of its tokens; any leading axes.
+
+    Attributes:
+        state: float32[..., T, s], oldest first; the last one is the present.
+        action: float32[..., T - 1, a], those that answered all states but the last.
+        reward: float32[..., T - 1, 1], what these actions were paid.
+    """
+
+    state: Array
+    action: Array
+    reward: Array
+
+
+# Losses
+
+
+def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Array:
+    """Sum over states, actions and rewards of the mean squared error of all masked tokens, float32[].
+
+    predicted, target: leaves [N, tokens, numbers]; masked: leaves bool[N, tokens].
+    """
+
+    def error(predicted: Array, target: Array, masked: Array) -> Array:
+        counts = masked.astype(jnp.float32)
+        squares = jnp.square(predicted - target).mean(-1)
+        return jnp.sum(counts * squares) / jnp.maximum(counts.sum(), 1.0)
+
+    return jnp.sum(jnp.stack(jax.tree.leaves(jax.tree.map(error, predicted, target, masked))))
+
+
+@pytree
+class Views:
+    """Codes of N windows: code float32[N, c], task int32[N], weight float32[N] (0 for what is no window, else 1)."""
+
+    code: Array
+    task: Array
+    weight: Array
+
+
+def contrastive_loss(first: Views, second: Views, begin: Array | int = 0, temperature: float = 0.15) -> Array:
+    """Cross entropy of telling which second view belongs to a first one, among windows of other tasks, float32[].
+
+    Args:
+        first: one view of n windows; lengths of codes do not matter.
+        second: another view of N windows, those of `first` from `begin` on; others of the same task are no negatives.
+        begin: int32[].
+        temperature: what cosines are divided by.
+
+    References:
+        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the own window as the positive.
+    """
+    unit = lambda code: code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)  # noqa: E731
+    logits = unit(first.code) @ unit(second.code).T / temperature
+    own = begin + jnp.arange(len(first.task))[:, None] == jnp.arange(len(second.task))[None]
+    no_negative = (first.task[:, None] == second.task[None, :]) | (second.weight[None, :] == 0)
+    positive = jnp.sum(jnp.where(own, logits, 0.0), axis=-1)
+    errors = jax.nn.logsumexp(jnp.where(no_negative & ~own, -jnp.inf, logits), axis=-1) - positive
+    return jnp.sum(first.weight * errors) / jnp.maximum(first.weight.sum(), 1.0)
+
+
+def mask_tokens(
+    key: Array, window: Window, masked: float = 0.15, random: float = 0.1, kept: float = 0.1
+) -> tuple[Window, Window]:
+    """A view of ONE window in which some tokens are hidden.
+
+    Args:
+        key: key[].
+        window: without leading axes.
+        masked: chance of each token; the last one of a kind is taken where none was.
+        random: share of the masked tokens that become uniform numbers in [0, 1).
+        kept: share that stays as it is; the others become zeros.
+
+    Returns:
+        the view, and which tokens were masked (leaves bool[tokens]).
+    """
+
+    leaves, structure = jax.tree.flatten(window)
+    widths = [2 + rows.shape[1] for rows in leaves]  # numbers that a token of each kind needs: whether, how, with what
+    sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
+    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),)), sizes)  # one draw: many small ones cost time
+
+    def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
+        hit, how, numbers = draw[:, 0] < masked, draw[:, 1:2], draw[:, 2:]
+        hit = hit.at[-1].set(hit[-1] | ~jnp.any(hit))
+        new = jnp.where(how < random, numbers, jnp.where(how < random + kept, rows, 0.0))
+        return jnp.where(hit[:, None], new, rows), hit
+
+    pairs = [hide(rows, draw.reshape(len(rows), -1)) for rows, draw in zip(leaves, draws, strict=True)]
+    view, hits = (jax.tree.unflatten(structure, parts) for parts in zip(*pairs, strict=True))
+    return view, hits
+
+
+# Running windows
+
+
+def first_window(state: Array, actions: int, steps: int) -> Window:
+    """The window at an episode's first state float32[B, s]: that state throughout, no actions, no rewards."""
+    past = (len(state), steps - 1)
+    return Window(
+        state=jnp.repeat(state[:, None], steps, axis=1),
+        action=jnp.zeros((*past, actions)),
+        reward=jnp.zeros((*past, 1)),
+    )
+
+
+def next_window(window: Window, state: Array, action: Array, reward: Array, first: Array) -> Window:
+    """The window [B, ...] one step later.
+
+    Args:
+        window: the one before.
+        state: float32[B, s], the present one.
+        action: float32[B, a], what answered the state before.
+        reward: float32[B], what that action was paid.
+        first: bool[B], an episode starts with `state`.
+    """
+
+    def push(rows: Array, row: Array) -> Array:
+        return jnp.concatenate([rows[:, 1:], row[:, None]], axis=1)
+
+    fresh = first_window(state, action.shape[-1], window.state.shape[1])
+    later = Window(push(window.state, state), push(window.action, action), push(window.reward, reward[:, None]))
+    return jax.tree.map(lambda new, old: jnp.where(first[:, None, None], new, old), fresh, later)
+
+
+def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
+    """The windows that ended at rows of a recording, as `next_window` made them then.
+
+    Args:
+        state: float32[R, E, s], rows one after another of E environments.
+        action: float32[R, E, a], what answered each.
+        reward: float32[R, E], what came with each: it was paid for the row before.
+        step: int32[R, E], steps of the episode before each row, all of which are in the recording.
+        index: int32[m] into rows times environments.
+        steps: T.
+
+    Returns:
+        leaves [m, ...].
+    """
+    size, envs = step.shape
+    at = lambda ring, index: jnp.take(ring.reshape(size * envs, *ring.shape[2:]), index, axis=0, mode="clip")  # noqa: E731
+    back = jnp.arange(steps - 1, -1, -1)[None]  # steps from a token to the present
+    known = at(step, index)[:, None]
+    places = index[:, None] - envs * jnp.minimum(back, known)
+    past = (back <= known)[:, :-1, None]
+    return Window(
+        state=at(state, places),
+        action=jnp.where(past, at(action, places[:, :-1]), 0.0),
+        reward=jnp.where(past, at(reward, places[:, :-1] + envs)[..., None], 0.0),
+    )
+
+
+# The network
+
+
+class TrajectoryTransformer(nn.Module):
+    """ONE window -> its task code float32[c], and what its tokens were: post-norm encoder layers without a mask.
+
+    Every kind of token has its own linear map and layer norm; a learned vector per time step is added to all three
+    kinds. A learned token of its own, at no time step, becomes the code. (Without a mask and with times added, the
+    order of tokens does not matter: kinds stand one after another.)
+    """
+
+    states: int
+    actions: int
+    code: int = 6
+    steps: int = 20
+    width: int = 32
+    hidden: int = 128
+    heads: int = 8
+    layers: int = 3
+    dropout: float = 0.1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, window: Window, training: bool = False) -> tuple[Array, Window]:
+        """`training` drops units out, with randomness from the stream "dropout"."""
+        times = self.param("times", nn.initializers.zeros, (self.steps, self.width), jnp.float32)
+
+        def tokens(name: str, rows: Array) -> Array:
+            embedded = _norm(f"{name}_norm")(_linear(self.width, rows.shape[-1], self.dtype, f"{name}_in")(rows))
+            return embedded + times[: len(rows)]
+
+        kinds = [(name, tokens(name, getattr(window, name))) for name in ("state", "action", "reward")]
+        drop = nn.Dropout(self.dropout, deterministic=not training)
+        first = self.param("code_token", nn.initializers.constant(-2.0), (1, self.width), jnp.float32)
+        x = jnp.concatenate([drop(jnp.concatenate([rows for _, rows in kinds])), first])
+        for layer in range(self.layers):
+            x = _EncoderLayer(self.width, self.hidden, self.heads, self.dropout, self.dtype, name=f"layer{layer + 1}")(
+                x, training
+            )
+        sizes, outputs, begin = (self.states, self.actions, 1), [], 0
+        for (name, rows), size in zip(kinds, sizes, strict=True):
+            outputs.append(_linear(size, self.width, self.dtype, f"{name}_out")(x[begin : begin + len(rows)]))
+            begin += len(rows)
+        code = _linear(self.code, self.width, self.dtype, "code_out")(x[-1])
+        return code, Window(*outputs)
+
+
+class _EncoderLayer(nn.Module):
+    """Attention, then dense layers, each added to its input and normalised (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    width: int
+    hidden: int
+    heads: int
+    dropout: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array, training: bool) -> Array:
+        """float32[tokens, width] -> the same."""
+        drop = nn.Dropout(self.dropout, deterministic=not training)
+        x = _norm("attention_norm")(x + drop(self._attention(x, drop)))
+        inner = nn.relu(_linear(self.hidden, self.width, self.dtype, "fc1")(x))
+        return _norm("dense_norm")(x + drop(_linear(self.width, self.hidden, self.dtype, "fc2")(drop(inner))))
+
+    def _attention(self, x: Array, drop: Any) -> Array:
+        heads = (len(x), self.heads, self.width // self.heads)
+        mixed = nn.Dense(3 * self.width, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform(), name="qkv")(x)
+        query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
+        scores = jnp.einsum("ihd,jhd->hij", query, key).astype(jnp.float32) / heads[-1] ** 0.5
+        shares = drop(nn.softmax(scores)).astype(self.dtype)
+        seen = jnp.einsum("hij,jhd->ihd", shares, value).reshape(x.shape)
+        out = nn.Dense(self.width, dtype=self.dtype, kernel_init=torch_uniform(self.width), name="out")(seen)
+        return out.astype(jnp.float32)
+
+
+class _Float32(nn.Module):
+    """A dense layer in the compute dtype, initialised as PyTorch does, whose results are float32."""
+
+    outputs: int
+    inputs: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = torch_uniform(self.inputs)
+        dense = nn.Dense(self.outputs, dtype=self.dtype, kernel_init=init, bias_init=init, name="dense")
+        return dense(x).astype(jnp.float32)
+
+
+def _linear(outputs: int, inputs: int, dtype: Any, name: str) -> nn.Module:
+    return _Float32(outputs, inputs, dtype, name=name)
+
+
+def _norm(name: str) -> nn.Module:
+    return nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name=name)

@@ -1,0 +1,1 @@
+"""Command lines: settings, flags and presets."""

@@ -1,0 +1,1 @@
+"""Errors for people, and files that are never half written."""

@@ -1,0 +1,1 @@
+"""Episodes without learning: rollouts, policies and matches."""

@@ -1,0 +1,321 @@
+"""Games between policies: who meets whom, results with standard errors, and Elo ratings.
+
+A match is many games of one policy (the first) against one player of the other team (the second). Whether a player is
+a script of the environment or the policy of a run, it sees the game in its own layout and from its own side.
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from rich.text import Text
+
+from envs_jax.base import Contest, closest, shown
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.policies import LEARNED, Subject
+from jaxrl.evaluation.rollouts import Rival, held_out_key, interval, learned
+from jaxrl.report import tables
+
+OUTCOMES = ("win", "draw", "defeat")
+ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
+
+# Ratings
+
+
+def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ratings and half-widths of their 95 % intervals, each float64[n], relative to the anchor.
+
+    Bradley and Terry's model by maximum likelihood: i and j share points at odds of 10^((R_i - R_j) / 400), a draw
+    being half a point. Each pair that met gets one more game, half won and half lost, so that who won all its games
+    has a finite rating. The intervals come from the variance of the games' points, draws included.
+
+    Args:
+        wins: float[n, n], games that i won against j.
+        draws: float[n, n], symmetric.
+        anchor: the player whose rating is fixed.
+        level: that rating.
+
+    References:
+        Bradley and Terry 1952, Biometrika 39; White 1982, Econometrica 50 (the variance).
+    """
+    wins = wins + 0.5 * ((wins + wins.T + draws) > 0)
+    points = wins + draws / 2
+    games = points + points.T
+    share = points / np.maximum(games, 1)
+    spread = games * ((wins + draws / 4) / np.maximum(games, 1) - share**2)
+    free = np.arange(len(wins)) != anchor
+    strength = np.zeros(len(wins))
+
+    def curvature(weights: np.ndarray) -> np.ndarray:
+        return (np.diag(weights.sum(1)) - weights)[np.ix_(free, free)]
+
+    for _ in range(200):
+        expected = 1 / (1 + np.exp(strength[None] - strength[:, None]))
+        information = curvature(games * expected * (1 - expected))
+        step = np.linalg.solve(information, (points - games * expected).sum(1)[free])
+        strength[free] += step * min(1.0, 1.0 / np.abs(step).max(initial=1e-300))  # far from the solution, small steps
+        if np.abs(step).max(initial=0.0) < 1e-10:
+            break
+    inverse = np.linalg.inv(information)
+    deviation = np.zeros(len(wins))
+    deviation[free] = np.sqrt(np.diag(inverse @ curvature(spread) @ inverse))
+    return level + ELO * strength, 1.96 * ELO * deviation
+
+
+# Games
+
+
+def play(
+    subject: Subject,
+    matches: Sequence[tuple[str, str]],
+    rivals: Mapping[str, Subject],
+    games: int,
+    seed: int,
+    devices: int = 1,
+    chunk: int = 0,
+) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
+    """Match after match, (first, second, {metric: float32[games]} at the end of each game).
+
+    Args:
+        subject: the environment and the first policies.
+        matches: pairs of one of its policies and a scripted player of the other team or one of `rivals`.
+        rivals: runs that play the other team.
+        games: of each match; game i begins alike in all of them.
+        seed, devices, chunk: see `Subject.evaluator`.
+    """
+    contest, names, others = _contest(subject), list(dict.fromkeys(first for first, _ in matches)), list(rivals)
+    seats = None if contest.outside is None else [_seat(other) for other in rivals.values()]
+    program = subject.evaluator(names, games, devices, chunk, seats).compiled(final=True)
+    theirs = [other.params for other in rivals.values()]
+    for first, second in matches:
+        params: Any = subject.parameters(names.index(first))
+        if seats is not None:
+            index = others.index(second) if second in rivals else len(others)
+            params = (params, (jnp.int32(index), theirs))
+        context = contest.outside if second in rivals else contest.rivals[second]
+        ended = program(params, held_out_key(seed, "evaluation"), context)
+        yield first, second, {metric: np.asarray(values)[:games] for metric, values in ended.items()}
+
+
+def _seat(subject: Subject) -> Rival:
+    """A run's policy for the other team."""
+    assert subject.algo is not None
+    see: Any = subject.env
+    return Rival(see.rivals, learned(subject.algo, LEARNED[ranked(subject)[0]]))
+
+
+def _contest(subject: Subject) -> Contest:
+    contest = subject.env.env.contest
+    assert contest is not None
+    return contest
+
+
+def ranked(subject: Subject) -> list[str]:
+    """The names of a run's policy, the one that counts in contests first."""
+    return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _contest(subject).drawn)
+
+
+def results(
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]],
+    metrics: Sequence[str],
+    say: Callable[[str], None] = lambda sentence: None,
+) -> list[dict[str, Any]]:
+    """What is reported of matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
+    found: list[dict[str, Any]] = []
+    began = time.monotonic()
+    for first, second, ended in played:
+        numbers = {metric: interval(np.asarray(ended[metric], np.float64)) for metric in metrics}
+        for values in numbers.values():
+            values["error"] = values["ci95"] / 1.96
+        games, seconds = len(ended[metrics[0]]), time.monotonic() - began
+        say(f"{first} against {second}: {games:,} games in {seconds:.1f} s" + ("" if found else ", compiling included"))
+        found.append({"first": first, "second": second, **numbers})
+        began = time.monotonic()
+    return found
+
+
+# Leagues
+
+
+@dataclasses.dataclass(frozen=True)
+class League:
+    """Runs and scripted players that all meet each other.
+
+    Attributes:
+        runs: {name: subject}, in games of the same kind, the first run's.
+        scripted: baselines.
+    """
+
+    runs: dict[str, Subject]
+    scripted: tuple[str, ...]
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        return (*self.runs, *self.scripted)
+
+    def play(
+        self, games: int, seed: int, devices: int = 1, chunk: int = 0
+    ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
+        """Every pair meets once; see the function `play`."""
+        names = list(self.runs)
+        for i, (name, run) in enumerate(self.runs.items()):
+            own = ranked(run)[0]
+            later = {other: self.runs[other] for other in names[i + 1 :]}
+            matches = [(own, second) for second in (*later, *self.scripted)]
+            if i == 0:
+                matches += itertools.combinations(self.scripted, 2)
+            for first, second, ended in play(run, matches, later, games, seed, devices, chunk):
+                yield name if first == own else first, second, ended
+
+    def ratings(self, matches: Sequence[Mapping[str, Any]], games: int) -> dict[str, dict[str, float]]:
+        """{player: {"elo", "low", "high", "points"}}, the best first; points: share of all its games, draws as half."""
+        number = {name: k for k, name in enumerate(self.players)}
+        wins, draws = np.zeros((2, len(number), len(number)))
+        for match in matches:
+            i, j = number[match["first"]], number[match["second"]]
+            wins[i, j], wins[j, i] = (round(games * match[outcome]["mean"]) for outcome in ("win", "defeat"))
+            draws[i, j] = draws[j, i] = round(games * match["draw"]["mean"])
+        rating, half = elo(wins, draws, number[self.anchor], self.contest.anchor[1])
+        points = (wins + draws / 2).sum(1) / (games * (len(number) - 1))
+        order = sorted(number, key=lambda name: -rating[number[name]])
+        return {
+            name: {
+                "elo": rating[number[name]],
+                "low": rating[number[name]] - half[number[name]],
+                "high": rating[number[name]] + half[number[name]],
+                "points": points[number[name]],
+            }
+            for name in order
+        }
+
+    @property
+    def contest(self) -> Contest:
+        """How the runs compete."""
+        return _contest(next(iter(self.runs.values())))
+
+    @property
+    def anchor(self) -> str:
+        """Whose rating is fixed: the environment's choice, or the first run if that does not take part."""
+        wanted = self.contest.anchor[0]
+        return wanted if wanted in self.scripted else self.players[0]
+
+
+def league(runs: Sequence[Subject], scripted: Sequence[str] | None = None) -> League:
+    """The league of runs, in games as the first one is set, each with its own observations.
+
+    Args:
+        runs: as they were read.
+        scripted: who else takes part; None: every scripted player of the other team.
+
+    Raises:
+        UsageError: runs that cannot play one another.
+    """
+    first = runs[0]
+    for k, run in enumerate(runs):
+        _check_meets(run, runs[:k])
+    contest = _contest(first)
+    wanted = {name: first.settings[name] for name in first.given if name in contest.league}
+    settings = {**{name: first.settings[name] for name in contest.game}, **contest.league, **wanted}
+    moved = [run.moved(settings) for run in runs]
+    contest = _contest(moved[0])
+    if contest.outside is None:
+        told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
+        raise UsageError(f"runs cannot meet where the other team is played as {told} says: leave it out")
+    for name in scripted or ():
+        if name not in contest.rivals:
+            raise UsageError(f"unknown player {shown(name)}: {closest(name, contest.rivals)}")
+    names = [str(run.run_name) for run in runs]
+    if len(set(names)) < len(names):  # of several folders of runs
+        names = [str(run.run) for run in runs]
+    return League(dict(zip(names, moved, strict=True)), tuple(contest.rivals if scripted is None else scripted))
+
+
+def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
+    """Raises UsageError unless a run can play the others."""
+    assert run.run and run.config and run.algo
+    if run.env.env.contest is None:
+        raise UsageError(f"{run.run}: in its environment '{run.name}' no two teams meet; --against is for such runs")
+    if run.algo.recurrent:
+        raise UsageError(f"{run.run} remembers what it saw, which the other team's policies cannot: leave it out")
+    for other in others:
+        assert other.run and other.config
+        if run.run.resolve() == other.run.resolve():
+            raise UsageError(f"{run.run} is named twice: against itself a policy is neither better nor worse")
+        games = [_contest(one.moved(one.config.env_settings)).game for one in (run, other) if one.config]
+        odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
+        if odd:
+            told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]
+            raise UsageError(
+                f"{run.run} cannot play {other.run}: one was trained with {told[0]}, the other with {told[1]}"
+            )
+
+
+# Words
+
+
+def match_table(matches: Sequence[Mapping[str, Any]], labels: Mapping[str, str], width: int) -> list[Text]:
+    """Lines of one block per first policy, one row per metric, one column per player of the other team."""
+    rows = []
+    seconds = list(dict.fromkeys(match["second"] for match in matches))
+    for first in dict.fromkeys(match["first"] for match in matches):
+        own = {match["second"]: match for match in matches if match["first"] == first}
+        rows.append(tables.Row(first))
+        for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
+            cells = [_cell(own[second][metric], metric) if second in own else "" for second in seconds]
+            rows.append(tables.Row(_title(metric, labels), cells))
+    return tables.lines("policy", [f"against\n{second}" for second in seconds], rows, width)
+
+
+def league_tables(
+    ratings: Mapping[str, Mapping[str, float]],
+    matches: Sequence[Mapping[str, Any]],
+    score: str,
+    labels: Mapping[str, str],
+    width: int,
+) -> list[list[Text]]:
+    """Lines of who stands where, and of one row per match."""
+    standings, results = [], []
+    for name, row in ratings.items():
+        between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
+        standings.append(tables.Row(name, (f"{row['elo']:.0f}", between, f"{100 * row['points']:.1f}")))
+    metrics, before = (score, *OUTCOMES), None
+    for match in sorted(matches, key=lambda match: list(ratings).index(match["first"])):
+        if match["first"] != before:
+            before = match["first"]
+            results.append(tables.Row(before))
+        results.append(tables.Row(f"against {match['second']}", [_cell(match[metric], metric) for metric in metrics]))
+    titles = [_title(metric, labels).replace(", ", ",\n") for metric in metrics]
+    return [
+        tables.lines("player", ("Elo", "95 % interval", "points, %"), standings, width),
+        tables.lines("match", titles, results, width),
+    ]
+
+
+def verdicts(
+    matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str, called: str | None = None
+) -> list[str]:
+    """Return a sentence on whom a policy beats, by the 95 % intervals of its mean score; none without its matches."""
+    sign = -1 if mode == "min" else 1
+    found: dict[str, list[str]] = {"beats": [], "loses to": [], "cannot be told from": []}
+    for match in matches:
+        if match["first"] == policy:
+            gain, half = sign * match[score]["mean"], match[score]["ci95"]
+            verb = "cannot be told from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
+            found[verb].append(match["second"])
+    told = [f"{verb} {', '.join(players)}" for verb, players in found.items() if players]
+    return [f"By the 95 % interval of its {called or score}, {policy} {'; '.join(told)}."] if told else []
+
+
+def _title(metric: str, labels: Mapping[str, str]) -> str:
+    return labels.get(metric, metric) + (", %" if metric in OUTCOMES else "")
+
+
+def _cell(values: Mapping[str, float], metric: str) -> str:
+    if metric in OUTCOMES:
+        return f"{100 * values['mean']:.1f} ±{100 * values['error']:.1f}"
+    return f"{values['mean']:.2f} ±{values['error']:.2f}"

@@ -1,0 +1,268 @@
+"""What `evaluate` and `render` fly: the policy of a run, or scripted policies alone, and their command line."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax import base as environments
+from envs_jax.base import closest, shown
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl.algos.base import Algorithm, Mode
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config, EnvironmentFlags, Parser
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.rollouts import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
+from jaxrl.runtime.data_parallel import make_mesh
+
+DEFAULT_ENV = "coverage"
+_FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
+# How a run's policy acts, as far as its algorithm knows the mode.
+LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample", "zero_code": "zero_code"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An environment and the policies that can fly in it.
+
+    Attributes:
+        env: the batched environment.
+        name: its registered name.
+        settings: all its settings.
+        run: the run's directory, None for scripted policies alone.
+        config: the run's configuration.
+        algo: the run's algorithm.
+        params: its policy.
+        step: number of the checkpoint that they were read from.
+        given: the settings that the command line named.
+    """
+
+    env: BatchedEnvironment
+    name: str
+    settings: dict[str, Any]
+    run: Path | None = None
+    config: Config | None = None
+    algo: Algorithm | None = None
+    params: Any = ()
+    step: int | None = None
+    given: frozenset[str] = frozenset()
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of all policies, those of the run first."""
+        modes = self.algo.modes if self.algo else ()
+        return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
+
+    @property
+    def description(self) -> str:
+        """A few words for headings."""
+        if self.config is None:
+            return self.name
+        return f"{self.config.algo} on {self.name} (run {self.run_name}, checkpoint {self.step:,})"
+
+    @property
+    def run_name(self) -> str | None:
+        """The run without the folder where runs are kept, such as "coma_coverage/0003"."""
+        return "/".join(self.run.absolute().parts[-2:]) if self.run else None
+
+    def check_policy(self, name: str) -> None:
+        """Raises UsageError unless there is such a policy."""
+        if name in self.policies:
+            return
+        if name in LEARNED and self.algo is None:
+            raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
+        raise UsageError(f"unknown policy {shown(name)}: {closest(name, self.policies)}")
+
+    def moved(self, settings: Mapping[str, Any]) -> "Subject":
+        """The same policies with other settings of the environment. Raises UsageError if the run's does not fit."""
+        settings = {**self.settings, **settings}
+        env, algo = _made(self.name, settings), self.algo
+        if algo and self.config and settings != self.config.env_settings:
+            algo = _refitted(algo, env, self.params, settings, self.config.env_settings)
+        return dataclasses.replace(self, env=env, settings=settings, algo=algo)
+
+    def evaluator(
+        self,
+        names: Sequence[str],
+        episodes: int,
+        devices: int = 1,
+        chunk: int = 0,
+        rivals: Sequence[Rival] | None = None,
+    ) -> Evaluator:
+        """Flies the policies `names` for at least so many episodes.
+
+        Its parameters are those of `parameters`; with rivals see `versus`.
+
+        Args:
+            names: some of `policies`.
+            episodes: how many; a few more are flown where devices and chunks would not be full.
+            devices: how many share the episodes.
+            chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
+            rivals: who may play the other team where its actions come from outside.
+
+        Raises:
+            UsageError: an unknown policy, or nobody to play the other team.
+        """
+        for name in names:
+            self.check_policy(name)
+        contest = self.env.env.contest
+        if contest and contest.outside is not None and rivals is None:
+            players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
+            raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
+        policies = [
+            learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
+            for name in names
+        ]
+        policy = either(self.env, policies)
+
+        def init_memory(params: Any, timestep: Any, indices: Any) -> Any:
+            own = params if rivals is None else params[0]
+            return self.algo.init_actor(own[1], timestep, indices) if self.algo else ()
+
+        devices = min(devices, episodes)
+        local = -(-episodes // devices)
+        rounds = -(-local // (chunk or self.default_chunk))
+        size = -(-local // rounds)
+        return Evaluator(
+            self.env,
+            policy if rivals is None else versus(policy, rivals),
+            devices * rounds * size,
+            make_mesh(devices),
+            size,
+            init_memory,
+        )
+
+    @property
+    def default_chunk(self) -> int:
+        """Episodes flown at a time on a device: by the bytes of their states and curves."""
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+        state, _ = jax.eval_shape(self.env.reset, keys, jax.eval_shape(lambda: self.context))
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        size += 4 * (self.env.spec.horizon + 1) * (len(self.env.spec.metrics) + 2)
+        return max(1, _FLIGHT[jax.default_backend() != "cpu"] // size)
+
+    def parameters(self, index: int) -> tuple[Any, Any]:
+        """What the functions of `evaluator` take to fly the policy `names[index]`."""
+        return jnp.int32(index), self.params
+
+    @property
+    def context(self) -> Any:
+        """The environment's context when all schedules have ended."""
+        return self.env.context(ended())
+
+
+def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> Subject:
+    """The policy of `run` (None: scripted policies alone) in an environment.
+
+    Args:
+        run: directory of a run.
+        env: registered name of the environment, that of the run.
+        settings: of the environment; they may differ from the run's as far as its policy fits.
+        best: the run's best checkpoint rather than its newest.
+
+    Raises:
+        UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
+    """
+    found = Subject(_made(env, settings), env, settings)
+    if run is None:
+        return found
+    from jaxrl.runtime.session import load_policy
+
+    loaded = load_policy(run, best=best)
+    found = dataclasses.replace(
+        found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step
+    )
+    return found.moved({})
+
+
+def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
+    with configuration.usage_errors():
+        return batched(environments.make(env, **settings))
+
+
+def _refitted(
+    algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
+) -> Algorithm:
+    """The algorithm for an environment of other settings than it was trained in. Raises UsageError."""
+    changed = _list(f"{name} {value}" for name, value in settings.items() if value != former[name])
+    shape_of = lambda x: (x.shape, x.dtype)  # noqa: E731
+    try:
+        algo = dataclasses.replace(algo, spec=env.spec)
+        wanted = jax.eval_shape(lambda: algo.policy(algo.init(jax.random.key(0), None)))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
+    if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
+        raise UsageError(f"the run's policy does not fit {changed}: its networks were made for other shapes")
+    return algo
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names)
+
+
+# Command line
+
+
+def parse(
+    argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
+) -> tuple[argparse.Namespace, Callable[..., Subject]]:
+    """The verb's own flags, and what reads the policies that the command line asks for.
+
+    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. What reads takes
+    names of settings whose flags the verb understands in its own way.
+
+    Raises:
+        UserError: one sentence.
+    """
+    first = Parser(prog=prog, add_help=False)
+    _add_sources(first)
+    add_flags(first)
+    run, env, current = _source(first, list(argv))
+    parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_sources(parser)
+    add_flags(parser)
+    flags = EnvironmentFlags(parser, env, current)
+    parsed = parser.parse_args(list(argv))
+    if run is None and parsed.last:
+        raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
+
+    def read(*without: str) -> Subject:
+        named = {name: value for name, value in vars(parsed).items() if name not in without}
+        settings = flags.settings(named)
+        found = load(run, env, settings, best=not parsed.last)
+        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
+
+    return parsed, read
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run; leave it out for scripted policies")
+    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
+
+
+def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
+    """Run, environment and the run's settings of it, found before the environment's flags are known."""
+    switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
+    words, found, env = iter(argv), [], None
+    for word in words:
+        if not word.startswith("-"):
+            found.append(word)
+        elif "=" in word:
+            env = word.removeprefix("--env=") if word.startswith("--env=") else env
+        elif word not in (*switches, "-h", "--help"):  # every other flag takes one value
+            value = next(words, None)
+            env = value if word == "--env" else env
+    if len(found) > 1:
+        raise UsageError(f"unexpected word {shown(found[1])}: flags begin with --, and one run is looked at at a time")
+    if not found:
+        return None, env or DEFAULT_ENV, None
+    run, config = configuration.read_run(found[0])
+    if env not in (None, config.env):
+        raise UsageError(f"{run} was trained on '{config.env}', not on '{env}': leave --env out")
+    return run, config.env, config.env_settings

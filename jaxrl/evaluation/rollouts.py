@@ -1,0 +1,248 @@
+"""Episodes without learning: learned and scripted policies through the same code, every metric as a curve."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
+from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
+from jaxrl.algos.base import Algorithm, Mode, Progress, count
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
+from jaxrl.runtime.trainer import key_of_env
+
+# (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
+Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
+
+
+def ended() -> Progress:
+    """Progress at which every schedule, whatever counter it reads, has come to its end."""
+    far = count(1 << 62)
+    return Progress(far, far, far, far, far, jnp.float32(1))
+
+
+def learned(algo: Algorithm, mode: Mode = "best") -> Policy:
+    """The policy of an algorithm: what it takes for the best, or a sample."""
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
+        return action, memory
+
+    return policy
+
+
+def scripted_names(env: BatchedEnvironment) -> tuple[str, ...]:
+    """The environment's baselines, and "random", which every environment has."""
+    return tuple(dict.fromkeys(("random", *env.env.baselines)))
+
+
+def uniform(env: Any, state: Any, timestep: TimeStep, key: Array) -> Array:
+    """The "random" of environments without their own: open actions of agent after agent, or all over the box."""
+    action, agents = env.spec.action, env.spec.num_agents
+    if not isinstance(action, Discrete):
+        shape = (agents, *action.shape)
+        if np.isfinite([action.low, action.high]).all():
+            return jax.random.uniform(key, shape, action.dtype, action.low, action.high)
+        return jax.random.normal(key, shape, action.dtype)
+    if timestep.action_mask is None:
+        return jax.random.randint(key, (agents,), 0, action.n, jnp.int32)
+    chosen = jnp.zeros(agents, jnp.int32)
+    for agent in range(agents):
+        mask = env.spec.next_mask(timestep.mask_state, timestep.action_mask, chosen, jnp.int32(agent))
+        logits = jnp.where(mask, 0.0, -jnp.inf)
+        chosen = chosen.at[agent].set(jax.random.categorical(jax.random.fold_in(key, agent), logits).astype(jnp.int32))
+    return chosen
+
+
+def scripted(env: BatchedEnvironment, name: str) -> Policy:
+    """One of `scripted_names`."""
+    baseline = env.env.baselines.get(name, uniform)
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
+        return action, memory
+
+    return policy
+
+
+def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
+    """One policy for parameters (index, parameters) that acts like `policies[index]`: one compilation for all."""
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        index, params = params
+
+        def branch(one: Policy) -> Policy:
+            def act(*arguments: Any) -> tuple[Array, Any]:
+                action, memory = one(*arguments)
+                return action.astype(env.spec.action.dtype), memory
+
+            return act
+
+        return jax.lax.switch(index, [branch(one) for one in policies], params, memory, state, timestep, keys)
+
+    return policy
+
+
+class Rival(NamedTuple):
+    """A policy without memory for the other team: what that team sees, with a key per game, and how it acts on it."""
+
+    see: Callable[[BatchState], tuple[TimeStep, Array]]
+    policy: Policy
+
+
+def versus(first: Policy, rivals: Sequence[Rival]) -> Policy:
+    """The actions [B, A + A] of both teams, for parameters (the first team's, (k, those of all rivals)).
+
+    Rival k plays the other team; behind the last one nobody does, and the actions are 0.
+    """
+
+    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+        own, (k, others) = params
+        action, memory = first(own, memory, state, timestep, keys)
+
+        def branch(rival: Rival, params: Any) -> Callable[[], Array]:
+            def act() -> Array:
+                seen, rival_keys = rival.see(state)
+                return rival.policy(params, (), state, seen, rival_keys)[0].astype(action.dtype)
+
+            return act
+
+        branches = [branch(rival, params) for rival, params in zip(rivals, others, strict=True)]
+        reaction = jax.lax.switch(k, [*branches, lambda: jnp.zeros_like(action)])
+        return jnp.concatenate([action, reaction], axis=1), memory
+
+    return policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """Flies `episodes` episodes of one policy, compiled once per policy.
+
+    Episode i starts from the same state whatever the policy, and from one that training does not see unless the
+    environment draws from a list: its randomness comes from a key of its own (`held_out_key`, one for each held-out
+    set).
+
+    Attributes:
+        env: the batched environment.
+        policy: see `learned` and `scripted`.
+        init_memory: (parameters, time step [B], int32[B]) -> the policy's memory, as `Algorithm.init_actor`.
+        episodes: how many, over all devices.
+        chunk: at most so many at a time on a device; 0 = all.
+        mesh: the devices; those are used whose number divides `episodes`.
+    """
+
+    env: BatchedEnvironment
+    policy: Policy
+    episodes: int
+    mesh: Mesh
+    chunk: int = 0
+    init_memory: Callable[[Any, TimeStep, Array], Any] = lambda params, timestep, indices: ()
+
+    def _fly(
+        self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
+    ) -> tuple[Any, Array]:
+        """What `see` (state, time step, statistics) makes of time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
+        spec = self.env.spec
+        keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
+        state, timestep = self.env.reset(keys, context)
+        statistics = start_statistics(timestep)
+        memory = self.init_memory(params, timestep, indices)
+
+        def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
+            memory, state, timestep, statistics = carry
+            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+            action, memory = self.policy(params, memory, state, timestep, step_keys)
+            new_state, new_timestep = self.env.play(state, action, context)
+            new_statistics = update_statistics(spec, statistics, new_timestep)
+            done = timestep.done
+            if not spec.fixed_horizon:  # an episode that has ended stays as it is
+                new_timestep = where(done, timestep, new_timestep)
+                new_statistics = where(done, statistics, new_statistics)
+            seen = see(new_state, new_timestep, new_statistics)
+            return (memory, new_state, new_timestep, new_statistics), (seen, action)
+
+        carry = (memory, state, timestep, statistics)
+        _, (rows, actions) = jax.lax.scan(one_step, carry, jnp.arange(spec.horizon, dtype=jnp.uint32))
+        first = see(state, timestep, statistics)
+        return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rows), actions
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the episodes."""
+        return largest_divisor(self.episodes, self.mesh.size)
+
+    def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
+        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or their ends [episodes].
+
+        Where there are several tasks, the curve "task" tells which one each episode sets, see `by_task`.
+        """
+        local = self.episodes // self.devices
+        chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
+        mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
+
+        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> dict[str, Array]:
+            task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
+            return values(statistics) | task
+
+        def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
+            indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
+
+            def part(indices: Array) -> dict[str, Array]:
+                curves = self._fly(params, indices, key, context, see)[0]
+                return {name: curve[-1] for name, curve in curves.items()} if final else curves
+
+            return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
+
+        split_episodes = jax.sharding.PartitionSpec(AXIS) if final else jax.sharding.PartitionSpec(None, AXIS)
+        function = on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
+        return jax.jit(function, compiler_options=graphs())
+
+    def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
+        """Jit of (parameters, key, context, index) -> all of episode `index`, which is flown alone.
+
+        Returns:
+            the environment's states [T + 1, ...], time steps [T + 1, ...], curves as of `compiled` [T + 1] and
+            actions [T, A, ...]; behind the end of an episode that ends early the rows mean nothing.
+        """
+
+        def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
+            return state.env, timestep, values(statistics)
+
+        def fly(params: Any, key: Array, context: Any, index: Array) -> Any:
+            with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
+                seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
+            return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
+
+        return jax.jit(fly, compiler_options=graphs())
+
+
+def values(statistics: EpisodeStatistics) -> dict[str, Array]:
+    """What an episode that ended here would report, leaves float32[B]."""
+    return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
+
+
+def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Curves [T + 1, N] without "task", but with the score in the episodes of each task, "score/name" [T + 1, n]."""
+    names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
+    found = {name: curve for name, curve in curves.items() if name != "task"}
+    if "task" in curves:
+        for index, name in enumerate(names):
+            chosen = np.asarray(curves["task"])[-1] == index
+            if chosen.any():
+                found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
+    return found
+
+
+def held_out_key(seed: int, stream: str) -> Array:
+    """Root of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
+    return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
+
+
+def interval(values: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
+    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(values.mean()), "std": deviation, "ci95": 1.96 * deviation / len(values) ** 0.5}

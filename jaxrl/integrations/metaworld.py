@@ -1,0 +1,226 @@
+"""Episodes of reach in a real simulator, step by step on the host, with policies that act as in any evaluation.
+
+The same loop plays the JAX environment, so that the two can be compared episode by episode.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, EnvSpec, TimeStep, closest, shown
+from envs_jax.batch import BatchState, start_statistics, update_statistics
+from envs_jax.reach import tasks
+from envs_jax.reach.env import ReachBatch
+from jaxrl.cli.config import usage_errors
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.policies import LEARNED, Subject
+from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
+from jaxrl.runtime.trainer import key_of_env
+
+SIMULATORS = ("metaworld", "jax")
+OWN = "-v3"  # how names of Meta-World's tasks end
+EPISODES = 100
+ARMS = 8  # of Meta-World side by side; more of them hardly save time
+
+
+class World(NamedTuple):
+    """Where B arms are played.
+
+    Attributes:
+        description: a few words.
+        task: the simulator's own task; None: those of the environment.
+        spec: of what is played.
+        lanes: B.
+        in_order: (keys key[B], numbers int32[B]) -> episodes of one list without end.
+        play: (state, action [B, 1, 4], ()) -> the next step.
+        scripted: () -> actions [B, 1, 4] of the world's own scripted policy; None: the environment's is the one.
+        stream: where the goals come from.
+    """
+
+    description: str
+    task: str | None
+    spec: EnvSpec
+    lanes: int
+    in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
+    play: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
+    scripted: Callable[[], np.ndarray] | None
+    stream: str = "pool in order"
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """N episodes of one policy.
+
+    Attributes:
+        curves: {metric: float32[T + 1, N]}, as those of `jaxrl.evaluate.fly`.
+        observation: float32[N, T + 1, D].
+        action: float32[N, T, n].
+        advice: float32[N, T, n], what the scripted policy would have done, or () where nobody asks.
+        reward: float32[N, T], of each action.
+        task: int32[N], index in the environment's tasks.
+    """
+
+    curves: dict[str, np.ndarray]
+    observation: np.ndarray
+    action: np.ndarray
+    advice: Any
+    reward: np.ndarray
+    task: np.ndarray
+
+
+# Worlds
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag of verbs that can play in a simulator."""
+    parser.add_argument("--simulator", metavar="NAME", help="play the run's own goals in order (its pool, or with "
+                        "goals 'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may "
+                        "also name one of the simulator's own, such as drawer-close-v3, which pays and judges by "
+                        "itself; or in jax, the same episodes in the run's environment")  # fmt: skip
+
+
+def own_task(flags: argparse.Namespace) -> str | None:
+    """The simulator's own task that the command line names; None: --task, if it is there, is the environment's.
+
+    Raises:
+        UsageError: there is no such simulator, or several of its tasks are named, or one of them without it.
+    """
+    if flags.simulator is not None and flags.simulator not in SIMULATORS:
+        raise UsageError(f"unknown simulator {shown(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
+    task = getattr(flags, "task", None)
+    names = [name.strip() for name in task.split(",") if name.strip()] if task else []
+    if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
+        return None
+    own = [name for name in names if name.endswith(OWN)]
+    if flags.simulator != "metaworld":
+        if own:
+            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: take --simulator metaworld")
+        return None  # a task of an environment other than reach, or an unknown one
+    if own and len(names) > 1:
+        raise UsageError(f"Meta-World plays one of its own tasks at a time, not {task}: name one")
+    return names[0] if len(names) == 1 else None
+
+
+def reach_of(subject: Subject) -> ReachBatch:
+    """The environment that has the simulator's arm. Raises UsageError for any other."""
+    if not isinstance(subject.env, ReachBatch):
+        found = f"{subject.run} was trained on" if subject.run else "this is"
+        raise UsageError(f"the simulator has the arm of 'reach', {found} '{subject.name}': choose a run of reach")
+    return subject.env
+
+
+def real_world(subject: Subject, task: str | None, lanes: int) -> World:
+    """Meta-World, in a task of its own or (None) in those of the subject's environment. Raises UsageError."""
+    env = reach_of(subject)
+    from envs_jax.adapters import metaworld
+
+    with usage_errors():
+        real = metaworld.RealReach.make(env.reach, task, lanes)
+    what = task or f"{metaworld.REACH}, task {env.reach.task}"
+    description = f"Meta-World {metaworld.version()}, {what}"
+    script = real.scripted if task else None
+    stream = "pool in order" if task else _stream(env)
+    return World(description, task, real.spec, lanes, real.in_order, real.play, script, stream)
+
+
+def jax_world(subject: Subject, lanes: int) -> World:
+    """The subject's environment itself. Raises UsageError unless it is reach."""
+    env = reach_of(subject)
+    return World(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
+
+
+def _stream(env: ReachBatch) -> str:
+    return "fresh pairs in order" if env.reach.goals == "uniform" else "pool in order"
+
+
+def world_of(name: str | None, subject: Subject, task: str | None, lanes: int) -> World:
+    """The world that --simulator names; None is "jax". Raises UsageError."""
+    return real_world(subject, task, lanes) if name == "metaworld" else jax_world(subject, lanes)
+
+
+# Playing
+
+
+def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Any, Any]]:
+    """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
+    if name == "scripted" and world.scripted is not None:
+        script = world.scripted
+        return lambda params, memory, state, timestep, keys, t: (jnp.asarray(script()), memory)
+    algo = subject.algo
+    policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
+
+    def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+        return policy(params, memory, state, timestep, step_keys)
+
+    return jax.jit(act)
+
+
+def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed: int, advised: bool = False) -> Played:
+    """Episodes `numbers` of the world's list with one of `subject.policies`.
+
+    Args:
+        subject: policies.
+        world: where.
+        name: the policy.
+        numbers: N of them, at least one.
+        seed: of what is random in the policy; an episode is the same whichever others are played.
+        advised: whether the scripted policy is asked at every step, too.
+    """
+    algo, params = subject.algo, subject.params
+    act = _acting(subject, world, name)
+    script = _acting(subject, world, "scripted") if advised else None
+
+    @jax.jit
+    def begin_statistics(timestep: TimeStep) -> Any:
+        statistics = start_statistics(timestep)
+        return statistics, values(statistics)
+
+    @jax.jit
+    def update(statistics: Any, timestep: TimeStep) -> Any:
+        statistics = update_statistics(world.spec, statistics, timestep)
+        return statistics, values(statistics)
+
+    def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
+        """Fields of `Played` for lanes of episodes, curves [B, T + 1]."""
+        indices = jnp.asarray(numbers)
+        keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
+        state, timestep = world.in_order(keys, indices)
+        statistics, found = begin_statistics(timestep)
+        memory = algo.init_actor(params, timestep, indices) if algo and name in LEARNED else ()
+        seen, done = [(found, timestep.observation)], []
+        for t in range(world.spec.horizon):
+            number = np.uint32(t)
+            action, memory = act(params, memory, state, timestep, keys, number)
+            advice = script(params, (), state, timestep, keys, number)[0] if script else ()
+            state, timestep = world.play(state, action, ())
+            statistics, found = update(statistics, timestep)
+            seen.append((found, timestep.observation))
+            done.append((action, advice, timestep.reward))
+        stack = lambda *rows: np.stack(rows, axis=1)  # noqa: E731
+        curves, observation = jax.tree.map(stack, *seen)
+        alone = jax.tree.map(lambda *rows: stack(*rows)[:, :, 0], *done)  # of the one agent
+        return curves, observation[:, :, 0], *alone, np.asarray(state.env.task)
+
+    parts = []
+    for begin in range(0, len(numbers), world.lanes):
+        some = np.asarray(numbers[begin : begin + world.lanes], np.int32)
+        full = np.concatenate([some, np.repeat(some[-1:], world.lanes - len(some))])
+        parts.append(episodes(full))
+    curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(numbers)], *parts)  # only the last is padded
+    return Played({metric: curve.T for metric, curve in curves.items()}, *rest)
+
+
+def fly(
+    subject: Subject, world: World, names: Sequence[str], episodes: int, seed: int
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """As `jaxrl.evaluate.fly`, with the first `episodes` of the world's list."""
+    for name in names:
+        played = play(subject, world, name, range(episodes), seed)
+        task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}
+        yield name, by_task(world.spec, played.curves | task)

@@ -1,0 +1,163 @@
+"""Weights of the published snakes trainer (jidiai/Competition_3v3snakes) for `--init_from actor.pth[,critic.pth]`.
+
+Its files are what `torch.save` makes of a state dict (PyTorch 1.6 or newer): a zip archive of a pickle and of raw
+numbers. The pickle is read by an unpickler that knows float32 tensors and nothing else, so that no file can run code;
+PyTorch is not needed.
+"""
+
+import io
+import math
+import pickle
+import pickletools
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from envs_jax.base import Array, shown
+from jaxrl.algos.base import Algorithm
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import read_member
+
+SUFFIX = ".pth"
+_MOST_REASON = 200  # characters
+_LAYERS = {"prev_dense.0": "fc1", "post_dense.0": "fc2", "post_dense.2": "out"}
+_LSTM = {"weight_ih": "input_kernel", "bias_ih": "input_bias", "weight_hh": "state_kernel", "bias_hh": "state_bias"}
+
+
+class _Reader(pickle.Unpickler):
+    """Unpickles dictionaries of contiguous float32 tensors, whose numbers stand beside the pickle."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "")
+        text = read_member(archive, name)
+        for code, argument, _ in pickletools.genops(text):  # one byte makes Python ask for gigabytes of memory
+            if "PUT" in code.name and int(argument or 0) > len(text):
+                raise pickle.UnpicklingError("it numbers more objects than it holds")
+        super().__init__(io.BytesIO(text))
+        self._archive, self._folder = archive, name.removesuffix("data.pkl")
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            "collections.OrderedDict": OrderedDict,
+            "torch._utils._rebuild_tensor_v2": _tensor,
+            "torch.FloatStorage": "float32",
+        }
+        if f"{module}.{name}" not in known:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}, only tensors of float32 are read")
+        return known[f"{module}.{name}"]
+
+    def persistent_load(self, pid: Any) -> np.ndarray:
+        _, _, name, _, _ = pid
+        return np.frombuffer(read_member(self._archive, f"{self._folder}data/{name}"), "<f4")
+
+
+def _tensor(numbers: np.ndarray, start: int, shape: tuple[int, ...], strides: tuple[int, ...], *rest: Any) -> Any:
+    if strides != tuple(math.prod(shape[k + 1 :]) for k in range(len(shape))):
+        raise ValueError("a tensor is not contiguous")
+    return numbers[start : start + math.prod(shape)].reshape(shape)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a state dict, float32, by name.
+
+    Raises:
+        UserError: there is no such file, or it is anything else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            tensors = _Reader(archive).load()
+        if not isinstance(tensors, dict) or not all(
+            isinstance(name, str) and isinstance(x, np.ndarray) for name, x in tensors.items()
+        ):
+            raise ValueError("it is not a dictionary of tensors by name")
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): name a file of weights") from None
+    except Exception as error:  # a pickle can go wrong in any way
+        reason = str(error)[:_MOST_REASON]
+        raise UserError(
+            f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it anew there"
+        ) from None
+    return dict(tensors)
+
+
+def team_net(tensors: dict[str, np.ndarray]) -> Any:
+    """The tensors, matrices as (out, in), as parameters of a `nets.TeamNet`, matrices as (in, out).
+
+    Raises:
+        ValueError: other names than those of the published networks.
+    """
+    names = {f"{theirs}.{kind}": f"{ours}_{ending}" for theirs, ours in _LAYERS.items()
+             for kind, ending in (("weight", "kernel"), ("bias", "bias"))}  # fmt: skip
+    lstm = {f"comm_net.lstm.{theirs}_l0{suffix}": f"{way}_{ours}" for theirs, ours in _LSTM.items()
+            for suffix, way in (("", "there"), ("_reverse", "back"))}  # fmt: skip
+    wanted = names | (lstm if any("lstm" in name for name in tensors) else {})
+    if odd := sorted(tensors.keys() ^ wanted.keys()):
+        problem = "has" if odd[0] in tensors else "lacks"
+        raise ValueError(f"it {problem} {shown(odd[0])}, unlike the networks of the published snakes trainer")
+    params: dict[str, Any] = {ours: tensors[theirs].T for theirs, ours in names.items()}
+    if len(wanted) > len(names):
+        params["lstm"] = {ours: tensors[theirs].T for theirs, ours in lstm.items()}
+    return {"params": params}
+
+
+def _described(params: Any) -> str:
+    """Words for the shapes of a network; critics have a leading axis."""
+    own = params["params"]
+    if any(own[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
+        return "vectors instead of matrices"
+    inputs, units = own["fc1_kernel"].shape[-2:]
+    hidden = sum(name.startswith("fc") and name.endswith("kernel") for name in own)
+    extras = ("an LSTM, " if "lstm" in own else "") + ("layer norm, " if "norm1_scale" in own else "")
+    several = f"{len(own['fc1_kernel'])} times " if own["fc1_kernel"].ndim == 3 and len(own["fc1_kernel"]) > 1 else ""
+    return f"{several}{inputs} inputs, {hidden} layers of {units} units, {extras}{own['out_kernel'].shape[-1]} outputs"
+
+
+def load(source: str, algo: Algorithm, key: Array) -> Any:
+    """What `Ddpg.init` takes as inputs: the networks of one or two files, the actor's first.
+
+    Args:
+        source: "actor.pth" or "actor.pth,critic.pth".
+        algo: of the run that begins.
+        key: of the critic that is drawn where no file is given for it.
+
+    Raises:
+        UserError: a file cannot be read, or its network is not that of the run.
+    """
+    files = [Path(name.strip()) for name in source.split(",") if name.strip()]
+    if len(files) > 2:
+        raise UsageError(f"--init_from {source} names {len(files)} files: give actor{SUFFIX} or actor{SUFFIX},critic"
+                         f"{SUFFIX}")  # fmt: skip
+    if not isinstance(algo, Ddpg):
+        raise UsageError(f"{source} holds weights of the published snakes trainer: use them with ddpg or bicnet")
+
+    def fresh(key: Array) -> Any:
+        return algo.weights(algo.init(key, None))
+
+    wanted, weights = jax.eval_shape(fresh, key), {}
+    for role, path in zip(("actor", "critic"), files, strict=False):
+        try:
+            found = team_net(read(path))
+        except ValueError as error:
+            raise UsageError(f"{path} does not fit: {error}") from None
+        if role == "critic":
+            found = jax.tree.map(lambda x: x[None], found)
+        shapes_of = lambda tree: jax.tree.map(lambda x: x.shape, tree)  # noqa: E731
+        if shapes_of(found) != shapes_of(wanted[role]):
+            raise UsageError(
+                f"{path} holds {_described(found)}, the {role} of this run has {_described(wanted[role])}: give the "
+                "settings that the weights were trained with, such as those of --config ddpg_competition or bicnet"
+            )
+        weights[role] = found
+    if algo.first_layer != "linear" or algo.scale_observation:
+        raise UsageError(
+            f"the networks of {source} have no ReLU behind the first layer and take observations as they are: give "
+            "--first_layer linear --scale_observation false"
+        )
+    if "critic" not in weights:
+        weights["critic"] = jax.jit(lambda key: fresh(key)["critic"])(key)
+    return weights

@@ -1,0 +1,1 @@
+"""Networks, distributions, optimizers and the dtypes that they compute in."""

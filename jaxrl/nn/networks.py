@@ -1,0 +1,335 @@
+"""Networks. Parameters are float32; matmuls and convolutions run in the dtype of the layout."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+
+Initialiser = Callable[..., Array]
+
+
+def torch_uniform(fan_in: int) -> Initialiser:
+    """Uniform in +/- 1 / sqrt(fan-in), PyTorch's default for weights and biases alike."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        bound = fan_in**-0.5
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+def he_normal(fan_in: int) -> Initialiser:
+    """Normal with variance 2 / fan-in (He et al. 2015, equation 10)."""
+
+    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return jax.random.normal(key, shape, dtype) * (2.0 / fan_in) ** 0.5
+
+    return init
+
+
+Initialisation = Literal["torch", "he", "xavier"]
+Convolution = Literal["conv", "dense", "patches"]
+
+
+def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
+    """Valid convolution with stride 1, channels last.
+
+    Args:
+        x: [N, H, W, C].
+        kernel: [h, w, C, F], in the dtype of `x`.
+        method: "conv" calls the convolution of the back end (right on GPUs). On CPUs, where that is slow inside
+            compiled loops, matrix products are many times faster: "dense" multiplies each band of h rows by the
+            kernel written as one banded matrix (best for few channels, where the wasted zeros cost less than small
+            products); "patches" gathers the pixels under the kernel and wastes nothing.
+
+    Returns:
+        [N, H - h + 1, W - w + 1, F].
+    """
+    height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
+    h, _, channels, features = kernel.shape
+    if height == width == 1:  # nothing slides: a matrix product
+        product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
+        return product.reshape(x.shape[0], 1, 1, features)
+    if method == "conv":
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    if method == "patches":
+        return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
+    shifted = jnp.stack(  # [width, h, W, C, F]: the kernel slid along the row
+        [jnp.pad(kernel, ((0, 0), (k, width - 1 - k), (0, 0), (0, 0))) for k in range(width)], axis=0
+    )
+    matrix = shifted.transpose(1, 2, 3, 0, 4).reshape(h * x.shape[2] * channels, width * features)
+    bands = jnp.stack([x[:, k : k + h].reshape(x.shape[0], -1) for k in range(height)], axis=1)
+    return (bands @ matrix).reshape(x.shape[0], height, width, features)
+
+
+@jax.custom_vjp
+def _convolve_patches(x: Array, kernel: Array) -> Array:
+    """`convolve` of x [H, W, N, C] into [H - h + 1, W - w + 1, N, F].
+
+    With the pixels first, what lies under one kernel entry is a few whole blocks of memory. The gradient of x is added
+    up entry by entry in place; left to automatic differentiation it would pass through a gradient of all patches.
+    """
+    h, w, channels, features = kernel.shape
+    return _patches(x, h, w) @ kernel.reshape(h * w * channels, features)
+
+
+def _patches(x: Array, h: int, w: int) -> Array:
+    """[H, W, N, C] -> [H - h + 1, W - w + 1, N, h w C]."""
+    height, width = x.shape[0] - h + 1, x.shape[1] - w + 1
+    return jnp.concatenate([x[i : i + height, j : j + width] for i in range(h) for j in range(w)], axis=-1)
+
+
+def _patches_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve_patches(x, kernel), (x, kernel)
+
+
+def _patches_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, kernel = kept
+    h, w, channels, features = kernel.shape
+    height, width, samples, _ = gradient.shape
+    rows = gradient.reshape(-1, features)
+    along_kernel = _patches(x, h, w).reshape(-1, h * w * channels).T @ rows
+    along_x = jnp.zeros_like(x)
+    for i in range(h):
+        for j in range(w):
+            block = (rows @ kernel[i, j].T).reshape(height, width, samples, channels)
+            along_x = along_x.at[i : i + height, j : j + width].add(block)
+    return along_x, along_kernel.reshape(kernel.shape)
+
+
+_convolve_patches.defvjp(_patches_forward, _patches_backward)
+
+
+def convolution_methods(width: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
+    """What is fastest for each layer of `ConvStack` on a platform (see `bench.studies.convolution`)."""
+    if platform != "cpu":
+        return ("conv", "conv", "conv")
+    return ("patches", "dense" if width <= 64 else "patches", "patches")
+
+
+class ConvStack(nn.Module):
+    """Three convolutions and a dense head, as in Westheider et al. 2023: 5 x 5, 4 x 4, then the whole rest.
+
+    An 11 x 11 x C input becomes 7 x 7, 4 x 4, then 1 x 1 by `width` channels, `depth` dense layers, `outputs`.
+    Smaller or larger images fit as long as 2 x 2 pixels are left for the last convolution (side 9 or more).
+    """
+
+    outputs: int
+    width: int
+    depth: int = 1
+    initialiser: Initialisation = "torch"
+    methods: tuple[Convolution, Convolution, Convolution] = ("conv", "conv", "conv")
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, H, W, C] -> float32[N, outputs]."""
+        x = x.astype(self.dtype)
+        for layer, (size, method) in enumerate(zip((5, 4, 0), self.methods, strict=True)):
+            h, w = (size, size) if size else x.shape[1:3]
+            shape = (h, w, x.shape[3], self.width)
+            kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
+            x = _rectify(convolve(x, kernel, method), bias)
+        return _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")(
+            x.reshape(x.shape[0], -1)
+        )
+
+    def _parameters(self, name: str, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Array]:
+        return _parameters(self, name, shape, fan_in, self.initialiser)
+
+
+class _Head(nn.Module):
+    """`depth` hidden dense layers of `width` and a linear layer to `outputs`."""
+
+    outputs: int
+    width: int
+    depth: int
+    initialiser: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for layer in range(self.depth):
+            kernel, bias = _parameters(self, f"fc{layer + 1}", (x.shape[-1], self.width), x.shape[-1], self.initialiser)
+            x = _rectify(x @ kernel, bias)
+        kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initialiser, last=True)
+        return (x @ kernel).astype(jnp.float32) + bias[None]
+
+
+def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """About what one sample of `shape` needs while a gradient is computed: every layer's input as the matrix
+    product sees it (patches or bands), kept for the backward pass and once more as its gradient.
+    """
+    width, depth = net.width, net.depth
+    values = 0
+    if isinstance(net, ConvStack):
+        height, side, channels = shape
+        for size, method in zip((5, 4), net.methods, strict=False):
+            height, side = height - size + 1, side - size + 1
+            widened = {"conv": size, "patches": side * size**2, "dense": (side + size - 1) * size}[method]
+            values += height * widened * channels + height * side * width
+            channels = width
+        values += height * side * channels
+    else:
+        values += sum(shape)
+    return 4 * 2 * (values + (depth + 2) * width)
+
+
+class MLP(nn.Module):
+    """Dense layers for vector observations."""
+
+    outputs: int
+    width: int
+    depth: int = 2
+    initialiser: Initialisation = "torch"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, D] -> float32[N, outputs]."""
+        head = _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")
+        return head(x.astype(self.dtype).reshape(x.shape[0], -1))
+
+
+def _parameters(
+    module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initialiser: str, last: bool = False
+) -> tuple[Array, Array]:
+    """Kernel of a layer in the module's compute dtype, and its bias in float32.
+
+    "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
+    smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance
+    2 / (fan-in + fan-out) (Glorot and Bengio 2010, equation 16), zero biases.
+    """
+    if initialiser == "torch":
+        kernel_init = bias_init = torch_uniform(fan_in)
+    elif initialiser == "xavier":
+        kernel_init, bias_init = nn.initializers.xavier_uniform(), nn.initializers.zeros
+    else:
+        scale = 0.01 if last else 1.0
+        kernel_init = lambda *args: scale * he_normal(fan_in)(*args)  # noqa: E731
+        bias_init = nn.initializers.zeros
+    kernel = module.param(f"{name}_kernel", kernel_init, shape, jnp.float32)
+    bias = module.param(f"{name}_bias", bias_init, shape[-1:], jnp.float32)
+    return kernel.astype(module.dtype), bias
+
+
+def _rectify(products: Array, bias: Array) -> Array:
+    """ReLU of products [..., F] + bias float32[F], in the products' dtype; a bias' gradient is a float32 sum."""
+    rows = products.astype(jnp.float32) + jnp.expand_dims(bias, range(products.ndim - 1))
+    return nn.relu(rows).astype(products.dtype)
+
+
+class TeamNet(nn.Module):
+    """Dense layers for each agent of a team, alike for all; with `communication` an LSTM in between mixes the agents.
+
+    The published networks of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) have no non-linearity behind their
+    first layer (`rectify_first` False), two hidden layers of 256 units, and with communication (BiCNet, Peng et al.
+    2017, arXiv 1703.10069) a bidirectional LSTM over the agents behind the first one.
+    """
+
+    outputs: int
+    width: int
+    depth: int = 2
+    communication: bool = False
+    rectify_first: bool = True
+    layer_norm: bool = False
+    initialiser: Initialisation = "torch"
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, A, ...] -> float32[N, A, outputs]."""
+        samples, agents = x.shape[:2]
+        x = x.astype(self.dtype).reshape(samples * agents, -1)
+        for layer in range(self.depth):
+            kernel, bias = self._parameters(f"fc{layer + 1}", x.shape[-1], self.width)
+            x = self._activate(x @ kernel, bias, layer)
+            if layer == 0 and self.communication:
+                x = BidirectionalLSTM(self.width, self.dtype, name="lstm")(x.reshape(samples, agents, -1))
+                x = x.reshape(samples * agents, -1)
+        kernel, bias = self._parameters("out", x.shape[-1], self.outputs, last=True)
+        return ((x @ kernel).astype(jnp.float32) + bias[None]).reshape(samples, agents, self.outputs)
+
+    def _parameters(self, name: str, inputs: int, outputs: int, last: bool = False) -> tuple[Array, Array]:
+        return _parameters(self, name, (inputs, outputs), inputs, self.initialiser, last)
+
+    def _activate(self, products: Array, bias: Array, layer: int) -> Array:
+        """Layer norm (Ba et al. 2016, arXiv 1607.06450) if asked for, then ReLU; in the products' dtype."""
+        if layer == 0 and not self.rectify_first:
+            return (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
+        if not self.layer_norm:
+            return _rectify(products, bias)
+        scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.width,), jnp.float32)
+        shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.width,), jnp.float32)
+        return _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
+
+
+@jax.custom_vjp
+def _normalised(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
+    """ReLU of layer norm of products + bias, float32[N, F] for bias, scale and shift float32[F].
+
+    With its own gradient, in two sums along rows and one along columns instead of the eight that differentiation by
+    rule makes of it.
+    """
+    return _normalise(products, bias, scale, shift)[0]
+
+
+def _normalise(products: Array, bias: Array, scale: Array, shift: Array) -> tuple[Array, tuple[Array, ...]]:
+    rows = products + bias[None]
+    centred = rows - rows.mean(-1, keepdims=True)
+    spread = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+    normal = centred * spread
+    out = nn.relu(normal * scale[None] + shift[None])
+    return out, (normal, spread, out, scale)
+
+
+def _normalise_backward(kept: tuple[Array, ...], gradient: Array) -> tuple[Array, ...]:
+    normal, spread, out, scale = kept
+    of_shift = jnp.where(out > 0, gradient, 0.0)
+    of_scale = of_shift * normal
+    of_normal = of_shift * scale[None]
+    both = of_normal.mean(-1, keepdims=True) + normal * (of_normal * normal).mean(-1, keepdims=True)
+    of_rows = spread * (of_normal - both)
+    return of_rows, *jnp.stack([of_rows, of_scale, of_shift]).sum(1)
+
+
+_normalised.defvjp(_normalise, _normalise_backward)
+
+
+class BidirectionalLSTM(nn.Module):
+    """One LSTM layer along the agents and one back, both from a zero state (Hochreiter and Schmidhuber 1997).
+
+    Gates in the order input, forget, cell, output; a bias each for inputs and state, and uniform initialisation in
+    +/- 1 / sqrt(width), as PyTorch has them.
+    """
+
+    width: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, A, F] -> [N, A, 2 width]: there, then back."""
+        agents = x.shape[1]
+        there = self._along(x, range(agents), "there")
+        back = self._along(x, range(agents - 1, -1, -1), "back")
+        return jnp.concatenate([there, back], axis=-1)
+
+    def _along(self, x: Array, order: range, name: str) -> Array:
+        gates = 4 * self.width
+        of_input, bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.width, "torch")
+        of_state, bias_of_state = _parameters(self, f"{name}_state", (self.width, gates), self.width, "torch")
+        known = (x @ of_input).astype(jnp.float32) + (bias + bias_of_state)[None, None]
+        state = jnp.zeros((x.shape[0], self.width), self.dtype)
+        cell = jnp.zeros((x.shape[0], self.width), jnp.float32)
+        states = {}
+        for agent in order:
+            rows = known[:, agent] + (state @ of_state).astype(jnp.float32)
+            enter, keep, new, show = jnp.split(rows, 4, axis=-1)
+            cell = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(new)
+            state = (nn.sigmoid(show) * jnp.tanh(cell)).astype(self.dtype)
+            states[agent] = state
+        return jnp.stack([states[agent] for agent in range(len(order))], axis=1)

@@ -1,0 +1,1 @@
+"""Returns, replay and self-play."""

@@ -1,0 +1,87 @@
+"""Self-play: the other team of some games is played by snapshots of the learner.
+
+A pool of P snapshots is part of the training state. The games of each logical shard are cut into P contiguous groups,
+one snapshot each, so that a group's networks are evaluated at once and parameters are never gathered per game; when
+a snapshot is replaced, its games go on against the new one
+(Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
+
+An environment that takes part says so by `takes_rivals`; its batched form has `rivals(state)`, what the other team
+sees as if it were the learner's, with a key per game, and its `play` expects the other team's actions behind the
+learner's.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, TimeStep
+from envs_jax.batch import BatchedEnvironment, BatchState
+from jaxrl.algos.base import Algorithm, Progress
+from jaxrl.evaluation.rollouts import ended
+
+
+@dataclasses.dataclass(frozen=True)
+class SelfPlay(BatchedEnvironment):
+    """A batched environment whose other team is played by the snapshots in its context.
+
+    Attributes:
+        env: as of `inner`.
+        inner: the environment that takes rivals.
+        algo: who plays; its policy must have no memory.
+        group: games that follow each other and share a snapshot.
+        snapshots: P, size of the pool, whose oldest snapshot is replaced now and then.
+        every: iterations between two snapshots.
+    """
+
+    inner: BatchedEnvironment
+    algo: Algorithm
+    group: int
+    snapshots: int
+    every: int
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        return self.inner._start(keys, episode, context[0])
+
+    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        """One step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) mod P.
+
+        Raises:
+            ValueError: games that do not divide into groups for each snapshot.
+        """
+        own, parameters = context
+        timestep, keys = self.inner.rivals(state)  # type: ignore[attr-defined]
+        players, group, games = self.snapshots, self.group, len(keys)
+        if games % (players * group):
+            raise ValueError(f"{games} games do not divide into groups of {group} for each of {players} snapshots")
+
+        def by_player(x: Array) -> Array:  # [games, ...] -> [P, games / P, ...]
+            rounds = x.reshape(-1, players, group, *x.shape[1:])
+            return jnp.swapaxes(rounds, 0, 1).reshape(players, -1, *x.shape[1:])
+
+        def act(parameters: Any, timestep: TimeStep, keys: Array) -> Array:
+            return self.algo.act(parameters, (), timestep, keys, ended(), "sample")[0]
+
+        chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
+        rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
+        rivals = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
+        return self.inner.play(state, jnp.concatenate([action, rivals], axis=1), own)
+
+    def init_pool(self, policy: Any) -> Any:
+        """P copies of a policy, leaves [P, ...]."""
+        return jax.tree.map(lambda x: jnp.repeat(x[None], self.snapshots, 0), policy)
+
+    def update_pool(self, pool: Any, policy: Any, progress: Progress) -> Any:
+        """The pool behind an iteration."""
+        calls = progress.learn_calls[1]  # the low word suffices: 2^32 iterations
+        slot = (calls // self.every) % self.snapshots
+
+        def replace(pool: Any) -> Any:
+            return jax.tree.map(lambda old, new: old.at[slot].set(new), pool, policy)
+
+        return jax.lax.cond(calls % self.every == 0, replace, lambda pool: pool, pool)
+
+    def context(self, progress: Any, pool: Any = ()) -> Any:
+        """(context of `inner`, pool)"""
+        return self.inner.context(progress), pool

@@ -1,0 +1,353 @@
+"""A configuration made real: sizes resolved, memory planned, programs compiled; nothing of size is allocated here."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from envs_jax.base import EnvSpec
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl import algos
+from jaxrl.algos.base import Algorithm, Phase
+from jaxrl.cli.config import Config, RunSettings, changed, usage_errors
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.rollouts import Evaluator, learned
+from jaxrl.nn import precision
+from jaxrl.report.console import gibibytes
+from jaxrl.rl.self_play import SelfPlay
+from jaxrl.runtime import hosts, memory_plan, tuned
+from jaxrl.runtime.data_parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
+from jaxrl.runtime.position import Position
+from jaxrl.runtime.trainer import Trainer, TrainState
+from jaxrl.runtime.tuned import Tuned
+
+_PASSES = "xla_disable_hlo_passes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A configuration made real.
+
+    Attributes:
+        config: with every automatic value written out, as in config.yaml.
+        env, algo, trainer, mesh: see their classes.
+        plan: memory needed, from shapes.
+        notes: sentences for the user.
+    """
+
+    config: Config
+    env: BatchedEnvironment
+    algo: Algorithm
+    trainer: Trainer
+    mesh: Mesh
+    plan: memory_plan.Plan
+    notes: list[str]
+
+    @property
+    def eval_env(self) -> BatchedEnvironment:
+        """That of the evaluations that choose the best checkpoint."""
+        return batched(self.env.env.for_evaluation())
+
+    @property
+    def eval_episodes(self) -> int:
+        """Episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
+        multiple = math.lcm(8, self.mesh.size)
+        return -(-self.config.run.eval_episodes // multiple) * multiple
+
+
+def prepare(config: Config, resuming: bool = False) -> Setup:
+    """Resolve sizes, choose chunks by the memory plan and check it.
+
+    Raises:
+        UsageError: impossible settings.
+        memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
+    """
+    setup = assemble(config, resuming)
+    made = setup.plan
+    if made.fits:
+        return setup
+    if resuming:
+        raise made.refusal(made.total, "resume it where more is free, or with more --devices")
+
+    def replan(num_envs: int) -> memory_plan.Plan | None:
+        try:
+            return assemble(config.with_run(num_envs=num_envs)).plan
+        except UsageError:
+            return None
+
+    raise made.refusal(
+        made.total, _smaller_store(setup) or memory_plan.largest_fitting(memory_plan.search_largest(made, replan))
+    )
+
+
+def _smaller_store(setup: Setup) -> str:
+    """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
+    name, config, made = setup.algo.store_setting, setup.config, setup.plan
+    if name is None:
+        return ""
+    value = config.algo_settings[name]
+
+    def replan(value: Any) -> memory_plan.Plan | None:
+        try:
+            return assemble(changed(config, {name: value})).plan
+        except UsageError:
+            return None
+
+    whole = isinstance(value, int)
+    less = value // 2 if whole else value / 2
+    half = replan(less)
+    if half is None or half.total >= made.total:
+        return ""
+    fitting = value - (made.total - made.limit) * (value - less) / (made.total - half.total)
+    if fitting <= 0:
+        return ""
+    step = 10.0 ** (math.floor(math.log10(fitting)) - 1)
+    fitting = math.floor(fitting / step) * step
+    found = replan(int(fitting) if whole else fitting)
+    return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
+
+
+def assemble(config: Config, resuming: bool = False) -> Setup:
+    """The same without looking whether it fits. Raises UsageError."""
+    run, env = config.run, batched(config.make_env())
+    with usage_errors():
+        layout, make_algo, warning = _layout(config, env.spec)
+        devices = layout.devices
+        free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
+        limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
+        measured, notes = (Tuned(), []) if resuming else _measured(config, env, make_algo(layout))
+        options, refused = _compiler_options(run, measured, resuming)
+        chunks = memory_plan.choose_chunks(
+            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming,
+            memory_plan.Chunks(measured.rollout_chunk, measured.learn_chunk),
+        )  # fmt: skip
+        choices = tuple(tuned.parse_options(options).items())
+        algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn, options=choices))
+        _check_phases(config.algo, algo.phases)
+        total = _total_env_steps(run, algo)
+    store = precision.rollout_dtype(run.rollout_dtype)
+    resolved = config.with_run(
+        num_envs=layout.num_envs,
+        logical_shards=layout.shards,
+        rollout_chunk=chunks.rollout,
+        learn_chunk=chunks.learn,
+        compiler_options=options,
+        total_env_steps=total,
+        total_episodes=0,
+        schedule_env_steps=run.schedule_env_steps or total,
+        compute_dtype=jnp.dtype(layout.compute_dtype).name,
+        rollout_dtype=store.name,
+    )
+    mesh = make_mesh(devices)
+    trainer = Trainer(
+        env=_with_self_play(env, algo, run),
+        algo=algo,
+        layout=algo.layout,
+        mesh=mesh,
+        block=run.block_iterations,
+        rollout_chunk=chunks.rollout,
+        store=store,
+        total_env_steps=resolved.run.schedule_env_steps,
+    )
+    evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
+    warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
+    notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
+    with usage_errors():  # settings of algorithm and environment that do not go together
+        made = memory_plan.make_plan(trainer, limit, evaluation)
+    return Setup(resolved, env, algo, trainer, mesh, made, notes)
+
+
+def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
+    """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
+    run, cls = config.run, algos.find(config.algo)
+    num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
+    batch = cls.batch(spec, config.algo_settings, num_envs)
+    shards = run.logical_shards or logical_shards(num_envs, batch)
+    fitting = largest_divisor(math.gcd(num_envs, batch, 8), shards)
+    if num_envs % shards:
+        raise UsageError(
+            f"num_envs {num_envs} is not divisible by logical_shards {shards}: use {-(-num_envs // shards) * shards}, "
+            f"or --logical_shards {fitting}"
+        )
+    if batch % shards:
+        raise UsageError(
+            f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
+            f"settings draws at once: use --logical_shards {fitting}"
+        )
+    devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
+    dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
+    layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
+    return layout, lambda layout: cls(spec, layout, **config.algo_settings), warning
+
+
+def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
+    """What host 0 finds in the tables for this job on this kind of device, and what to say of it."""
+    notes: list[str] = []
+    kind = tuned.device_kind()
+    entries = tuned.find(kind, notes.append)
+    entry = tuned.read(entries.get(tuned.job(config, env, algo))) if entries else Tuned()
+    found = hosts.first({name: value for name, value in vars(entry).items() if value})
+    if found:
+        listed = ", ".join(f"{name} {value}" for name, value in found.items())
+        notes.append(f"measured to be fastest on {kind}, and taken where it fits: {listed}")
+    return Tuned(**found), notes
+
+
+def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tuple[str, list[str]]:
+    """The compiler's options as text, and sentences about those that it does not take. Raises UsageError."""
+    given = run.compiler_options != tuned.AUTO
+    text = run.compiler_options if given else "" if run.exact_sharding else measured.compiler_options
+    options, refused = tuned.known_options(text)
+    if refused and given and not resuming:
+        raise UsageError(f"{refused[0]}: leave it out of --compiler_options")
+    if run.exact_sharding and _PASSES in tuned.parse_options(options):
+        raise UsageError(f"exact_sharding chooses the compiler's passes: leave {_PASSES} out of --compiler_options")
+    return options, [f"{line}: it is left out" for line in refused]
+
+
+def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
+    """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
+    if not getattr(env.env, "takes_rivals", False):
+        return env
+    games = algo.layout.num_envs // algo.layout.shards
+    snapshots = largest_divisor(games, run.self_play)
+    if any(phase.restart for phase in algo.phases):
+        raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
+    if algo.recurrent:
+        raise UsageError("self_play needs a policy that remembers nothing from step to step")
+    return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
+
+
+def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
+    if not any(phase.steps or phase.updates for phase in phases):
+        raise UsageError(f"algorithm '{name}' has no phase that steps the environment or learns: give one `steps`")
+    for phase in phases:
+        if not phase.steps and phase.iterations is None:
+            raise UsageError(f"phase '{phase.name}' of algorithm '{name}' would never end: give it `iterations`")
+
+
+def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
+    """The run's total; where every phase has an end of its own and the user names none, all of them."""
+    spec = algo.spec
+    if run.total_env_steps and run.total_episodes:
+        raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
+    if run.total_episodes:
+        if not spec.fixed_horizon:
+            raise UsageError(f"episodes of '{spec.name}' differ in length: use --total_env_steps")
+        return run.total_episodes * spec.horizon
+    if not run.total_env_steps:
+        lengths = [phase.steps * (phase.iterations or 0) for phase in algo.phases if phase.steps]
+        if all(lengths):
+            return sum(lengths) * algo.layout.num_envs
+        raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
+    return run.total_env_steps
+
+
+def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
+    """A warning where the total of environment steps ends before all phases have made theirs."""
+    made = Position().remaining(phases, num_envs, total)
+    wanted = [1 if phase.iterations is None else phase.iterations for phase in phases]
+    cut = [phase.name for phase, own, number in zip(phases, wanted, made, strict=True) if number < own]
+    if not cut:
+        return None
+    needed = f"{sum(own * phase.steps * num_envs for phase, own in zip(phases, wanted, strict=True)):,}"
+    if any(phase.iterations is None for phase in phases):
+        needed += " or more"
+    return (
+        f"{total:,} environment steps leave the phase '{cut[0]}' short, or out: raise --total_env_steps "
+        f"(all phases take {needed}), or make phases shorter"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """What a run calls, compiled.
+
+    Attributes:
+        start: (key, inputs) -> TrainState, for a run that begins.
+        blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase with nothing left to do.
+        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again).
+        peak: bytes on a device at the worst moment of the run, with a checkpoint under way.
+    """
+
+    start: Callable[..., TrainState] | None
+    blocks: list[Callable[..., Any] | None]
+    evaluate: Callable[..., dict[str, Any]] | None
+    peak: int
+
+
+def _local_size(tree: Any) -> int:
+    """Bytes on one device of shapes with shardings."""
+    return memory_plan.size(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
+    )
+
+
+def compile_programs(
+    setup: Setup,
+    inputs: Any,
+    say: Callable[[str], None],
+    position: Position | None = None,
+    evaluated: int = 0,
+) -> Programs:
+    """Compile what a run still needs ahead of time and check its memory again, by what the compiler says.
+
+    Args:
+        setup: of the run.
+        inputs: what `Algorithm.init` takes.
+        say: receives sentences about seconds and bytes.
+        position: where the run goes on; None if it begins.
+        evaluated: iteration of its last evaluation.
+
+    Raises:
+        memory_plan.TooLargeError: the run does not fit.
+    """
+    trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
+    replicated = shardings(setup.mesh, REPLICATED)
+    checkpoint = setup.plan.parts.get("checkpoint", 0)
+    peak = 0
+
+    def place(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
+
+    def compiled(what: str, function: Any, *arguments: Any, beside: int = 0) -> Any:
+        nonlocal peak
+        began = time.monotonic()
+        program = function.lower(*arguments).compile()
+        needed = memory_plan.compiled_bytes(program) + beside + checkpoint
+        say(f"compiled {what} in {time.monotonic() - began:.1f} s; it needs {gibibytes(needed)} per device")
+        setup.plan.check(needed)
+        peak = max(peak, needed)
+        return program
+
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    at = position or Position()
+    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
+    blocks = [
+        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) if iterations else None
+        for phase, iterations in zip(setup.algo.phases, left, strict=True)
+    ]
+    evaluate = start = None
+    key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    contest = setup.env.env.contest
+    if run.eval_every and (any(left) or evaluated != at.iterations):
+        evaluator = Evaluator(
+            setup.eval_env,
+            learned(setup.algo, "sample" if contest and contest.drawn else "best"),
+            setup.eval_episodes,
+            setup.mesh,
+            run.rollout_chunk,
+            setup.algo.init_actor,
+        )
+        policy = place(jax.eval_shape(setup.algo.policy, shapes.algo))
+        context = place(jax.eval_shape(setup.eval_env.context, shapes.progress))
+        state = _local_size(shapes)
+        evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
+    if position is None:
+        start = compiled("the start", trainer.make_init(), key, inputs)
+    return Programs(start, blocks, evaluate, peak)

@@ -1,0 +1,536 @@
+"""Checkpoints of a whole training state: asynchronous to write, atomic on disk, verified on reading, exact.
+
+    checkpoints/0000000120/arrays/          what orbax wrote
+                           meta.json        counters and whatever else the trainer wants beside the arrays
+                           manifest.json    names, shapes and types of all leaves; SHA-256 of every file
+    checkpoints/0000000140.writing/         not sealed yet, or left by a process that was killed: never read
+    checkpoints/best/0000000080/            a copy of its own
+
+A checkpoint is written under `<step>.writing` and sealed, once orbax has finished and every file is hashed, by
+renaming that folder; it is deleted by renaming it to `<step>.trash` first. So a folder whose name is a number
+is complete, however the process ended, and one that does not agree with its manifest (which holds the step too) has
+been damaged, renamed or copied since.
+
+Orbax is given one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that what is
+on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import write_atomically
+from jaxrl.runtime import hosts
+
+# Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in record.getMessage())
+
+
+@functools.cache
+def _hush_late_writes() -> None:
+    """When one array cannot be written, orbax closes its event loop, and TensorStore prints an error of Python for each
+    array that comes to its end after that; these errors are left out, the first one is reported."""
+    former = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+            former(unraisable)
+
+    sys.unraisablehook = hook
+
+
+_ARRAYS, _META, _MANIFEST = "arrays", "meta.json", "manifest.json"
+_WRITING, _TRASH = ".writing", ".trash"
+_NAMED = 3  # of damaged checkpoints in a row so many are named, the others counted
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
+
+
+class _Leaf(NamedTuple):
+    """What is known of one leaf without its values; `kind` is the dtype, or key<...> for a typed PRNG key."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Only a process that holds the run's lock may call `save` or `discard_after`; anyone may read meanwhile. With
+    several hosts every process makes the same calls, and process 0 seals and deletes.
+
+    Args:
+        directory: where they are; made by the first save.
+        keep: how many of the newest are kept; the best one is kept beside them.
+        warn: receives one sentence for each damaged checkpoint that is passed over; stderr by default.
+    """
+
+    def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] | None = None) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, not {keep}")
+        self.directory = Path(directory).absolute()
+        self._best = self.directory / "best"
+        self._keep = keep
+        self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
+        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._unfinished: Future[None] | None = None
+        self._swept = False
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def save(self, step: int, state: Any, meta: dict[str, Any], *, best: bool = False) -> None:
+        """Start to save `state`; the caller may donate its buffers as soon as this returns.
+
+        Args:
+            step: its number, at least 0; a checkpoint of the same number is replaced.
+            state: pytree of jax.Arrays; typed PRNG keys and arrays of any sharding may be among them.
+            meta: a JSON object to be read back without the arrays.
+            best: keep a copy of it as the best one, in place of the former best one.
+
+        Raises:
+            CheckpointError: this save could not be started, or the one before it failed.
+        """
+        self.wait()
+        _hush_late_writes()
+        leaves = _leaves(state)
+        arrays = {
+            leaf.name: _plain(value)
+            for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
+            if _stored(leaf)
+        }
+        folder = self.directory / f"{step:010d}{_WRITING}"
+        try:
+            if hosts.writes():
+                self._sweep()
+                folder.mkdir(parents=True)
+                write_atomically(folder / _META, json.dumps(meta, indent=1))
+            if arrays:
+                self._orbax.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
+        except (OSError, ValueError) as error:
+            raise self._failed(step, folder, error) from error
+        self._unfinished = self._thread.submit(self._finish, step, folder, leaves, best)
+
+    def _finish(self, step: int, folder: Path, leaves: list[_Leaf], best: bool) -> None:
+        """Wait for orbax, seal the checkpoint and delete what it replaces (on the thread of its own)."""
+        try:
+            self._orbax.wait_until_finished()
+            if not hosts.writes():
+                return
+            _write_manifest(folder, step, leaves)
+            _seal(folder)
+            if best:
+                copy = self._best / folder.name
+                shutil.copytree(self.directory / folder.stem, copy)
+                _seal(copy)
+                _delete(self._best / name for name in _sealed(self._best) if name != copy.stem)
+            _delete(self.directory / name for name in _sealed(self.directory)[: -self._keep])
+        except (OSError, ValueError) as error:
+            raise self._failed(step, folder, error) from error
+
+    def _failed(self, step: int, folder: Path, error: Exception) -> CheckpointError:
+        """The sentence for a save that failed; the space it took is freed."""
+        if hosts.writes():
+            shutil.rmtree(folder, ignore_errors=True)
+            self._swept = False  # writes of other arrays that were under way may make the folder anew
+        return CheckpointError(
+            f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
+            "writable and free disk space there, then continue with --resume"
+        )
+
+    def _sweep(self) -> None:
+        """Once per run, and after a failure: delete what was left half written or half deleted."""
+        if not self._swept:
+            for folder in (self.directory, self._best):
+                for name in _names(folder):
+                    if name.endswith((_WRITING, _TRASH)):
+                        _remove(folder / name)
+        self._swept = True
+
+    def wait(self) -> None:
+        """Wait until the save under way, if any, is sealed.
+
+        Raises:
+            CheckpointError: it failed.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            unfinished.result()
+
+    def close(self) -> None:
+        """Wait for the save under way and end the thread.
+
+        Raises:
+            CheckpointError: the last save failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._orbax.close()
+
+    def discard_after(self, step: int) -> None:
+        """Delete the checkpoints with a number above `step`: they lie behind the point where a run resumes.
+
+        Raises:
+            CheckpointError: they cannot be deleted.
+        """
+        self.wait()
+        if hosts.writes():
+            try:
+                _delete(self.directory / name for name in _sealed(self.directory) if int(name) > step)
+            except OSError as error:
+                raise CheckpointError(
+                    f"old checkpoints under {self.directory} could not be deleted ({error}); "
+                    "make the directory writable"
+                ) from error
+
+    # Reading
+
+    def steps(self) -> list[int]:
+        """The numbers of all sealed checkpoints, oldest first; the best one is not counted."""
+        return sealed_steps(self.directory)
+
+    def best_step(self) -> int | None:
+        """The number of the best checkpoint, if one was kept."""
+        best = _sealed(self._best)
+        return int(best[-1]) if best else None
+
+    def newest(self) -> tuple[int, dict[str, Any]]:
+        """Number and JSON object of the newest checkpoint that is intact; each damaged one is named by `warn`.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        self.wait()
+        folder = self._newest_intact(self.directory, _sealed(self.directory))
+        return int(folder.name), _read_meta(folder)
+
+    def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
+        """Read a whole state back, bit for bit.
+
+        Args:
+            like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
+                without a sharding goes to the first local device.
+            step: which one; by default the newest that is intact. Each damaged one is named by `warn`.
+            intact: `newest` has just said that this one is: its files are not read once more to see that.
+
+        Returns:
+            Its number, the state, and its JSON object.
+
+        Raises:
+            CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
+        """
+        return self._restore(self.directory, like, step=step, intact=intact)
+
+    def digest(self, step: int | None = None) -> str:
+        """SHA-256 of the state in a checkpoint, by default the newest: `digest(state)` without its configuration.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        self.wait()
+        names = _sealed(self.directory)
+        folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
+        damage = _damage(folder)
+        if damage is not None:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {damage}; use another")
+        leaves = _read_manifest(folder).leaves
+        wanted = [leaf.name for leaf in leaves if _stored(leaf)]
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+        args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
+        arrays = self._orbax.restore(folder / _ARRAYS, args=args) if wanted else {}
+        return _digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
+
+    def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
+        """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
+
+        Raises:
+            CheckpointError: as `restore` does; leaves outside the part may be anything.
+        """
+        return self._restore(self._best if best else self.directory, like, prefix=prefix)
+
+    def _restore(
+        self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None, intact: bool = False
+    ) -> tuple[int, Any, dict[str, Any]]:
+        self.wait()
+        names = _sealed(directory) if step is None else [f"{step:010d}"]
+        folder = directory / names[0] if intact else self._newest_intact(directory, names)
+        return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
+
+    def _newest_intact(self, directory: Path, names: list[str]) -> Path:
+        """The folder of the last of `names` that is not damaged. Raises CheckpointError if there is none."""
+        if not names:
+            raise CheckpointError(
+                f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
+            )
+        return directory / hosts.on_first(lambda: self._not_damaged(directory, names))
+
+    def _not_damaged(self, directory: Path, names: list[str]) -> str:
+        """The last of `names` that is not damaged, by its files' digests. Raises CheckpointError if there is none."""
+        for passed, name in enumerate(reversed(names)):
+            folder = directory / name
+            damage = _damage(folder)
+            if damage is None:
+                if passed > _NAMED:
+                    self._warn(f"{passed - _NAMED} more are damaged and passed over")
+                return name
+            if passed < min(_NAMED, len(names) - 1):  # the error names the oldest
+                self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
+        raise CheckpointError(
+            f"no intact checkpoint in {directory} (of {len(names)}; the oldest, {name}: {damage}); "
+            "copy an intact one back, or start the run anew"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """The cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
+    if isinstance(error, shutil.Error):  # of a copy: (source, target, "[Errno 28] cause") for each file
+        return str(error.args[0][-1][-1]).rpartition("] ")[2]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
+
+
+# Leaves
+
+
+def _leaves(tree: Any, prefix: str | None = None) -> list[_Leaf]:
+    """All leaves of a pytree in order.
+
+    Raises:
+        TypeError: a leaf is no array, or two leaves have one name.
+    """
+    leaves = []
+    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = ".".join(part for part in (prefix, own) if part)
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise TypeError(f"leaf {name} of the state is {type(value).__name__}, not an array")
+        leaves.append(_Leaf(name, str(value.dtype), tuple(value.shape)))
+    if len({leaf.name for leaf in leaves}) < len(leaves):
+        raise TypeError("two leaves of the state have the same name; rename a dictionary key that holds a dot")
+    return leaves
+
+
+def _stored(leaf: _Leaf) -> bool:
+    """Whether there is anything to store: orbax refuses arrays without elements."""
+    return 0 not in leaf.shape
+
+
+def digest(state: Any) -> str:
+    """SHA-256 of names, types, shapes and bits of all leaves of a state."""
+    return _digest_of(_leaves(state), [_plain(value) for value in jax.tree.leaves(state)])
+
+
+def _digest_of(leaves: list[_Leaf], values: Iterable[Any]) -> str:
+    """The same of leaves and their plain values."""
+    pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
+    total = hashlib.sha256()
+    for leaf, value in pairs:
+        total.update(f"{leaf.name} {leaf}\n".encode())
+        total.update(np.ascontiguousarray(value).tobytes() if _stored(leaf) else b"")
+    return total.hexdigest()
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+def _plain(value: Any) -> Any:
+    """The array itself, or the data of a typed PRNG key."""
+    return jax.random.key_data(value) if _is_key(value) else value
+
+
+def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | None:
+    """A description of the first leaf that differs, or None; leaves too many count only if `whole`."""
+    stored = {leaf.name: leaf for leaf in found}
+    for leaf in wanted:
+        if leaf.name not in stored:
+            return f"{leaf.name} is {leaf} here and absent there"
+        if leaf != stored[leaf.name]:
+            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there"
+    names = {leaf.name for leaf in wanted}
+    surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
+    return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
+
+
+def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
+    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
+    wanted = _leaves(like, prefix)
+    difference = _difference(wanted, _read_manifest(folder).leaves, whole=prefix is None)
+    if difference is not None:
+        raise CheckpointError(
+            f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
+            "run was started with"
+        )
+    values, structure = jax.tree.flatten(like)
+    first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shardings = [getattr(value, "sharding", None) or first_device for value in values]
+    restore_args = {
+        leaf.name: ocp.ArrayRestoreArgs(sharding=sharding)
+        for leaf, sharding in zip(wanted, shardings, strict=True)
+        if _stored(leaf)
+    }
+    arrays = {}
+    if restore_args:
+        args = ocp.args.PyTreeRestore(dict.fromkeys(restore_args, 0), restore_args, partial_restore=prefix is not None)
+        try:
+            arrays = orbax.restore(folder / _ARRAYS, args=args)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
+
+    def finish(leaf: _Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+        if not _stored(leaf):
+            return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
+        array = arrays[leaf.name]
+        if not _is_key(value):
+            return array
+        impl = jax.random.key_impl(jnp.empty((), value.dtype))
+        return jax.device_put(jax.random.wrap_key_data(array, impl=impl), sharding)
+
+    return jax.tree.unflatten(structure, map(finish, wanted, values, shardings))
+
+
+# Folders
+
+
+def _names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+
+
+def sealed_steps(directory: Path) -> list[int]:
+    """The numbers of the complete checkpoints in a folder, oldest first."""
+    return [int(name) for name in _sealed(directory)]
+
+
+def _sealed(directory: Path) -> list[str]:
+    """The names of the complete checkpoints, oldest first."""
+    return sorted((name for name in _names(directory) if name.isdecimal()), key=int)
+
+
+def _seal(folder: Path) -> None:
+    """Rename `<step>.writing` to `<step>`; a checkpoint that has this name is replaced."""
+    sealed = folder.with_suffix("")
+    _delete([sealed] if os.path.lexists(sealed) else [])
+    folder.rename(sealed)
+
+
+def _delete(folders: Iterable[Path]) -> None:
+    for folder in list(folders):
+        trash = folder.with_suffix(_TRASH)
+        _remove(trash)
+        folder.rename(trash)
+        _remove(trash)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file or link that stands in its place; nothing if it is absent."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# Manifest
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_manifest(folder: Path, step: int, leaves: list[_Leaf]) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    contents = {
+        "step": step,
+        "leaves": [list(leaf) for leaf in leaves],
+        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+    }
+    text = json.dumps(contents)
+    write_atomically(folder / _MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
+
+
+class _Manifest(NamedTuple):
+    """What a checkpoint says of itself: its number, digests by file, and the leaves."""
+
+    step: int
+    files: dict[str, str]
+    leaves: list[_Leaf]
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        OSError, ValueError: it is absent, or not as it was written.
+    """
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("not a manifest") from None
+    if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
+        raise ValueError("not a manifest")
+    contents = manifest["contents"]
+    if _text_digest(json.dumps(contents)) != manifest["sha256"]:
+        raise ValueError("its checksum differs")
+    leaves = [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+    return _Manifest(contents["step"], contents["files"], leaves)
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a sealed checkpoint, or None."""
+    if not folder.is_dir():
+        return "it is no folder" if os.path.lexists(folder) else "it does not exist"
+    try:
+        manifest = _read_manifest(folder)
+    except (OSError, ValueError) as error:
+        return f"{_MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
+    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied, perhaps without the leading zeros
+        wrong_name = int(folder.name) == manifest.step
+        return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
+    for name, digest in manifest.files.items():
+        try:
+            if _file_digest(folder / name) != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((folder / _META).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} has no readable {_META} ({error}); use another") from error

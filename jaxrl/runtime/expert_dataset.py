@@ -1,0 +1,236 @@
+"""Labelled sets: recorded steps with what the expert of each task would have done there, as files.
+
+A labelled set is one .npz file (NumPy's archive of arrays), written by anything that can play an environment. N rows
+are steps; those of one episode stand one after another, and every row but an episode's last is followed by its
+successor. K tasks, D numbers of an observation, n of an action.
+
+| array            | type, shape   | meaning |
+|------------------|---------------|---------|
+| version          | int[]         | 1 |
+| environment      | str[]         | what was played, for people |
+| task_names       | str[K]        | |
+| task             | int[N]        | index into task_names, one for all rows of an episode |
+| step             | int[N]        | steps of the episode before this one: 0, 1, 2, ...; 0 begins an episode |
+| observation      | float[N, D]   | what was seen |
+| action           | float[N, n]   | what was done, in [-1, 1] |
+| reward           | float[N]      | what that was paid |
+| next_observation | float[N, D]   | what was seen then: the next row's observation, or the episode's true last one |
+| terminated       | bool[N]       | the episode ended with it for good (not by a limit of time) |
+| mu               | float[N, n]   | tanh of the mean of the expert's Gaussian at `observation`, in [-1, 1] |
+| log_std          | float[N, n]   | its log standard deviation before tanh |
+| value            | float[N]      | the expert's Q(observation, action) |
+"""
+
+import dataclasses
+import io
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs_jax.base import shown
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import read_member, write_atomically
+
+VERSION = 1
+LEAST_EPISODES = 5  # of each task, so that some can be held out
+_FLOATS = {
+    "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
+}  # fmt: skip
+_INTEGERS = ("task", "step")
+_MOST_LOG_STD = 50  # its square and its exponential still are float32
+# What damaged archives and headers of arrays raise.
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
+    *(tokenize.TokenError, SyntaxError, LookupError, ArithmeticError, MemoryError, struct.error),
+)
+_MOST_HEADER = 16_384  # bytes of an array's file that hold its header; NumPy reads no longer ones
+_ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
+
+
+class LabelledSetError(UserError):
+    """A file is no labelled set, or not one that can be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledSet:
+    """N labelled steps in NumPy arrays; see the module's table. Floats are float32, integers int32."""
+
+    environment: str
+    task_names: tuple[str, ...]
+    task: np.ndarray
+    step: np.ndarray
+    observation: np.ndarray
+    action: np.ndarray
+    reward: np.ndarray
+    next_observation: np.ndarray
+    terminated: np.ndarray
+    mu: np.ndarray
+    log_std: np.ndarray
+    value: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """int64[K], episodes of each task."""
+        return np.bincount(self.task[self.step == 0], minlength=len(self.task_names))
+
+
+def write(path: Path | str, labelled: LabelledSet) -> None:
+    """Write a set, all or nothing. Raises LabelledSetError where it is not one, or the file cannot be written."""
+    arrays = dataclasses.asdict(labelled) | {"version": np.int32(VERSION), "task_names": np.array(labelled.task_names)}
+    _check(arrays, str(path), least_episodes=0)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    try:
+        write_atomically(Path(path), content.getvalue())
+    except OSError as error:
+        raise LabelledSetError(
+            f"the labelled set {path} cannot be written ({error.strerror}): choose a folder that exists and has room"
+        ) from None
+
+
+def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
+    """Read and check a set.
+
+    Args:
+        path: the file.
+        least_episodes: how many every task must have.
+
+    Raises:
+        LabelledSetError: no such file, no labelled set, missing arrays, wrong shapes, numbers that are not finite,
+            steps out of order, too few episodes.
+    """
+    names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = set(archive.namelist())
+            arrays: dict[str, Any] = {
+                name: _array(archive, f"{name}.npy") for name in ("version", *names) if f"{name}.npy" in there
+            }
+    except _UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
+        raise LabelledSetError(
+            f"the labelled set {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it anew"
+        ) from None
+    _check(arrays, str(path), least_episodes)
+    made = {name: arrays[name] for name in names}
+    made |= {name: made[name].astype(np.float32) for name in _FLOATS}
+    made |= {name: made[name].astype(np.int32) for name in _INTEGERS}
+    made |= {"terminated": made["terminated"].astype(bool), "environment": str(made["environment"])}
+    return LabelledSet(**made | {"task_names": tuple(str(name) for name in arrays["task_names"])})
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of plain numbers or words of an .npz archive. Raises one of _UNREADABLE.
+
+    Its header is compared with the file before memory is asked for: NumPy takes its word for any size.
+    """
+    start = io.BytesIO(read_member(archive, name, _MOST_HEADER))
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read_header[np.lib.format.read_magic(start)](start)
+    size, claimed = archive.getinfo(name).file_size - start.tell(), math.prod(shape) * dtype.itemsize
+    if dtype.kind not in "biufU" or claimed != size or math.prod(shape) > max(size, 1):
+        raise ValueError(f"its header claims {claimed:,} bytes of {name}, the file has {size:,}")
+    return np.lib.format.read_array(io.BytesIO(read_member(archive, name)), allow_pickle=False)
+
+
+def read_all(paths: list[str]) -> LabelledSet:
+    """Several sets as one, tasks of one name taken together.
+
+    Raises:
+        LabelledSetError: as `read`, or observations or actions of different sizes.
+    """
+    sets = [read(path) for path in paths]
+    names = tuple(dict.fromkeys(name for one in sets for name in one.task_names))
+    for path, one in zip(paths, sets, strict=True):
+        for field, what in (("observation", "observations"), ("action", "actions")):
+            sizes = getattr(sets[0], field).shape[1], getattr(one, field).shape[1]
+            if sizes[0] != sizes[1]:
+                raise LabelledSetError(
+                    f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
+                    "take sets of one arm and one kind of observation"
+                )
+    join = lambda field: np.concatenate([getattr(one, field) for one in sets])  # noqa: E731
+    task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
+    fields = {name: join(name) for name in (*_FLOATS, "step", "terminated")}
+    return LabelledSet(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
+
+
+def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
+    """Raises LabelledSetError with the first thing that is wrong."""
+
+    def refuse(sentence: str) -> LabelledSetError:
+        return LabelledSetError(f"the labelled set {path} {sentence}")
+
+    wanted = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")
+    if np.shape(arrays["version"]) or arrays["version"] != VERSION:
+        raise refuse(
+            f"is of version {shown(arrays['version'].tolist())}, this program reads version {VERSION}: make it anew"
+        )
+    rows = len(np.atleast_1d(arrays["step"]))
+    if not rows:
+        raise refuse("holds no steps: collect some")
+    if np.ndim(arrays["task_names"]) != 1 or np.asarray(arrays["task_names"]).dtype.kind != "U":
+        raise refuse("holds task_names as something else than str[K]: give a name for each task")
+    names = [str(name) for name in arrays["task_names"]]
+    if len({*names, ""}) <= len(names):
+        raise refuse(f"has the tasks {shown(names)}: give each a name of its own")
+    for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
+        array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
+        if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
+            what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
+            raise refuse(
+                f"holds {name} as {array.dtype}{shown(list(array.shape))} beside {rows} rows of step, not as {what}"
+            )
+        with np.errstate(over="ignore"):
+            finite = array.dtype.kind != "f" or np.isfinite(array.astype(np.float32)).reshape(rows, -1).all(1)
+        if not np.all(finite):
+            row = int(np.argmin(finite))
+            raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
+    for name in ("observation", "action"):
+        if not arrays[name].shape[1]:
+            raise refuse(f"has no numbers in {name}: give what was seen and done")
+    for one, other in _ALIKE:
+        sizes = arrays[one].shape[1], arrays[other].shape[1]
+        if sizes[0] != sizes[1]:
+            raise refuse(f"mixes sizes: {one} has {sizes[0]} numbers, {other} {sizes[1]}")
+    for name in ("action", "mu"):
+        if np.abs(arrays[name]).max() > 1 + 1e-6:
+            raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
+    if np.abs(arrays["log_std"]).max() > _MOST_LOG_STD:
+        raise refuse(f"has values of log_std beyond {_MOST_LOG_STD}: give the logarithm of the standard deviation")
+    _check_episodes(arrays, refuse, least_episodes)
+
+
+def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) -> None:
+    step, task, names = arrays["step"], arrays["task"], arrays["task_names"]
+    if len(task) and not 0 <= task.min() <= task.max() < len(names):
+        raise refuse(f"names {len(names)} tasks, but has rows of task {task.max() if task.min() >= 0 else task.min()}")
+    begins = step == 0
+    goes_on = (step[1:] == step[:-1] + 1) & (task[1:] == task[:-1]) & ~arrays["terminated"][:-1]
+    wrong = ~(begins[1:] | goes_on)
+    if len(step) and (not begins[0] or wrong.any()):
+        row = int(np.argmax(wrong)) + 1 if begins[0] else 0
+        raise refuse(f"breaks an episode at row {row}: rows of one episode must follow one another, steps from 0 on")
+    inside = goes_on & ~begins[1:]
+    same = np.isclose(arrays["next_observation"][:-1], arrays["observation"][1:], rtol=1e-4, atol=1e-4).all(1)
+    if (inside & ~same).any():
+        row = int(np.argmax(inside & ~same))
+        raise refuse(f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them one")
+    for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
+        if episodes < least_episodes:
+            raise refuse(
+                f"has too few episodes of the task {shown(str(name))} to hold some out: {episodes}; collect "
+                f"{least_episodes}"
+            )

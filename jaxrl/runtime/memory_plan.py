@@ -1,0 +1,339 @@
+"""The memory plan: how a run is laid out on the devices, what it will need, and a refusal before it fails.
+
+The estimate comes from shapes alone. The compiled block then tells the exact figure; both are checked against
+the device before anything of size is allocated.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.batch import BatchedEnvironment
+from jaxrl.algos.base import Algorithm, Phase, start
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.report.console import gibibytes
+from jaxrl.runtime.data_parallel import largest_divisor
+from jaxrl.runtime.trainer import Trainer
+
+GIB = 2**30
+SHARE = 0.15  # of the memory, for what is in flight: flying environments, activations of one gradient
+CPU_FLIGHT = 64  # environments flown at a time on a CPU: more would only fall out of its caches
+CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
+FREE = 0.95  # share of the free memory that a plan may use
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+CGROUPS = (  # version 2, version 1: limit, use, statistics, and what of the use is cached files
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+
+
+class TooLargeError(UserError):
+    """The run does not fit into the memory of the device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Bytes on one device.
+
+    Attributes:
+        parts: {what: bytes}, from shapes.
+        limit: bytes that may be used.
+        num_envs: environments over all devices.
+        scaling: how many of the bytes of `parts` grow with the number of environments.
+    """
+
+    parts: dict[str, int]
+    limit: int
+    num_envs: int
+    scaling: int
+
+    @property
+    def total(self) -> int:
+        """Bytes from shapes."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the bytes from shapes fit."""
+        return self.total <= self.limit
+
+    def largest(self, needed: int | None = None) -> int:
+        """About the largest num_envs that fits, if this one needs `needed` bytes; 0 if none does."""
+        factor = 1.0 if needed is None else needed / self.total
+        fixed, per_env = (self.total - self.scaling) * factor, self.scaling * factor / self.num_envs
+        return rounded(int((self.limit - fixed) / per_env)) if self.limit > fixed and per_env else 0
+
+    def refusal(self, needed: int, advice: str) -> TooLargeError:
+        """The error that says so."""
+        return TooLargeError(
+            f"the run needs {gibibytes(needed)} per device, but {gibibytes(self.limit)} may be used (--memory_gb): "
+            + advice
+        )
+
+    def check(self, needed: int) -> None:
+        """Raises TooLargeError that names about the largest num_envs that fits, if `needed` bytes do not."""
+        if needed > self.limit:
+            raise self.refusal(needed, largest_fitting(self.largest(needed)))
+
+    def lines(self) -> list[str]:
+        """For people."""
+        parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in self.parts.items())
+        return [f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"]
+
+
+def rounded(num_envs: int) -> int:
+    """A number of environments that eight devices can share, if it is large enough for that."""
+    return num_envs - num_envs % 8 if num_envs >= 8 else num_envs
+
+
+def largest_fitting(num_envs: int) -> str:
+    """What to advise where only `num_envs` environments fit."""
+    if num_envs < 1:
+        return "choose smaller networks, batches or environments, or a machine with more memory"
+    return f"the largest --num_envs that fits is {num_envs}"
+
+
+def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
+    """The largest num_envs that fits according to `replan`, to a few percent; 0 if none does.
+
+    Args:
+        plan: one that does not fit.
+        replan: the plan for another number of environments, None where there is none.
+    """
+    above, below, guess = plan, None, plan.largest() or rounded(plan.num_envs // 8)
+    for _ in range(8):
+        found = replan(guess) if guess > 0 else None
+        if found is None:
+            break
+        slope = (above.total - found.total) / max(above.num_envs - guess, 1) or plan.scaling / plan.num_envs
+        above, below = (above, found) if found.fits else (found, below)
+        meets = guess + (plan.limit - found.total) / slope  # where the straight line reaches the limit
+        if found.fits and meets < 1.05 * guess:
+            break
+        lowest = below.num_envs if below is not None else guess // 8
+        guess = rounded(int(min(max(meets, lowest), 0.97 * above.num_envs)))
+        if below is not None and guess == below.num_envs:
+            break
+    return below.num_envs if below is not None else 0
+
+
+def free_memory(device: jax.Device, devices: int = 1) -> int:
+    """Bytes that a run may use on each of `devices` devices of this host, which are like this one.
+
+    On a CPU these share what the system calls available (within a container's limit).
+    """
+    if device.platform != "cpu":
+        stats = device.memory_stats()
+        if stats and "bytes_limit" in stats:
+            return int(FREE * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))
+    available = min(_available(), *(_left_in_cgroup(*names) for names in CGROUPS))
+    return int(FREE * available / devices)
+
+
+def _available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, root: Path = CGROUP_ROOT) -> float:
+    """Bytes left of a container's limit, infinite without one; files that are only cached do not count as used."""
+    try:
+        text = (root / limit).read_text().strip()
+        if not text.isdecimal():
+            return math.inf
+        lines = dict(line.split() for line in (root / statistics).read_text().splitlines())
+        return int(text) - int((root / used).read_text()) + int(lines.get(reclaimable, 0))
+    except (OSError, ValueError):
+        return math.inf
+
+
+def size(tree: Any) -> int:
+    """Bytes of the arrays (or shapes) of a pytree."""
+
+    def of(leaf: Any) -> int:
+        key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return int(leaf.size) * (8 if key else jnp.dtype(leaf.dtype).itemsize)
+
+    return sum(of(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
+    """How many devices to use, equally many of every host, and a warning if some are left out.
+
+    Args:
+        requested: of every host; 0 = all.
+        num_envs: environments over all devices.
+        shards: logical shards.
+
+    Raises:
+        UsageError: more requested than there are, or a requested number that cannot share the batch.
+    """
+    present, hosts = jax.local_device_count(), jax.process_count()
+    if requested > present:
+        raise UsageError(f"--devices {requested}, but there are only {present}: choose {present} or fewer")
+    wanted = requested or present
+    used = max((d for d in range(1, wanted + 1) if shards % (d * hosts) == 0), default=0)
+    if used == wanted:
+        return used * hosts, None
+    fitting = -(-num_envs // 8) * 8
+    if fitting == num_envs:
+        remedy = "a minibatch that 8 divides and no --logical_shards"
+    else:
+        remedy = f"--num_envs {fitting}"
+    devices = f"{wanted} devices" if hosts == 1 else f"{hosts} hosts of {wanted} devices"
+    cut = f"{num_envs} environments are cut into {shards} logical shards, which {devices} cannot share evenly"
+    if not used:
+        others = f", or {remedy} with 2, 4 or 8 hosts" if shards < 8 else ""
+        raise UsageError(f"{cut}: start {_power_of_two(min(hosts, shards))} of them{others}")
+    if requested:
+        raise UsageError(f"{cut}: use --devices {used}, or {remedy} with 1, 2, 4 or 8 devices")
+    better = _power_of_two(min(wanted, 8 // hosts))
+    advice = f"; {remedy} would let {better} be used" if better > used else ""
+    return used * hosts, f"{cut}: only {used} of them are used{' on each' if hosts > 1 else ''}{advice}"
+
+
+def _power_of_two(limit: int) -> int:
+    return 1 << (limit.bit_length() - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """Resolved sizes, see `RunSettings`."""
+
+    rollout: int
+    learn: int
+
+
+def choose_chunks(
+    env: BatchedEnvironment,
+    algo: Algorithm,
+    rollout: int,
+    learn: int,
+    limit: int,
+    adapt: bool = False,
+    measured: Chunks = Chunks(0, 0),
+) -> Chunks:
+    """Chunk sizes that keep what is in flight within SHARE of the memory; given ones are checked and kept.
+
+    Args:
+        env: the batched environment.
+        algo: the algorithm, with the layout of the run.
+        rollout: `--rollout_chunk`.
+        learn: `--learn_chunk`.
+        limit: bytes that may be used on a device.
+        adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
+            have changed since they were chosen.
+        measured: what was fastest on this kind of device, 0 if not known; taken where none is given and it fits.
+
+    Raises:
+        UsageError: a given chunk does not divide what it cuts.
+    """
+    layout, cpu = algo.layout, jax.default_backend() == "cpu"
+    flown = layout.num_envs // layout.shards if layout.exact else layout.local_envs
+    learned = most_samples(algo)
+    rollout = min(rollout, flown)
+    if adapt:
+        rollout = rollout and largest_divisor(flown, rollout)
+        learn = learn and largest_divisor(learned, learn)
+    for name, chunk, whole in (("rollout_chunk", rollout, flown), ("learn_chunk", learn, learned)):
+        if chunk and whole > 1 and whole % chunk:
+            raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
+    if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
+        per_env = 3 * flying_bytes(env)  # before, after, and what the compiler keeps in between
+        affordable = SHARE * limit / max(per_env, 1)
+        rollout = _chunk(flown, affordable, CPU_FLIGHT if cpu else flown, measured.rollout)
+    if not learn and learned > 1:  # else the algorithm does not say what can be cut
+        affordable = SHARE * limit / max(algo.sample_bytes(), 1)
+        learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
+    return Chunks(rollout or flown, learn)
+
+
+def most_samples(algo: Algorithm) -> int:
+    """Samples of one gradient evaluation of a device, if nothing is cut."""
+    return algo.largest_chunk() * (1 if algo.layout.exact else algo.layout.local_shards)
+
+
+def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
+    """A divisor of `whole` not above `affordable`: `measured` if it is one, else one near `wanted`."""
+    affordable = max(1, int(affordable))
+    if 0 < measured <= affordable and whole % measured == 0:
+        return measured
+    below = largest_divisor(whole, min(affordable, wanted))
+    if below >= min(affordable, wanted, whole) / 4:
+        return below
+    above = [d for d in range(wanted, min(affordable, whole) + 1) if whole % d == 0]
+    return above[0] if above else below
+
+
+def flying_bytes(env: BatchedEnvironment) -> int:
+    """Bytes of the state and the time step of one environment."""
+    progress = jax.eval_shape(start)
+    context = jax.eval_shape(env.context, progress)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    return size(jax.eval_shape(env.reset, keys, context))
+
+
+def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
+    """What a run needs, from shapes.
+
+    Args:
+        trainer: of the run.
+        limit: bytes that may be used on a device.
+        evaluation: episodes flown at a time on a device when the policy is evaluated.
+    """
+    layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
+    replicated = size((shapes.algo.replicated, shapes.progress))
+    split = size(shapes.algo.split) // layout.devices
+    kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
+    flying = 3 * flying_bytes(trainer.env)
+    # Of the phases that begin their environments alike, the longest collects most.
+    longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
+    work = {
+        "flying": 0 if kept else flying * (trainer.rollout_chunk or layout.local_envs),
+        "trajectory": max((trajectory_bytes(trainer, phase) for phase in longest.values()), default=0),
+        "learner": algo.data_bytes(),
+        "activations": algo.sample_bytes() * (layout.learn_chunk or most_samples(algo)),
+    }
+    parts = {
+        "parameters": 2 * replicated,  # and gradients, optimiser step
+        "replay": split,
+        "environments": 2 * kept,
+        **work,
+        "evaluation": max(0, flying * evaluation - sum(work.values())),  # what training does not need anyhow
+        # On a CPU the host's copy of a checkpoint lies in the same memory.
+        "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,
+    }
+    scaling = split + 2 * kept + work["trajectory"] + work["learner"] + bool(parts["checkpoint"]) * (split + kept)
+    return Plan({name: part for name, part in parts.items() if part}, limit, layout.num_envs, scaling)
+
+
+def trajectory_bytes(trainer: Trainer, phase: Phase) -> int:
+    """Bytes on one device of what one iteration of a phase collects."""
+    rows = trainer.trajectory_shapes(phase)
+    return size(rows) // trainer.layout.devices
+
+
+def compiled_bytes(compiled: Any) -> int:
+    """Bytes that a compiled call holds at its peak: arguments, results that do not reuse them, temporaries."""
+    memory = compiled.memory_analysis()
+    return int(
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )

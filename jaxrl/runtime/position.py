@@ -1,0 +1,56 @@
+"""Where a run is, and what is left of it."""
+
+import dataclasses
+from typing import Self
+
+import numpy as np
+
+from jaxrl.algos.base import Phase
+from jaxrl.runtime.trainer import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where the host knows the run to be, without waiting for the device."""
+
+    phase: int = 0
+    iteration: int = 0  # in the phase
+    iterations: int = 0  # in all phases
+    env_steps: int = 0
+    updates: int = 0
+
+    @classmethod
+    def of(cls, state: TrainState) -> Self:
+        """That of a state, which is waited for."""
+        pair = lambda counter: (int(counter[0]) << 32) + int(counter[1])  # noqa: E731
+        phase, iteration, iterations = (int(x) for x in (state.phase, state.iteration, state.iterations))
+        env_steps, updates = (pair(np.asarray(x)) for x in (state.progress.env_steps, state.progress.updates))
+        return cls(phase, iteration, iterations, env_steps, updates)
+
+    def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
+        """That after so many more iterations of the phase."""
+        return Position(
+            self.phase,
+            self.iteration + number,
+            self.iterations + number,
+            self.env_steps + number * phase.steps * num_envs,
+            self.updates + number * phase.updates,
+        )
+
+    def axis(self, phases: tuple[Phase, ...]) -> int:
+        """The place in a chart over environment steps; an iteration of a phase that makes none counts as one step."""
+        own = 0 if phases[self.phase].steps else self.iteration
+        return self.env_steps + own + sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
+
+    def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
+        """Iterations left of each phase: up to its own number, and no further steps once the total is reached."""
+        left, missing = [0] * self.phase, total_env_steps - self.env_steps
+        for index, phase in enumerate(phases[self.phase :]):
+            limits = []
+            if phase.iterations is not None:
+                limits.append(phase.iterations - (0 if index else self.iteration))
+            if phase.steps:
+                limits.append(-(-missing // (phase.steps * num_envs)))
+            left.append(max(min(limits), 0))
+            missing -= left[-1] * phase.steps * num_envs
+        return left

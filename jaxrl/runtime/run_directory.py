@@ -1,0 +1,224 @@
+"""Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
+
+A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
+whatever pictures were made. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
+"""
+
+import difflib
+import fcntl
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.extend.backend
+
+import jaxrl
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.files import is_file, write_atomically
+
+CONFIG = "config.yaml"
+_LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
+_ENV = "environment"  # entry of versions.json: the version of its rules and observations
+_LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+class RunError(UserError):
+    """A run directory cannot be made, is not one, or is in use."""
+
+
+def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None) -> Path:
+    """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
+
+    Args:
+        root, algo, env: see above.
+        env_version: of the environment's rules.
+        facts: what else versions.json is to say of how the run began.
+
+    Raises:
+        RunError: `root` is not writable, or its disk is full.
+    """
+    group = Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
+    try:
+        group.mkdir(parents=True, exist_ok=True)
+        run = _next(group)
+        write_atomically(
+            run / _VERSIONS, json.dumps({**versions(), _ENV: env_version, **(facts or {})}, indent=1) + "\n"
+        )
+        write_latest(root, run)
+    except OSError as error:
+        raise RunError(
+            f"no run directory can be made under {root} ({error.strerror}); make it writable or choose another root"
+        ) from error
+    return run
+
+
+def check_root(root: Path | str) -> None:
+    """See whether `create` could work, before much has been computed; makes nothing.
+
+    Raises:
+        UsageError: `root` is empty.
+        RunError: `root` is not a directory, or not writable.
+    """
+    if not str(root):
+        raise UsageError("--runs is empty: name a folder, such as runs")
+    path = Path(root).absolute()
+    try:
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(f"no run directory can be made under {root} ({reason}); choose another with --runs") from None
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        raise RunError(f"no run directory can be made under {root} (File name too long); choose another with --runs")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "is not writable" if existing.is_dir() else "is not a directory"
+        raise RunError(f"no run directory can be made under {root} ({existing} {problem}); choose another with --runs")
+
+
+def write_config(run: Path, text: str) -> None:
+    """Write config.yaml, which makes a directory a run.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        write_atomically(run / CONFIG, text)
+    except OSError as error:
+        raise RunError(
+            f"{run / CONFIG} cannot be written ({error.strerror}); make it writable or free disk space"
+        ) from error
+
+
+def _next(group: Path) -> Path:
+    """Make the directory with the lowest number above all others; mkdir decides between processes."""
+    first = 1 + max((int(path.name) for path in group.iterdir() if path.name.isdecimal()), default=0)
+    for number in itertools.count(first):
+        run = group / f"{number:04d}"
+        try:
+            run.mkdir()
+        except FileExistsError:
+            continue
+        return run
+    raise AssertionError("itertools.count ends")
+
+
+def write_latest(root: Path | str, run: Path) -> None:
+    """Write the path of `run` into the text file `root/latest`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomically(Path(root) / _LATEST, f"{run.absolute()}\n")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run depend on beside its configuration and seed; initialises JAX's devices."""
+    found = {"python": platform.python_version(), "jaxrl": jaxrl.__version__}
+    found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
+    devices = jax.devices()
+    found["platform"] = f"{platform.system()} {platform.machine()}"
+    found["backend"] = " ".join(f"{devices[0].platform} {jax.extend.backend.get_backend().platform_version}".split())
+    found["devices"] = f"{len(devices)} x {devices[0].device_kind}"
+    return found
+
+
+def other_versions(run: Path) -> list[str]:
+    """Sentences about what is of another version now than when the run began: its numbers may differ a little."""
+    former, now = _former(run), versions()
+    return [
+        f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
+        for name in ("jaxrl", *_PACKAGES, "backend")
+        if name in former and former[name] != now[name]
+    ]
+
+
+def check_environment(run: Path, env: str, version: int) -> None:
+    """Raises RunError if the rules or observations of a run's environment were others when it began."""
+    found = _former(run)
+    former = found.get(_ENV, 1)
+    if found and former != version:
+        raise RunError(
+            f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
+            "observations or rules mean something else: use the jaxrl that trained it, or train anew"
+        )
+
+
+def _former(run: Path) -> dict[str, Any]:
+    """What stands in a run's versions.json; nothing where it cannot be read, since it is only compared with."""
+    try:
+        return dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def follow_latest(path: Path | str) -> Path:
+    """The run that a file like `runs/latest` names, which may have moved with its root; any other path as it is."""
+    file = Path(path)
+    if file.name != _LATEST or not file.is_file():
+        return file
+    try:
+        run = Path(file.read_text(encoding="utf-8").strip())
+        return run if run.exists() else file.parent / run.parent.name / run.name
+    except (OSError, ValueError):  # unreadable, or no path: `open_run` says that it is no run
+        return file
+
+
+def open_run(path: Path | str) -> Path:
+    """The run directory at `path`, or the newest one where `path` is `runs/latest`.
+
+    Raises:
+        RunError: there is none; the sentence names runs that may have been meant.
+    """
+    run = follow_latest(path)
+    if is_file(run / CONFIG):
+        return run
+    try:
+        problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
+        candidates = _near(run)
+    except (OSError, ValueError) as error:
+        problem, candidates = f"cannot be looked at ({getattr(error, 'strerror', None) or error})", []
+    advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
+    raise RunError(f"{path} {problem}; {advice}")
+
+
+def _near(path: Path) -> list[str]:
+    """Up to three runs: the newest below `path`, or else those beside it or under runs/ with a similar name."""
+    below = sorted([*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")], key=lambda file: -file.stat().st_mtime)
+    if below:
+        return [str(file.parent) for file in below[:3]]
+    others = {*path.parent.glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/*/{CONFIG}")}
+    return difflib.get_close_matches(str(path), sorted(str(file.parent) for file in others), n=3, cutoff=0.4)
+
+
+@contextmanager
+def lock(run: Path) -> Iterator[None]:
+    """Hold a run for this process alone; the kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        RunError: another process holds it, or the directory is not writable.
+    """
+    try:
+        file = (run / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"run {run} cannot be locked ({error.strerror}); make it writable") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise RunError(
+                f"run {run} is in use by process {file.read().strip() or 'unknown'}; "
+                "wait until it ends, stop it, or start a run of your own"
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

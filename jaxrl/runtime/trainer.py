@@ -1,0 +1,357 @@
+"""The one training loop: iterations of (collect T steps, learn), a whole block of them one compiled, donated call.
+
+Nothing here knows which algorithm or environment it runs. The block runs inside one `shard_map` over the mesh:
+each device steps its own environments; collectives are those of `Layout`, called by the algorithm.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
+
+from envs_jax.base import Array, TimeStep, pytree
+from envs_jax.batch import (
+    BatchedEnvironment,
+    BatchState,
+    finished,
+    start_statistics,
+    update_statistics,
+)
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
+from jaxrl.nn import precision
+from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings, traced_once
+
+
+@pytree
+class TrainState:
+    """Everything that training is: saving and loading it resumes a run exactly.
+
+    Attributes:
+        algo: AlgoState, the algorithm's.
+        actor: the policy's memory per environment, () where phases restart.
+        env: BatchState, the environments, () where phases restart.
+        timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
+        statistics: EpisodeStatistics, running [B], () where phases restart.
+        key: key[], the run's, see `key_of_env` and `key_of_iteration`.
+        pool: what the environment keeps of policies (snapshots that play against the learner), mostly ().
+        progress: Progress, counters.
+        phase: int32[], index of the phase.
+        iteration: uint32[], iterations done in this phase.
+        iterations: uint32[], iterations done in all phases.
+    """
+
+    algo: Any
+    actor: Any
+    env: Any
+    timestep: Any
+    statistics: Any
+    key: Any
+    pool: Any
+    progress: Any
+    phase: Any
+    iteration: Any
+    iterations: Any
+
+
+@pytree
+class BlockMetrics:
+    """What a block reports, leaves with the iteration as first axis; rows that did not run are 0.
+
+    Attributes:
+        learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
+        episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
+        not_finite: int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine.
+        done: int32[], iterations that ran (fewer than asked for only behind a metric of `learn` that is not finite).
+    """
+
+    learning: Any
+    episodes: Any
+    not_finite: Array
+    done: Array
+
+
+def key_of_env(key: Array, index: Array) -> Array:
+    """The root of environment `index`'s randomness in a run."""
+    return jax.random.fold_in(jax.random.fold_in(key, 0), index)
+
+
+def key_of_iteration(key: Array, iteration: Array) -> Array:
+    """What iteration `iteration` of a run draws from."""
+    return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """Makes the initial state and the compiled blocks of a run.
+
+    Attributes:
+        env: the batched environment.
+        algo: the algorithm.
+        layout: how the batch is cut.
+        mesh: the devices.
+        block: K, most iterations of one compiled call.
+        rollout_chunk: environments flown at a time on a device (restart phases and exact mode); 0 = all.
+        store: dtype of stored observations that lie in [0, 1].
+        total_env_steps: what `Progress.fraction` is a share of; schedules do not move when a run is lengthened.
+    """
+
+    env: BatchedEnvironment
+    algo: Algorithm
+    layout: Layout
+    mesh: Mesh
+    block: int
+    rollout_chunk: int
+    store: Any
+    total_env_steps: int
+
+    @property
+    def keeps_envs(self) -> bool:
+        """Whether any environment state survives an iteration."""
+        return any(phase.steps and not phase.restart for phase in self.algo.phases)
+
+    def specs(self) -> TrainState:
+        """PartitionSpecs of the state, a prefix tree."""
+        split = SPLIT if self.keeps_envs else ()
+        return TrainState(
+            algo=AlgoState(replicated=REPLICATED, split=SPLIT),
+            actor=split,
+            env=split,
+            timestep=split,
+            statistics=split,
+            key=REPLICATED,
+            pool=REPLICATED,
+            progress=REPLICATED,
+            phase=REPLICATED,
+            iteration=REPLICATED,
+            iterations=REPLICATED,
+        )
+
+    def init(self, key: Array, inputs: Any = None) -> TrainState:
+        """A fresh state on the mesh; `inputs` as in `Algorithm.init`."""
+        return self.make_init()(key, inputs)
+
+    def make_init(self) -> Callable[..., Any]:
+        """Jit of (key, inputs) -> state."""
+        return jax.jit(self._begin, compiler_options=self.layout.compiler_options)
+
+    @functools.cached_property
+    def _begin(self) -> Callable[..., Any]:
+        """`_init` on the mesh, traced once for each kind of inputs."""
+        return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+
+    def shapes(self, inputs: Any = None) -> TrainState:
+        """ShapeDtypeStructs of the state with their shardings; allocates nothing."""
+        shapes = jax.eval_shape(self._begin, jax.random.key(0), inputs)
+        placed = shardings(self.mesh, self.specs())
+        return jax.tree.map(
+            lambda sharding, tree: jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+            ),
+            placed,
+            shapes,
+        )
+
+    def trajectory_shapes(self, phase: Phase) -> Trajectory:
+        """ShapeDtypeStructs [T, B, ...] of what an iteration collects on all devices."""
+
+        def first_row(state: TrainState) -> Trajectory:
+            kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+            policy, context = self.algo.policy(state.algo), self.env.context(state.progress, state.pool)
+            batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
+            indices, actor, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
+            return self._act(policy, actor, timestep, indices, state.key, state.progress)[-1]
+
+        rows = jax.eval_shape(on_mesh(first_row, self.mesh, (self.specs(),), SPLIT), self.shapes())
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
+
+    def _init(self, key: Array, inputs: Any) -> TrainState:
+        key_algo, key_run = jax.random.split(key)
+        progress = start()
+        algo = self.layout.alone(self.algo.init)(key_algo, inputs)
+        actor: Any = ()
+        env: Any = ()
+        timestep: Any = ()
+        statistics: Any = ()
+        policy = self.algo.policy(algo)
+        pool = self.env.init_pool(policy)
+        if self.keeps_envs:
+            context = self.env.context(progress, pool)
+
+            def begin(indices: Array) -> Any:
+                env, timestep = self._start(key_run, indices, 0, context)
+                return self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
+
+            actor, env, timestep, statistics = self.layout.over_envs(begin, self.layout.env_indices(), axis=0)
+        return TrainState(
+            algo, actor, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
+        )
+
+    def _start(self, key: Array, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
+        keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
+        return self.env.reset(keys, context, episode)
+
+    # One iteration
+
+    def _begun(self, policy: Any, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Array) -> Any:
+        """The environments of `batch` at the first step of an iteration: where they stand, or begun anew."""
+        if not phase.restart:
+            return batch
+        indices = batch[0]
+        env, timestep = self._start(run_key, indices, iteration, context)
+        return indices, self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
+
+    def _act(
+        self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
+    ) -> tuple[Array, Any, Trajectory]:
+        """Actions of one step, the memory after it, and its row of the trajectory, leaves [B, ...]."""
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
+        action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
+        return action, actor, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
+
+    def _collect(
+        self,
+        policy: Any,
+        context: Any,
+        batch: Any,
+        key: Array,
+        progress: Progress,
+        phase: Phase,
+        iteration: Array,
+        run_key: Array,
+    ) -> Any:
+        """T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
+        spec = self.env.spec
+        indices, actor, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
+        whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
+
+        def one_step(carry: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
+            actor, env, timestep, statistics = carry
+            action, actor, row = self._act(policy, actor, timestep, indices, jax.random.fold_in(key, t), progress)
+            if whole_episodes:
+                env, timestep = self.env.play(env, action, context)
+            else:
+                env, timestep = self.env.step(env, timestep, action, context)
+            statistics = update_statistics(spec, statistics, timestep)
+            return (actor, env, timestep, statistics), (row, finished(statistics, timestep))
+
+        carry = (actor, env, timestep, statistics)
+        (actor, env, timestep, statistics), (trajectory, ended) = jax.lax.scan(
+            one_step, carry, jnp.arange(phase.steps, dtype=jnp.uint32)
+        )
+        ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
+        kept = (actor, env, timestep, statistics) if not phase.restart else ()
+        return trajectory, timestep, kept, ended
+
+    def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
+        """Collect, then learn."""
+        key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
+        progress, layout = state.progress, self.layout
+        trajectory = last = None
+        episodes: dict[str, Array] = {}
+        if phase.steps:
+            policy, context = self.algo.policy(state.algo), self.env.context(progress, state.pool)
+            kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+            batch = (layout.env_indices(), *(kept or ((), (), (), ())))
+            trajectory, last, kept, ended = map_chunks(
+                layout.alone(
+                    lambda part: self._collect(
+                        policy, context, part, key_act, progress, phase, state.iterations, state.key
+                    )
+                ),
+                batch,
+                self._chunks(),
+                out_axes=(1, 0, 0, 0),
+            )
+            if kept:
+                actor, env, timestep, statistics = kept
+                state = dataclasses.replace(state, actor=actor, env=env, timestep=timestep, statistics=statistics)
+            episodes = layout.sum(ended)
+        algo, learning = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
+        env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
+        ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
+        progress = Progress(
+            env_steps=env_steps,
+            vector_steps=add(progress.vector_steps, phase.steps),
+            updates=add(progress.updates, phase.updates),
+            learn_calls=add(progress.learn_calls, 1),
+            episodes=add(progress.episodes, ended_now),
+            fraction=jnp.minimum(total(env_steps) / jnp.float32(max(self.total_env_steps, 1)), 1.0),
+        )
+        state = dataclasses.replace(
+            state,
+            algo=algo,
+            pool=self.env.update_pool(state.pool, self.algo.policy(algo), progress),
+            progress=progress,
+            iteration=state.iteration + jnp.uint32(1),
+            iterations=state.iterations + jnp.uint32(1),
+        )
+        return state, learning, episodes
+
+    def _chunks(self) -> int:
+        """Parts in which a device flies its environments; never across logical shards in exact mode."""
+        envs = self.layout.num_envs // self.layout.shards if self.layout.exact else self.layout.local_envs
+        size = self.rollout_chunk if 0 < self.rollout_chunk < envs else envs
+        return self.layout.local_envs // size
+
+    # A block
+
+    def _checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
+        """Tensors that must stay finite, by name."""
+        floats = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                floats[jax.tree_util.keystr(path)[1:]] = leaf
+        return {**learning, **floats}
+
+    def tensor_names(self, phase: Phase) -> list[str]:
+        """Names behind `BlockMetrics.not_finite`."""
+        shapes = jax.eval_shape(
+            on_mesh(lambda s: self._iteration(s, phase)[:2], self.mesh, (self.specs(),), (self.specs(), REPLICATED)),
+            self.shapes(),
+        )
+        return list(self._checked(shapes[0].algo, shapes[1]))
+
+    def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
+        """Up to K iterations; stops behind the first one whose `learn` reports a value that is not finite.
+
+        Everything else that must stay finite is looked at once, behind the last iteration.
+        """
+        iterate = traced_once(lambda s: self._iteration(s, phase))
+        _, *shapes = jax.eval_shape(iterate, state)
+        empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
+
+        def pack(metrics: Any) -> Array:
+            return ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
+
+        def run(carry: Any) -> Any:
+            state, rows, index, _ = carry
+            state, *metrics = iterate(state)
+            # one write and one check, not one for each metric
+            row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
+            return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))
+
+        def more(carry: Any) -> Array:
+            return (carry[2] < iterations) & carry[3]
+
+        rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
+        state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))
+        checked = self._checked(state.algo, unpack(rows[done - 1])[0])
+        bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
+        first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+        learning, episodes = jax.vmap(unpack)(rows)
+        return state, BlockMetrics(learning, episodes, first, done)
+
+    def make_block(self, phase: Phase) -> Callable[..., Any]:
+        """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        function = on_mesh(
+            lambda state, iterations: self._block(state, iterations, phase),
+            self.mesh,
+            (self.specs(), REPLICATED),
+            (self.specs(), REPLICATED),
+        )
+        return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)

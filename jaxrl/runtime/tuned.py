@@ -1,0 +1,130 @@
+"""What was measured to be fastest on a kind of device, for the automatic values of new runs.
+
+Tables are JSON files {kind of device: {kind of job: {setting: value}}}: one comes with the package, `bench.gpu` writes
+others. A job is an algorithm in an environment, with networks and environments of one size; see `job`.
+"""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import shown
+from envs_jax.batch import BatchedEnvironment
+from jaxrl.algos.base import Algorithm
+from jaxrl.cli.config import Config
+from jaxrl.common.errors import UsageError
+from jaxrl.report.cache import Warn, cache_folder, default_folder, read_measured, write_measured
+from jaxrl.runtime import memory_plan
+
+FILE = "tuned.json"
+PACKAGED = Path(__file__).with_name(FILE)
+AUTO = "auto"  # of `--compiler_options`
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """Settings that were measured to be fastest; the defaults where nothing was.
+
+    Attributes:
+        rollout_chunk, learn_chunk, compiler_options: see `RunSettings`.
+    """
+
+    rollout_chunk: int = 0
+    learn_chunk: int = 0
+    compiler_options: str = ""
+
+
+def files() -> list[Path]:
+    """The tables, each of which outdoes the ones before."""
+    return list(dict.fromkeys((PACKAGED, default_folder() / FILE, cache_folder() / FILE)))
+
+
+def device_kind() -> str:
+    """What tables call the device of this process."""
+    return jax.local_devices()[0].device_kind
+
+
+def job(config: Config, env: BatchedEnvironment, algo: Algorithm) -> str:
+    """What tables call a kind of job: equal names need equal memory for each environment and each sample."""
+    sizes = f"{memory_plan.flying_bytes(env)} bytes an environment, {algo.sample_bytes()} a sample"
+    return f"{config.algo} on {config.env}, {sizes}"
+
+
+def find(kind: str, warn: Warn) -> dict[str, Any]:
+    """{job: entry} of all tables for a kind of device."""
+    found: dict[str, Any] = {}
+    for file in files():
+        for name, entry in _mapping(read_measured(file, warn).get(kind)).items():
+            found[name] = found.get(name, {}) | _mapping(entry)
+    return found
+
+
+def _mapping(found: Any) -> dict[str, Any]:
+    """What stands in a table, where it is a mapping."""
+    return found if isinstance(found, dict) else {}
+
+
+def read(entry: Any) -> Tuned:
+    """The entry of a table; what cannot be one of its values is left out."""
+    given = _mapping(entry)
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(Tuned)}
+    values = {name: given[name] for name, kind in kinds.items() if type(given.get(name)) is kind}
+    try:
+        parse_options(values.get("compiler_options", ""))
+    except UsageError:
+        del values["compiler_options"]
+    return Tuned(**values)
+
+
+def record(kind: str, job: str, entry: dict[str, Any], file: Path, warn: Warn) -> None:
+    """Add settings of a job to the table in a file."""
+    entries = _mapping(read_measured(file, warn).get(kind))
+    write_measured(file, {kind: entries | {job: _mapping(entries.get(job)) | entry}}, warn)
+
+
+# Options of the compiler
+
+
+def parse_options(text: str) -> dict[str, str | bool]:
+    """ "name=value name=value" as XLA takes it. Raises UsageError."""
+    options: dict[str, str | bool] = {}
+    for word in text.split():
+        name, sign, value = word.removeprefix("--").partition("=")
+        if not name or not sign:
+            raise UsageError(f"compiler_options: {shown(word)} is no option: write name=value, with spaces between")
+        options[name] = {"true": True, "false": False}.get(value, value)
+    return options
+
+
+def write_options(options: dict[str, str | bool]) -> str:
+    """The text that `parse_options` reads."""
+    return " ".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()
+    )
+
+
+@functools.cache  # a small compilation
+def refusal(name: str, value: str | bool) -> str:
+    """Why the compiler of this machine does not take an option; "" if it does."""
+    try:
+        jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.float32(0)).compile()
+    except TypeError:
+        return f"{shown(str(value))} is of the wrong kind"
+    except RuntimeError as error:
+        return str(error).splitlines()[0].rpartition("INVALID_ARGUMENT: ")[2]
+    return ""
+
+
+def known_options(text: str) -> tuple[str, list[str]]:
+    """The options that the compiler of this machine takes, and sentences about the others. Raises UsageError."""
+    taken, refused = {}, []
+    for name, value in parse_options(text).items():
+        if why := refusal(name, value):
+            refused.append(f"the compiler option {name} is of no use here ({why})")
+        else:
+            taken[name] = value
+    return write_options(taken), refused

@@ -1,0 +1,258 @@
+"""The variant of an environment that is fastest on this device, of those that agree: see `Environment.variants`.
+
+At the start of a run the variants are compiled for a small batch, compared with the first one, and timed in turns. That
+happens in a process of its own, so that a kernel that breaks its process, or never ends, does no harm. What was found
+is kept for this kind of device, these versions, and these settings.
+
+    python -m jaxrl.runtime.variants COPIES < settings.json     is that process; it prints what `look` returns
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Environment
+from envs_jax.batch import BatchedEnvironment, batched
+from jaxrl.algos.base import start
+from jaxrl.cli import config as configuration
+from jaxrl.cli.config import Config
+from jaxrl.common.errors import one_line
+from jaxrl.evaluation.rollouts import scripted
+from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured
+from jaxrl.report.timing import stopwatch, take_turns
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime.data_parallel import graphs
+from jaxrl.runtime.run_directory import versions
+
+TOLERANCE = 2e-5  # of real numbers; a device's exp and log differ from each other by a few units in the last place
+COPIES, BYTES = 256, 2**28  # most environments, and bytes of their states, that are stepped together
+STEPS = 15  # that are compared and timed, of one episode
+ROUNDS = 5
+LIMIT = 150.0  # seconds, after which the search is given up
+RETRY = 3600.0  # seconds, after which a variant that failed is tried again
+FILE = "variants.json"  # beside compiled programs
+_VERSIONS = ("jax", "jaxlib", "jaxrl", "backend")
+
+Found = dict[str, Any]
+Change = Mapping[str, Any]
+
+
+# Comparing
+
+
+def rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
+    """(state, time step) of copies [B] behind so many steps of random moves; keys key[B]. Compiled as training is."""
+    return jax.jit(_rollout, static_argnums=0, compiler_options=graphs())(env, keys, number)
+
+
+def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
+    context, policy = env.context(start()), scripted(env, "random")
+
+    def step(t: Array, carry: Any) -> Any:
+        state, timestep = carry
+        keys_action = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
+        action, _ = policy((), (), state, timestep, keys_action)
+        return env.play(state, action, context)
+
+    state, timestep = jax.lax.fori_loop(0, number, step, env.reset(keys, context))
+    return state.env, timestep
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _differences(envs: tuple[Environment, Environment], *found: Any) -> tuple[Array, Array]:
+    """How many integers differ, and the largest difference of real numbers (a share of those above 1)."""
+    exact, real = jnp.int32(0), jnp.float32(0)
+    pair = [(env.shared(state), timestep) for env, (state, timestep) in zip(envs, found, strict=True)]
+    for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            size = jnp.maximum(jnp.maximum(jnp.abs(a), jnp.abs(b)), jnp.ones((), a.dtype))
+            apart = jnp.where(a == b, jnp.zeros((), a.dtype), jnp.abs(a - b) / size).astype(jnp.float32)
+            real = jnp.maximum(real, jnp.max(jnp.where(jnp.isfinite(apart), apart, jnp.inf)))
+        else:
+            exact += jnp.sum(a != b, dtype=jnp.int32)
+    return exact, real
+
+
+def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> tuple[int, float]:
+    """Let two variants make the same random moves, and compare them after every step.
+
+    Returns:
+        how many integers differ, all steps together, and the largest difference of real numbers (a share of numbers
+        above 1).
+    """
+    keys = jax.random.split(jax.random.key(0), copies)
+    found = [_differences(envs, *(rollout(batched(env), keys, t) for env in envs)) for t in range(steps + 1)]
+    exact, real = zip(*jax.device_get(found), strict=True)
+    return int(sum(map(int, exact))), float(max(real))
+
+
+def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = STEPS, rounds: int = ROUNDS) -> Found:
+    """Compare and time the variants of an environment on this device.
+
+    Args:
+        env: whose settings `changes` change.
+        changes: of settings, the reference first.
+        copies: environments stepped together.
+        steps: of an episode, no longer than it is.
+        rounds: samples of everything, in turns.
+
+    Returns:
+        {"settings": the change that is fastest and agrees, "steps", "copies", "seconds": {name: samples},
+        "differences": {name: those of `compare`}, "failures": {name: sentence}}; names as of `named`.
+    """
+    settings: Any = env
+    variants: dict[str, Environment] = {named(change): dataclasses.replace(settings, **change) for change in changes}
+    steps = min(steps, env.spec.horizon)
+    reference, *others = variants
+    differences: dict[str, tuple[int, float]] = {}
+    failures: dict[str, str] = {}
+    for name in others:
+        try:
+            differences[name] = compare((variants[reference], variants[name]), copies, steps)
+        except Exception as error:  # whatever a compiler or a device raises
+            failures[name] = one_line(f"{type(error).__name__}: {error}")
+    keys = jax.random.split(jax.random.key(0), copies)
+    agreeing = [reference, *(name for name, pair in differences.items() if agrees(pair))]
+    samplers = [stopwatch(name, functools.partial(rollout, batched(variants[name]), keys, steps)) for name in agreeing]
+    seconds = {name: timing.seconds for name, timing in take_turns(samplers, rounds).items()}
+    fastest = min(seconds, key=lambda name: statistics.median(seconds[name]))
+    return {
+        "settings": dict(next(change for change in changes if named(change) == fastest)),
+        "steps": steps,
+        "copies": copies,
+        "seconds": {name: list(samples) for name, samples in seconds.items()},
+        "differences": {name: list(pair) for name, pair in differences.items()},
+        "failures": failures,
+    }
+
+
+def agrees(differences: Sequence[float]) -> bool:
+    """Whether variants with these differences (of `compare`) are equal up to rounding."""
+    exact, real = differences
+    return exact == 0 and real <= TOLERANCE
+
+
+def named(change: Change) -> str:
+    """A change of settings for people, such as "map_engine dense"."""
+    return ", ".join(f"{name} {value}" for name, value in change.items())
+
+
+# Choosing
+
+
+def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -> Found:
+    """What `look` finds for the environment of a configuration, here or by an earlier run.
+
+    Args:
+        config: whose environment has variants.
+        num_envs: environments of a device.
+        say: receives the decision, and warnings.
+        file: where decisions are kept; `FILE` beside compiled programs by default.
+    """
+    env, file = config.make_env(), file or cache_folder() / FILE
+    copies = max(1, min(num_envs, COPIES, BYTES // memory_plan.flying_bytes(batched(env))))
+    key, changes = json.dumps(_facts(env, copies), sort_keys=True), [dict(change) for change in env.variants()]
+    found: Any = read_measured(file, say).get(key)
+    if _is_found(found) and found["settings"] in changes and time.time() < found.get("until", math.inf):
+        say(f"{_sentence(found)} (found by an earlier run)")
+        return dict(found)
+    found = search(config, copies, changes[0])
+    for name, failure in found["failures"].items():
+        say(f"warning: {name} is left out, it failed: {failure}")
+    for name, pair in found["differences"].items():
+        if not agrees(pair):
+            say(f"warning: {name} is left out, it is wrong on this device: {_apart(pair)}")
+    say(_sentence(found))
+    until = {"until": time.time() + RETRY} if found["failures"] else {}
+    write_measured(file, {key: found | until}, say)
+    return found
+
+
+def settled(config: Config, num_envs: int, say: Warn) -> Config:
+    """The configuration with the variant of its environment that `choose` takes, if there is a choice."""
+    if not config.make_env().variants():
+        return config
+    return configuration.changed(config, choose(config, num_envs, say)["settings"])
+
+
+def search(config: Config, copies: int, reference: Change) -> Found:
+    """What `look` returns in a process of its own; the reference, with the failure, if that process breaks."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxrl.runtime.variants", str(copies)],
+            input=json.dumps(config.plain()),
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            | {"JAX_COMPILATION_CACHE_DIR": str(cache_folder())},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        failure = f"it took longer than {LIMIT:.0f} s"
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        failure = one_line(f"its process ended with exit code {done.returncode} ({last})")
+    nothing: Found = {"copies": copies, "steps": STEPS, "seconds": {}, "differences": {}}
+    return {"settings": dict(reference), "failures": {"the comparison": failure}, **nothing}
+
+
+def _facts(env: Environment, copies: int) -> dict[str, Any]:
+    """What a decision holds for."""
+    known = versions()
+    return {
+        "device": jax.local_devices()[0].device_kind,
+        **{name: known[name] for name in _VERSIONS},
+        "environment": repr(env),
+        "rules": env.version,
+        "copies": copies,
+    }
+
+
+def _is_found(found: Any) -> bool:
+    """Whether an entry of the file has the form of what `look` returns."""
+    kinds = {"settings": dict, "steps": int, "copies": int, "seconds": dict, "differences": dict}
+    whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    return whole and isinstance(found.get("until", math.inf), float)
+
+
+def _sentence(found: Found) -> str:
+    chosen = named(found["settings"])
+    times = {name: statistics.median(samples) for name, samples in found["seconds"].items()}
+    if chosen not in times:
+        return f"{chosen} is taken, nothing could be compared"
+    others = [f"{name} {1e3 * seconds:.3g} ms" for name, seconds in times.items() if name != chosen]
+    took = f"{found['steps']} steps of {found['copies']} copies take {1e3 * times[chosen]:.3g} ms"
+    compared = [f"{name}: {_apart(pair)}" for name, pair in found["differences"].items()]
+    return "; ".join([f"{chosen} is taken: {took}", *others, *compared])
+
+
+def _apart(pair: Sequence[float]) -> str:
+    return f"{pair[0]} integers differ, real numbers by {pair[1]:.1e} at most"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what `look` returns for the settings on stdin."""
+    enable_compilation_cache()
+    config = configuration.build(json.load(sys.stdin), "stdin")
+    env = config.make_env()
+    print(json.dumps(look(env, env.variants(), int(argv[0]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
