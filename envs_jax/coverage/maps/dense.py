@@ -81,11 +81,11 @@ def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
     @stage
     def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
-        value = jnp.where(change != 0, storage.clip(value), value) + change
+        value = jnp.where(change != 0, storage.fuse(value, change), value)
         touched = change != 0
         for sender in range(agents):
             gain = jnp.where(heard[:, sender, None], change[sender][None], jnp.zeros_like(change[:1]))
-            value = storage.clip(value, bound[:, sender, None]) + gain
+            value = storage.fuse(value, gain, bound[:, sender, None])
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 

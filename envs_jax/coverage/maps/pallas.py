@@ -292,8 +292,7 @@ def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: 
         value, touched = state
         inside, gains = copy.box(agent).holds(*cells), copy.gains(agent)
         change = jnp.where(reads(agent), gains[1], gains[0])
-        clipped = storage.clip(value)
-        value = jnp.where(inside, clipped + change, clipped if whole_map else value)
+        value = jnp.where(inside, storage.fuse(value, change), storage.clip(value) if whole_map else value)
         return value, touched | inside
 
     def keep(state: Any) -> Any:

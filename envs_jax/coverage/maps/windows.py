@@ -281,7 +281,7 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, plac
 def _fused(mapper: Mapper, old: Array, change: Array) -> Array:
     """dtype: stored values after a measurement."""
     storage = mapper.storage
-    return stage(lambda old, add: jnp.where(add != 0, storage.clip(storage.value(old)) + add, old))(old, change)
+    return stage(lambda old, add: jnp.where(add != 0, storage.fuse(storage.value(old), add), old))(old, change)
 
 
 def _growth(mapper: Mapper, old: Array, new: Array) -> Array:
