@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 
+from envs_jax.progress import Progress
+
 T = TypeVar("T")
 Array = jax.Array
 Reduction = Literal["last", "sum", "max", "any"]
@@ -95,35 +97,77 @@ class Box:
 class TimeStep:
     """What one environment shows after a reset or a step. The agent axis A is present also when A = 1.
 
+    `restart`, `transition`, `termination` and `truncation` make one; many environments need no field with a default.
+
     Attributes:
         observation: pytree of arrays [A, ...] following `EnvSpec.observation`.
-        action_mask: bool[A, n], actions open to each agent before the others of this step are known;
-            None where every action is always open (and for continuous actions).
-        mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
-        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
         reward: float32[A], reward of the action that led here; 0 after a reset.
         terminated: bool[], the episode ended here for good (the value of what follows is 0).
         truncated: bool[], the episode was cut here by a limit (bootstrap from `observation`).
         first: bool[], this is the first time step of an episode.
         metrics: {name: float32[]}, the names of `EnvSpec.metrics`.
+        action_mask: bool[A, n], actions open to each agent before the others of this step are known;
+            None where every action is always open (and for continuous actions).
+        mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
+        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
     """
 
     observation: Any
-    action_mask: Any
-    mask_state: Any
-    global_state: Any
     reward: Array
     terminated: Array
     truncated: Array
     first: Array
-    metrics: Any
+    metrics: Any = dataclasses.field(default_factory=dict)
+    action_mask: Any = None
+    mask_state: Any = ()
+    global_state: Any = ()
     task: Any = ()
 
     @property
     def done(self) -> Array:
         """bool[], the episode ended with this time step, one way or the other."""
         return self.terminated | self.truncated
+
+
+def restart(observation: Any, **optional: Any) -> TimeStep:
+    """Return the first time step of an episode; `optional` are the fields of `TimeStep` that have a default."""
+    return dataclasses.replace(transition(0.0, observation, **optional), first=jnp.bool_(True))
+
+
+def transition(
+    reward: Any, observation: Any, terminated: Any = False, truncated: Any = False, **optional: Any
+) -> TimeStep:
+    """Return the time step after an action.
+
+    Args:
+        reward: float32[A], or one number for all agents.
+        observation: pytree of arrays [A, ...].
+        terminated: bool[], the episode ended here for good.
+        truncated: bool[], the episode was cut here by a limit.
+        optional: fields of `TimeStep` that have a default; metrics may be any numbers.
+    """
+    agents = jax.tree.leaves(observation)[0].shape[0]
+    metrics = {name: jnp.asarray(value, jnp.float32) for name, value in optional.pop("metrics", {}).items()}
+    return TimeStep(
+        observation=observation,
+        reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (agents,)),
+        terminated=jnp.asarray(terminated, jnp.bool_),
+        truncated=jnp.asarray(truncated, jnp.bool_),
+        first=jnp.bool_(False),
+        metrics=metrics,
+        **optional,
+    )
+
+
+def termination(reward: Any, observation: Any, **optional: Any) -> TimeStep:
+    """Return the last time step of an episode that ended for good; see `transition`."""
+    return transition(reward, observation, terminated=True, **optional)
+
+
+def truncation(reward: Any, observation: Any, **optional: Any) -> TimeStep:
+    """Return the last time step of an episode that was cut by a limit; see `transition`."""
+    return transition(reward, observation, truncated=True, **optional)
 
 
 def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
@@ -233,15 +277,15 @@ class Environment:
     def spec(self) -> EnvSpec:
         raise NotImplementedError("an environment needs a `spec` property that returns an EnvSpec")
 
-    def reset(self, key: Array, context: Any) -> tuple[Any, TimeStep]:
-        """Start an episode. `context` is what `self.context` returned."""
-        raise NotImplementedError("an environment needs reset(key, context)")
+    def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
+        """Start an episode. `context` is what `self.context` returned; None: that of the start of training."""
+        raise NotImplementedError("an environment needs reset(key, context=None)")
 
-    def step(self, state: Any, action: Array, context: Any) -> tuple[Any, TimeStep]:
-        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box)."""
-        raise NotImplementedError("an environment needs step(state, action, context)")
+    def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
+        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box); `context` as in `reset`."""
+        raise NotImplementedError("an environment needs step(state, action, context=None)")
 
-    def context(self, progress: Any) -> Any:
+    def context(self, progress: Progress) -> Any:
         """Schedules over training progress, read by `reset` and `step`; a pytree of arrays without batch axis."""
         del progress
         return ()

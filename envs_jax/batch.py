@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
+from envs_jax.progress import Progress
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
@@ -49,7 +50,7 @@ class BatchedEnvironment:
     def spec(self) -> EnvSpec:
         return self.env.spec
 
-    def context(self, progress: Any, pool: Any = ()) -> Any:
+    def context(self, progress: Progress, pool: Any = ()) -> Any:
         """See `Environment.context`; `pool` is what `init_pool` and `update_pool` made of the run's policies."""
         del pool
         return self.env.context(progress)
@@ -59,13 +60,16 @@ class BatchedEnvironment:
         del policy
         return ()
 
-    def update_pool(self, pool: Any, policy: Any, progress: Any) -> Any:
+    def update_pool(self, pool: Any, policy: Any, progress: Progress) -> Any:
         """The same behind an iteration."""
         del policy, progress
         return pool
 
-    def reset(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
-        """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode."""
+    def reset(self, keys: Array, context: Any = None, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode.
+
+        `context` is what `self.context` returned; None: that of the start of training. So in `step`.
+        """
         episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
         return self._start(keys, episode, context)
 
@@ -79,7 +83,9 @@ class BatchedEnvironment:
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
 
-    def step(self, state: BatchState, previous: TimeStep, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
+    ) -> tuple[BatchState, TimeStep]:
         """One step with next-step auto-reset; `previous` is the time step [B] that the actions answer."""
         done = previous.done
 

@@ -131,11 +131,11 @@ def test_the_environments_go_on_from_block_to_block(corridor_run: Any) -> None:
 class Treadmill(Corridor):
     """Pays 1 at every step and is only ever cut, never over: with discount 0.9 every state is worth 10."""
 
-    def reset(self, key: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def reset(self, key: jax.Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         state, timestep = super().reset(key, context)
         return state, self._cut(state, timestep, 0.0)
 
-    def step(self, state: CorridorState, action: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def step(self, state: CorridorState, action: jax.Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         state, timestep = super().step(state, action, context)
         return state, self._cut(state, timestep, 1.0)
 

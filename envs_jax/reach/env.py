@@ -52,10 +52,10 @@ class Reach(Settings):
 
     # Environment: one arm without lanes
 
-    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         return self.begin(*self._draw(key))
 
-    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
+    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         return self.advance(state, action)
 
     def batched(self) -> BatchedEnvironment:
@@ -129,9 +129,6 @@ class Reach(Settings):
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
             observation=observation.observe(state.seen, before, goal)[None],
-            action_mask=None,
-            mask_state=(),
-            global_state=(),
             reward=jnp.where(start, 0.0, paid)[None],
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,

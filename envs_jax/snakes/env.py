@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Contest, Discrete, EnvSpec, Reduction, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, draws, ghosts, respawn, rules, teams, timesteps
 from envs_jax.snakes.types import MOST_SNAKES, MOST_STEPS, Settings, State
 
@@ -60,7 +61,7 @@ class Snakes(Settings):
             score="score_difference" if self.teams == 2 else "score",
         )
 
-    def context(self, progress: Any) -> Any:
+    def context(self, progress: Progress) -> Any:
         """float32[7]: chances of the players of the other team in the games that begin now."""
         return self.schedule.at(progress.fraction)
 
@@ -74,11 +75,12 @@ class Snakes(Settings):
 
     # Environment: one game without lanes
 
-    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
+        context = self.context(start()) if context is None else context
         state = self._begin(*draws.start_words(self.snakes, self.beans, key), context)
         return state, timesteps.show(self, teams.seen(self, state))
 
-    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
+    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         words = draws.step_words(self.snakes, self.beans, state.key, state.game.steps)
         return self._advance(state, words, action)
 
@@ -188,6 +190,7 @@ class SnakesBatch(BatchedEnvironment):
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self._snakes
+        context = env.context(start()) if context is None else context
         draw = functools.partial(draws.start_words, env.snakes, env.beans)
         step_keys, words = jax.vmap(lambda key, e: draw(jax.random.fold_in(key, e)))(keys, episode)
         state = env._begin(step_keys, words.T, context)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.cli import config as configuration
 from jaxrl.cli.config import Config, EnvironmentFlags, Parser
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.rollouts import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
+from jaxrl.evaluation.rollouts import Evaluator, Rival, either, learned, scripted, scripted_names, versus
 from jaxrl.runtime.data_parallel import make_mesh
 
 DEFAULT_ENV = "coverage"

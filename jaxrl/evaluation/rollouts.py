@@ -11,18 +11,13 @@ from jax.sharding import Mesh
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
-from jaxrl.algos.base import Algorithm, Mode, Progress, count
+from envs_jax.progress import ended
+from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
 Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
-
-
-def ended() -> Progress:
-    """Progress at which every schedule, whatever counter it reads, has come to its end."""
-    far = count(1 << 62)
-    return Progress(far, far, far, far, far, jnp.float32(1))
 
 
 def learned(algo: Algorithm, mode: Mode = "best") -> Policy:

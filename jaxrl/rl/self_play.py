@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Progress
-from jaxrl.evaluation.rollouts import ended
 
 
 @dataclasses.dataclass(frozen=True)

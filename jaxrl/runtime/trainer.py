@@ -22,7 +22,8 @@ from envs_jax.batch import (
     start_statistics,
     update_statistics,
 )
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
+from envs_jax.progress import Progress, add, start, total
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.nn import precision
 from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings, traced_once
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Environment
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl.algos.base import start
+from envs_jax.progress import start
 from jaxrl.cli import config as configuration
 from jaxrl.cli.config import Config
 from jaxrl.common.errors import one_line
