@@ -329,7 +329,7 @@ def test_settings_that_cannot_be_flags() -> None:
 def test_a_user_class_that_is_no_algorithm_or_not_there() -> None:
     assert "must be a frozen dataclass" in sentence("--algo", "helpers.tiny:Corridor", "--env", "helpers.tiny:Corridor")
     assert "there is no module 'tinny'" in sentence("--algo", "tinny:TinyQ", "--env", "helpers.tiny:Corridor")
-    assert "module 'tiny' has no 'TinyR'" in sentence("--algo", "helpers.tiny:TinyR", "--env", "helpers.tiny:Corridor")
+    assert "module 'helpers.tiny' has no 'TinyR'" in sentence("--algo", "helpers.tiny:TinyR", "--env", "helpers.tiny:Corridor")
     assert "names no environment" in sentence("--algo", "helpers.tiny:TinyQ")
 
 
