@@ -22,7 +22,7 @@ import numpy as np
 from envs_jax import base as environments
 from envs_jax.base import Array, closest, shown
 from jaxrl.algos.sac import Sac, soft_value
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluate import several, whole

@@ -22,14 +22,17 @@ from rich.table import Table
 from rich.text import Text
 
 from envs_jax.base import shown
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config, Parser, exit_on_error
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError
 from jaxrl.report import flights, rates
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import gibibytes, short
 from jaxrl.report.timing import take_turns
 from jaxrl.runtime import build, memory_plan, run_directory, session
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime.config import Config
 
 try:
     import pynvml
@@ -398,7 +401,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
         if compile_it:
             raise UsageError("--compile needs a run to compile: add --algo NAME or --config FILE")
         return None, False, parsed.quick
-    request = configuration.parse(others, prog, __doc__)
+    request = command_line.parse(others, prog, __doc__)
     config = request.config
     assert config is not None
     if request.resume is not None:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 from envs_jax.base import EnvSpec, shown
-from jaxrl.cli.config import exit_on_error, read_run
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import output, write_atomically
 from jaxrl.evaluation import league
@@ -38,6 +38,7 @@ from jaxrl.integrations import metaworld
 from jaxrl.report import tables
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import run_directory
+from jaxrl.runtime.config import read_run
 
 FILE = "evaluation.json"  # in the run's directory
 REAL_FILE = "evaluation_{simulator}.json"

@@ -18,7 +18,8 @@ from envs_jax.base import closest, shown
 from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.cli.config import Parser, exit_on_error
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.runtime.session import load_policy

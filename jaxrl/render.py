@@ -21,7 +21,7 @@ import numpy as np
 
 from envs_jax.base import closest, shown
 from envs_jax.viewing import Record, Viewer
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_atomically
 from jaxrl.evaluate import FILE, whole

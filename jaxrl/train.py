@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxrl.cli import config
+from jaxrl.cli import entry
+from jaxrl.cli import flags as command_line
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import hosts, session
 from jaxrl.runtime.checkpoint import sealed_steps
 from jaxrl.runtime.run_directory import versions
 
 
-@config.exit_on_error
+@entry.exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     place, profile, flags = _own(argv)
-    request = config.parse(flags, description=__doc__, add_flags=_add_flags)
+    request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
     if place is not None and not hosts.under_guard():
         return hosts.guard("jaxrl.train", argv, lambda run: sealed_steps(run / "checkpoints"))
     enable_compilation_cache()
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def _own(argv: Sequence[str]) -> tuple[hosts.Place | None, bool, list[str]]:
     """The place of this process among several hosts, --profile, and the settings of the run. Raises UsageError."""
     usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
-    own = config.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
+    own = command_line.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
     _add_flags(own)
     parsed, others = own.parse_known_args(list(argv))
     if any(word in ("-h", "--help") for word in others):

@@ -18,7 +18,7 @@ import bench.harness.measure
 from envs_jax import EnvSpec
 from envs_jax.snakes import room
 from jaxrl import evaluate, render, train
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError
 from jaxrl.runtime import run_directory

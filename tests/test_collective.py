@@ -27,11 +27,12 @@ from jaxrl.algos.collective import algorithm, dataset, transformer, world_model
 from jaxrl.algos.collective.algorithm import Collective, distillation_loss
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
-from jaxrl.cli.config import parse, read_run
+from jaxrl.cli.flags import parse
 from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory, session
 from jaxrl.runtime.build import assemble
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.config import read_run
 from jaxrl.runtime.data_parallel import Layout
 from jaxrl.runtime.expert_dataset import LabelledSet
 

@@ -15,7 +15,7 @@ from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos import coma as coma_module
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma, ComaParameters
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.rl import returns

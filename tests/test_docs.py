@@ -11,7 +11,7 @@ import pytest
 
 import jaxrl.evaluate
 import jaxrl.train
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 
 ROOT = Path(__file__).parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"

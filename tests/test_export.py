@@ -22,7 +22,7 @@ from envs_jax.snakes.env import State
 from jaxrl import export
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg, masked_softmax
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.export import jidi_settings, write_jidi
 from jaxrl.runtime import run_directory

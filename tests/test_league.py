@@ -14,10 +14,10 @@ from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl import evaluate, train
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.cli import config
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import Subject, load
 from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime.data_parallel import Layout
 from jaxrl.runtime.trainer import key_of_env
 
@@ -28,7 +28,7 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "de
 
 def subject(number: int, **settings) -> Subject:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
-    made = config.build({**TINY, **settings}, "the test")
+    made = configuration.build({**TINY, **settings}, "the test")
     env = batched(made.make_env())
     algo = Ddpg(env.spec, Layout(8), **made.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
@@ -194,7 +194,7 @@ def test_a_rival_from_outside_must_be_there(two):
     ],
 )
 def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
-    (tmp_path / "config.yaml").write_text(config.build(TINY, "the test").to_yaml())
+    (tmp_path / "config.yaml").write_text(configuration.build(TINY, "the test").to_yaml())
     assert evaluate.main([word.format(run=tmp_path) for word in argv]) == code
     out, err = capsys.readouterr()
     assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out

@@ -14,7 +14,7 @@ from helpers.tiny import PointMass
 from envs_jax.base import EnvSpec
 from jaxrl import evaluate
 from jaxrl.algos.base import start
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.evaluation.policies import load
 from jaxrl.evaluation.rollouts import Evaluator
 from jaxrl.report.writer import Nowhere

@@ -23,7 +23,7 @@ from helpers.tiny import TinyQ
 from envs_jax.base import Array, setting
 from jaxrl import train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
 from jaxrl.report.metrics import Lines, Pace
 from jaxrl.report.writer import Writer, read_metrics

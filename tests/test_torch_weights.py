@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl import algos, train
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import torch_weights
 from jaxrl.integrations.torch_weights import read, team_net

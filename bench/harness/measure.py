@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from envs_jax.base import shown
-from jaxrl.cli.config import Parser
+from jaxrl.cli.flags import Parser
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically

@@ -22,8 +22,8 @@ from bench.harness import measure
 from envs_jax import base as environments
 from envs_jax.adapters import metaworld
 from envs_jax.reach.env import TARGET_UNIT, Reach
-from jaxrl.cli.config import exit_on_error, usage_errors
-from jaxrl.common.errors import UsageError
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluate import whole
 
 KIND = "reach_parity"

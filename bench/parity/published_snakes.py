@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.harness import measure
 from bench.reference.snakes import opponents, oracle
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluate import fly, whole
 from jaxrl.evaluation import policies

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import measure
-from jaxrl.cli.config import exit_on_error, read_mapping
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
+from jaxrl.common.yaml_files import read_mapping
 from jaxrl.evaluate import whole
 
 KIND = "ablation"

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from bench.harness import measure
 from jaxrl.algos.collective.algorithm import Collective, neighbour_accuracy
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluate import whole

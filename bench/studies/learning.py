@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 
 from bench.harness import measure
 from envs_jax.base import shown
-from jaxrl.cli.config import Parser, exit_on_error
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluate import FILE

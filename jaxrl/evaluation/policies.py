@@ -14,10 +14,12 @@ from envs_jax import base as environments
 from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.algos.base import Algorithm, Mode
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config, EnvironmentFlags, Parser
+from jaxrl.cli.flags import EnvironmentFlags, Parser
+from jaxrl.common import errors
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.rollouts import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
 
 DEFAULT_ENV = "coverage"
@@ -181,7 +183,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
 
 
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
-    with configuration.usage_errors():
+    with errors.usage_errors():
         return batched(environments.make(env, **settings))
 
 

@@ -16,8 +16,7 @@ from envs_jax.base import Array, EnvSpec, TimeStep, closest, shown
 from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
-from jaxrl.cli.config import usage_errors
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, Subject
 from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env

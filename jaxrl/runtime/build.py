@@ -14,13 +14,13 @@ from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Phase
-from jaxrl.cli.config import Config, RunSettings, changed, usage_errors
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import hosts, memory_plan, tuned
+from jaxrl.runtime.config import Config, RunSettings, changed
 from jaxrl.runtime.data_parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import Trainer, TrainState

@@ -22,9 +22,7 @@ import numpy as np
 from envs_jax.batch import BatchedEnvironment
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import FREE_ON_RESUME, Config, read_run, usage_errors
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.rollouts import by_task, held_out_key
 from jaxrl.integrations import torch_weights
 from jaxrl.report.console import Console, duration, gibibytes
@@ -33,9 +31,11 @@ from jaxrl.report.metrics import Lines, Pace
 from jaxrl.report.peak import Peak
 from jaxrl.report.profile import record, table
 from jaxrl.report.writer import Nowhere, Writer
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, hosts, run_directory, variants
 from jaxrl.runtime.build import Programs, Setup, assemble, compile_programs, prepare
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, sealed_steps
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, read_run
 from jaxrl.runtime.data_parallel import on_all
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import BlockMetrics, TrainState

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxrl import train
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.runtime import session
 from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
 from jaxrl.runtime.checkpoint import Checkpoints, digest

@@ -20,7 +20,8 @@ from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
 from jaxrl.algos import ALGORITHMS
-from jaxrl.cli.config import parse, presets
+from jaxrl.cli.flags import parse
+from jaxrl.cli.presets import presets
 from jaxrl.runtime import build, memory_plan, session
 
 __all__ = ["made", "world"]
