@@ -33,7 +33,7 @@ from jaxrl.nn import distributions
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.expert_dataset import LabelledSet
-from jaxrl.runtime.session import load_policy
+from jaxrl.runtime.load import load_policy
 
 EXPERTS = ("policy", "scripted")
 _POLICIES = "random,sampled,scripted"

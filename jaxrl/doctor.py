@@ -30,8 +30,9 @@ from jaxrl.report import flights, rates
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import gibibytes, short
 from jaxrl.report.timing import take_turns
-from jaxrl.runtime import build, memory_plan, run_directory, session
+from jaxrl.runtime import build, memory_plan, run_directory
 from jaxrl.runtime import config as configuration
+from jaxrl.runtime import load as loading
 from jaxrl.runtime.config import Config
 
 try:
@@ -407,7 +408,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
     if request.resume is not None:
         config = configuration.resumed(config, request.changes)
     else:
-        config = session.with_sources(config)
+        config = loading.with_sources(config)
     return config, compile_it, parsed.quick
 
 

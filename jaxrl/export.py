@@ -22,7 +22,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.runtime.session import load_policy
+from jaxrl.runtime.load import load_policy
 
 FORMATS = ("jidi",)
 AGENT = Path(__file__).parent / "integrations" / "jidi" / "submission.py"

@@ -9,7 +9,8 @@ import jax
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.runtime import hosts, session
+from jaxrl.runtime import hosts
+from jaxrl.runtime import run as runs
 from jaxrl.runtime.checkpoint import sealed_steps
 from jaxrl.runtime.run_directory import versions
 
@@ -27,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
             asked = {**request.config.plain(), **request.changes, "--resume": request.resume}
             hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
         if request.resume is not None:
-            ended = session.resume(request.resume, request.config, request.changes, profile)
+            ended = runs.resume(request.resume, request.config, request.changes, profile)
         else:
-            ended = session.start(request.config, profile)
+            ended = runs.start(request.config, profile)
         print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n")
     return 0
 

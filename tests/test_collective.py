@@ -29,7 +29,9 @@ from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.flags import parse
 from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
-from jaxrl.runtime import expert_dataset, run_directory, session
+from jaxrl.runtime import expert_dataset, run_directory
+from jaxrl.runtime import load as loading
+from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import assemble
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
@@ -635,11 +637,11 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     adopted = json.loads(config.algo_settings["adopted"])
     assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
     assert config.run.total_env_steps == 2 * 9 * 4  # all that the phases collect
-    taken = session.load_policy(collective_run).params["workers"]
+    taken = loading.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
-        own = session.load_policy(workers[name]).params
+        own = loading.load_policy(workers[name]).params
         assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], taken)) == digest(own)
-    monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
+    monkeypatch.setattr(runs, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
     assert train.main(["--resume", collective_run]) == 0
 
 
@@ -699,7 +701,7 @@ def test_a_student_of_a_run(
         assert sentence in capsys.readouterr().err
     assert train.main([*argv, "--task", "nearer", "--collective", collective_run]) == 0
     run = (tmp_path / "latest").read_text().strip()
-    state, teacher = session.load_state(run)[1], session.load_state(collective_run)[1]
+    state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
         assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
     rho = np.asarray(state.split.answer["rho"])[:, :16]
@@ -712,7 +714,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main(argv) == 0
-    algo, state, _ = session.load_state((here / "latest").read_text().strip())
+    algo, state, _ = loading.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
     assert len(recorded(state.split, algo.tasks)["step"]) == len(made())

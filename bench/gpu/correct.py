@@ -28,7 +28,8 @@ from bench.parity.comparison import Comparison
 from jaxrl.cli import flags as command_line
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Setup, prepare
-from jaxrl.runtime.checkpoint import Checkpoints, digest
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.manifest import digest
 
 SMALL = {  # a few iterations of every algorithm
     "coma": "--config coma_quick --num_envs 16",

@@ -26,7 +26,7 @@ from jaxrl.common.files import write_atomically
 from jaxrl.evaluate import whole
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.session import load_state
+from jaxrl.runtime.load import load_state
 
 KIND = "collective_codes"
 CURVES = ("reconstruction", "held_out_reconstruction", "contrast", "held_out_contrast")

@@ -173,7 +173,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     found = Subject(_made(env, settings), env, settings)
     if run is None:
         return found
-    from jaxrl.runtime.session import load_policy
+    from jaxrl.runtime.load import load_policy
 
     loaded = load_policy(run, best=best)
     found = dataclasses.replace(
