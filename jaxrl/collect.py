@@ -23,9 +23,9 @@ from envs_jax import base as environments
 from envs_jax.base import Array, closest, shown
 from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import several, whole
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
-from jaxrl.evaluate import several, whole
 from jaxrl.evaluation.policies import Subject, parse
 from jaxrl.integrations import metaworld
 from jaxrl.integrations.metaworld import World

@@ -22,9 +22,10 @@ import numpy as np
 from envs_jax.base import closest, shown
 from envs_jax.viewing import Record, Viewer
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_atomically
-from jaxrl.evaluate import FILE, whole
+from jaxrl.evaluate import FILE
 from jaxrl.evaluation.policies import LEARNED, Subject, parse
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.report.cache import enable_compilation_cache

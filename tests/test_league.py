@@ -14,7 +14,7 @@ from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl import evaluate, train
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.evaluation import league
+from jaxrl.evaluation import league, reports
 from jaxrl.evaluation.policies import Subject, load
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.runtime import config as configuration
@@ -140,7 +140,7 @@ def test_each_scripted_player_is_the_level_of_its_name():
 def test_a_scripted_player_plays_as_it_does_alone():
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, seat="both")))
     among = alone.moved({"opponent": "0,3"})
-    ((_, curves),) = evaluate.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
+    ((_, curves),) = reports.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
     ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
     for name, values in ended.items():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)

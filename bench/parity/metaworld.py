@@ -23,8 +23,8 @@ from envs_jax import base as environments
 from envs_jax.adapters import metaworld
 from envs_jax.reach.env import TARGET_UNIT, Reach
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluate import whole
 
 KIND = "reach_parity"
 STEPS = 500

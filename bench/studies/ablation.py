@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.evaluate import whole
 
 KIND = "ablation"
 ENTRIES = {"preset", "train", "evaluate", "show", "variants"}

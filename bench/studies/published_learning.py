@@ -20,8 +20,8 @@ from bench.reference.snakes.oracle import Game
 from bench.systems.snakes import TorchGames
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UserError
-from jaxrl.evaluate import whole
 
 PRESET = "ddpg_competition"
 
