@@ -165,7 +165,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two checkpoints."""
     runs = tmp_path_factory.mktemp("finished")
     assert train.main([*TINY.split(), "--runs", str(runs), "--checkpoint_every", "1"]) == 0
-    return runs / "tiny-TinyQ_tiny-Corridor" / "0001"
+    return runs / "helpers.tiny-TinyQ_helpers.tiny-Corridor" / "0001"
 
 
 @pytest.fixture

@@ -403,7 +403,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert (ring.end[:, 8] != GOES_ON).all()
     for env in range(4):
         held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
-        wanted = np.repeat([(env + episode) % algorithm.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        wanted = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
     found = recorded(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8

@@ -15,8 +15,8 @@ from envs_jax.base import setting, shown
 from jaxrl import train
 from jaxrl.algos import find as find_algo
 from jaxrl.cli import presets
-from jaxrl.cli.config import UsageError
 from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import RunSettings, build

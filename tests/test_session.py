@@ -353,7 +353,7 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     config = prepare(parse(argv.split()).config).config
     resumed = prepare(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": session._fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
+    meta = {"devices": 1, "settings": session.fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console("", io.StringIO())
@@ -373,7 +373,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert error.count("\n") == 1
     # Iterations 1 and 2 have no updates; 3 to 19 have four each; the second of iteration 20 is broken.
     assert "loss is not finite at update 70 (iteration 20); the last good checkpoint (16) is kept" in error
-    directory = tmp_path / "test_session-Study_tiny-Corridor" / "0001"
+    directory = tmp_path / "test_session-Study_helpers.tiny-Corridor" / "0001"
     assert steps(directory) == [8, 16]
     assert [row["iteration"] for row in read_metrics(directory)] == list(range(1, 20))
     assert train.main(["--resume", str(directory)]) == 1  # it is the same run, so it breaks again
@@ -391,7 +391,7 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     best = loading.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = session.compile_programs(setup, weights, lambda sentence: None)
+    programs = runs.compile_programs(setup, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)

@@ -10,20 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 from envs_jax import base as environments
-from envs_jax.base import Environment, plain, shown
+from envs_jax.base import plain, shown
 from jaxrl import algos
-from jaxrl.cli.presets import find_preset, presets
+from jaxrl.cli.presets import base
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.runtime.config import (
     Config,
     Field,
-    build,
     changed,
     check_value,
-    env_of,
     fields_of,
     read_training_run,
-    read_yaml,
     schema_of,
     suggestion,
 )
@@ -129,28 +126,30 @@ def parse(
     Raises:
         UsageError: one sentence.
     """
-    base, resume = _base(list(argv), prog)
+    former, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
     parser = Parser(trains=True, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema, env = schema_of(base.algo, base.env), environments.find(base.env)
+    schema, env = schema_of(former.algo, former.env), environments.find(former.env)
     groups: dict[str, Any] = {"first": parser}
-    for section, title in (
-        ("algorithm", f"algorithm {base.algo}"), ("environment", f"environment {base.env}"), ("run", "more of the run")
-    ):  # fmt: skip
-        groups[section] = parser.add_argument_group(title)
+    titles = {
+        "algorithm": f"algorithm {former.algo}",
+        "environment": f"environment {former.env}",
+        "run": "more of the run",
+    }
+    groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
             hidden = name in _SHOWN_WITH and not hasattr(env, _SHOWN_WITH[name])
-            _add_flag(groups["first" if name in _FIRST else field.section], field, base.flat()[name], hidden)
+            _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
     parsed = vars(parser.parse_args(list(argv)))
     changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
     if resume is not None:
-        return Request(base, resume, changes)
-    return Request(changed(base, changes), changes=changes)
+        return Request(former, resume, changes)
+    return Request(changed(former, changes), changes=changes)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
@@ -166,51 +165,14 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
             )
         directory, config = read_training_run(known.resume)
         return config, str(directory)
-    values, where = _preset(known.algo, known.config)
     if known.algo is None and known.config is None:
         if not helping:
             for word in others:
                 if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
                     parser.error(f"unrecognized arguments: {word}")
             raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
-        values = {"algo": "coma"}
-    if known.algo is not None and values.setdefault("algo", known.algo) != known.algo:
-        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{known.algo}': leave one of them out")
-    if known.env is not None and known.env != (former := env_of(values)):
-        if known.config is None and not (former and _related(former, known.env)):  # a preset for something else
-            values, where = {"algo": values["algo"]}, "the command line"
-        values = _moved(values, known.env)
-    return build(values, where), None
-
-
-def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
-    """The YAML file of `--config`, else that of `--algo` (a user's own class has none), and what to call it."""
-    if config is not None:
-        path = find_preset(config)
-        return read_yaml(path), str(path)
-    if algo is not None:
-        with usage_errors():
-            algos.find(algo)
-        if algo in presets():
-            return read_yaml(presets()[algo]), str(presets()[algo])
-    return {}, "the command line"
-
-
-def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
-    """A preset carried over to another environment, without the former one's settings unless the two are related."""
-    former, kept = env_of(values), set()
-    with usage_errors():
-        dropped = set(fields_of(environments.find(former), "environment")) if former else set()
-        if former and _related(former, env):
-            kept = set(fields_of(environments.find(env), "environment"))
-    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
-
-
-def _related(one: str, other: str) -> bool:
-    """Whether two environments are of one family, so that settings mean the same. Raises UsageError."""
-    with usage_errors():
-        classes = [{*environments.find(name).__mro__} - {*Environment.__mro__} for name in (one, other)]
-    return bool(classes[0] & classes[1])
+        return base("coma", known.config, known.env), None
+    return base(known.algo, known.config, known.env), None
 
 
 def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> None:
