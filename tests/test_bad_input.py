@@ -17,7 +17,7 @@ from helpers.tiny import Corridor
 import bench.harness.measure
 from envs_jax import EnvSpec
 from envs_jax.snakes import room
-from jaxrl import evaluate, render, train
+from jaxrl.cli import evaluate, render, train
 from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError

@@ -16,17 +16,18 @@ from helpers.labelled import made
 from helpers.off_policy import digest, make_trainer
 from helpers.tiny import PointMass, PointState
 
-import jaxrl.evaluate
+import jaxrl.cli.evaluate
 from bench.studies import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, train
+from jaxrl import algos
 from jaxrl.algos.base import AlgoState, Source, Trajectory, start
 from jaxrl.algos.collective import algorithm, dataset, transformer, world_model
 from jaxrl.algos.collective.algorithm import Collective, distillation_loss
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
+from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
@@ -646,7 +647,7 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
 
 
 def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert jaxrl.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
+    assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
                                 f"{collective_run}/found.json"]) == 0  # fmt: skip
     assert "distance (near)" in capsys.readouterr().out
     found = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
@@ -655,7 +656,7 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
         low, high = sorted((ends["distance/near"], ends["distance/far"]))
         assert low <= ends["distance"] <= high
     assert found["learned"]["distance"] != found["zero_code"]["distance"]
-    assert jaxrl.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
+    assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
     shown = capsys.readouterr().out
     assert "distance" in shown and "(near)" not in shown and "(nearer)" not in shown  # one task
 
@@ -706,7 +707,7 @@ def test_a_student_of_a_run(
         assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
     rho = np.asarray(state.split.answer["rho"])[:, :16]
     assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
-    assert jaxrl.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
+    assert jaxrl.cli.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
 
 
 @pytest.mark.long

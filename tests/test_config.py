@@ -12,9 +12,8 @@ from helpers.tiny import Corridor, TinyQ
 from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
 from envs_jax.base import setting, shown
-from jaxrl import train
 from jaxrl.algos import find as find_algo
-from jaxrl.cli import presets
+from jaxrl.cli import presets, train
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building

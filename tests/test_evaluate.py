@@ -10,7 +10,7 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask, sequential_masks
-from jaxrl import evaluate, train
+from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import policies, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import Subject, load

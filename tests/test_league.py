@@ -12,8 +12,8 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.batch import batched
-from jaxrl import evaluate, train
 from jaxrl.algos.ddpg import Ddpg
+from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports
 from jaxrl.evaluation.policies import Subject, load
 from jaxrl.evaluation.rollouts import held_out_key

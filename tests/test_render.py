@@ -15,7 +15,7 @@ from PIL import Image
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage.actions import MOVES
-from jaxrl import evaluate, render
+from jaxrl.cli import evaluate, render
 from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import Subject, load
 

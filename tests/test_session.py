@@ -21,8 +21,8 @@ from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
 from envs_jax.base import Array, setting
-from jaxrl import train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
+from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
 from jaxrl.report.metrics import Lines, Pace

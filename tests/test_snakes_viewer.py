@@ -17,7 +17,7 @@ from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.snakes import viewer
 from envs_jax.snakes.board import Board
-from jaxrl import render
+from jaxrl.cli import render
 from jaxrl.evaluation.policies import load
 
 GAMES = {  # name: (settings, policy, episode)

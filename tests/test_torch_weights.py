@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import algos, train
+from jaxrl import algos
+from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import torch_weights

@@ -21,7 +21,7 @@ import pytest
 from bench import compare, env_throughput, train_throughput
 from bench.harness import measure, plots
 from bench.studies import convolution, learning
-from jaxrl import collect, doctor, evaluate, export, render, train
+from jaxrl.cli import collect, doctor, evaluate, export, render, train
 from jaxrl.evaluation.policies import Subject
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import memory_plan

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs

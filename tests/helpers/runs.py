@@ -10,7 +10,7 @@ from unittest import mock
 
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import Programs, Setup, compile_programs
