@@ -270,7 +270,7 @@ class Algorithm:
     def make_network(self, part: str, outputs: int, standard: Callable[[int], Any]) -> Any:
         """Return the flax module of a part: the user's, or what `standard(outputs)` returns."""
         given = self.custom.networks.get(part, standard)
-        return given if hasattr(given, "apply") else given(outputs)
+        return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
 
     def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
         """Return the user's optimizer of a part, or `optimiser(part)`; `packed` is what `optimizers.flat` flattened."""
