@@ -16,10 +16,11 @@ from bench import env_throughput, systems, train_throughput
 from bench.harness import measure, plots
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.report import rates
+from jaxrl.runtime import config as configuration
 
 KIND = "compare"
 SIZES = "1,64,1024,4096"
@@ -45,7 +46,7 @@ def requests(
     preset = parsed.config or system.presets.get(name, system.preset)
     flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
     devices = measure.whole(parsed.devices, "--devices", 0, measure.MOST)
-    asked = configuration.parse(flags, "python -m bench.compare").config
+    asked = command_line.parse(flags, "python -m bench.compare").config
     assert asked is not None
     config = configuration.changed(asked, {"devices": devices, **case})
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs

@@ -20,8 +20,9 @@ from bench.harness import measure, plots
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl.cli.config import EnvironmentFlags, exit_on_error, usage_errors
-from jaxrl.common.errors import UsageError
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import EnvironmentFlags
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import scripted_names
 from jaxrl.report import flights, rates
 from jaxrl.report.console import gibibytes

@@ -34,11 +34,12 @@ from bench.train_throughput import measured_phase
 from envs_jax.base import closest, shown
 from envs_jax.batch import batched
 from jaxrl.algos.base import Phase, start
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import networks
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import Setup, assemble
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, shardings
@@ -104,7 +105,7 @@ def of_tuning(job: str, gpus: int) -> Iterator[Program]:
 
 def _setup(flags: str, gpus: int, **changes: Any) -> Setup:
     """A configuration made real for GPUs that are absent."""
-    request = configuration.parse(flags.split(), "python -m bench.gpu_program")
+    request = command_line.parse(flags.split(), "python -m bench.gpu_program")
     config = configuration.changed(request.config.with_run(devices=gpus, memory_gb=MEMORY), changes)
     made, mesh = assemble(config), absent_mesh(gpus)
     return dataclasses.replace(made, mesh=mesh, trainer=dataclasses.replace(made.trainer, mesh=mesh))

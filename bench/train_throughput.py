@@ -21,13 +21,14 @@ from jax.sharding import PartitionSpec
 from bench import systems
 from bench.harness import flops, measure, plots
 from jaxrl.algos.base import Algorithm, Phase, start
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config, exit_on_error, usage_errors
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.report import rates
 from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
 
 KIND = "train_throughput"
@@ -455,12 +456,12 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     """The command line. Raises UsageError."""
     assert __doc__ is not None
-    own = configuration.Parser(prog="python -m bench.train_throughput", add_help=False)
+    own = command_line.Parser(prog="python -m bench.train_throughput", add_help=False)
     _flags(own)
     parsed, others = own.parse_known_args(list(argv))
     if any(word in ("-h", "--help") for word in others):
         print(own.format_help(), __doc__.partition("\n\n")[2], sep="\n")
-    request = configuration.parse(others, "python -m bench.train_throughput", __doc__)
+    request = command_line.parse(others, "python -m bench.train_throughput", __doc__)
     if request.config is None or request.resume is not None:
         raise measure.UsageError("the benchmark starts no run and resumes none: give --algo or --config")
     seconds = measure.positive(parsed.seconds, "--seconds")

@@ -255,8 +255,8 @@ MUTATIONS = [
         (
             "targets", "coma: targets by the critic, not by its copy",
             "jaxrl/algos/coma.py",
-            'self.td_target == "original" else params.target',
-            'self.td_target == "original" else params.critic',
+            "self.batches, params.target\n",
+            "self.batches, params.critic\n",
             COMA,
         ),
         (
@@ -269,7 +269,7 @@ MUTATIONS = [
         (
             "losses", "coma: the baseline is the mean over actions",
             "jaxrl/algos/coma.py",
-            "return jnp.sum(policy * values, axis=-1)\n",
+            "return jnp.sum(action_probs * values, axis=-1)\n",
             "return jnp.mean(values, axis=-1)\n",
             COMA,
         ),

@@ -61,7 +61,7 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
 
     Events are what Python does with files of a checkpoint: opening one, making or renaming a folder, deleting one.
     """
-    from jaxrl.train import main
+    from jaxrl.cli.train import main
 
     seen = {"checkpoint": 0, "event": 0}
 

@@ -17,8 +17,8 @@ from helpers.tiny import Corridor
 import bench.harness.measure
 from envs_jax import EnvSpec
 from envs_jax.snakes import room
-from jaxrl import evaluate, render, train
-from jaxrl.cli.config import parse
+from jaxrl.cli import evaluate, render, train
+from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError
 from jaxrl.runtime import run_directory
@@ -165,7 +165,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two checkpoints."""
     runs = tmp_path_factory.mktemp("finished")
     assert train.main([*TINY.split(), "--runs", str(runs), "--checkpoint_every", "1"]) == 0
-    return runs / "tiny-TinyQ_tiny-Corridor" / "0001"
+    return runs / "helpers.tiny-TinyQ_helpers.tiny-Corridor" / "0001"
 
 
 @pytest.fixture

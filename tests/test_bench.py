@@ -17,7 +17,7 @@ from bench.studies import convolution, learning
 from bench.systems import coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
-from jaxrl.cli import config as configuration
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import networks
 from jaxrl.report import flights, rates
@@ -317,7 +317,7 @@ def test_the_stages_play_the_same_episodes():
 
 def tiny_config(**changes):
     flags = ["--algo", ALGO, "--env", ENV, "--total_env_steps", "1000", "--num_envs", "8"]
-    return configuration.parse(flags).config.with_run(**changes)
+    return command_line.parse(flags).config.with_run(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +364,7 @@ def test_sizes_that_do_not_fit_are_skipped():
 
 
 def test_the_stand_in_of_coma():
-    config = configuration.parse(["--algo", "coma"]).config
+    config = command_line.parse(["--algo", "coma"]).config
     spec = config.make_env().spec
     number, changes = coverage.SYSTEM.shorten(spec, config.algo_settings, 512)
     assert number == 512 // (4 * 15) and changes["minibatches"] == changes["data_passes"] == 1
@@ -388,7 +388,7 @@ def test_the_baseline_of_coverage_flies():
 
 def test_the_torch_learner_of_coverage_learns():
     pytest.importorskip("torch")
-    config = configuration.parse(["--algo", "coma", "--q", "2", "--budget", "2", "--width", "4"]).config
+    config = command_line.parse(["--algo", "coma", "--q", "2", "--budget", "2", "--width", "4"]).config
     settings = config.algo_settings | {"data_passes": 1, "minibatches": 1}
     learner = coverage.SYSTEM.learner(config.env_settings, settings, 0)
     assert learner.collect(2) == 6 and learner.threads > 0

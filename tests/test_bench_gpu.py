@@ -22,7 +22,7 @@ from bench.gpu.units import PARTS, UNITS, Unit
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner, records
 from bench.parity.comparison import Comparison, Figure
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.common.errors import UserError
 from jaxrl.report import gpu
 

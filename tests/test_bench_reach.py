@@ -13,7 +13,7 @@ from bench.reference.reach.torch_learner import TorchSac
 from bench.systems import reach
 from envs_jax.base import Box, EnvSpec, make
 from envs_jax.reach import goals
-from jaxrl.cli import config as configuration
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
 REAL = importlib.util.find_spec("metaworld") is not None
@@ -132,7 +132,7 @@ def test_actions_of_the_torch_learner_are_those_of_its_policy():
 def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
     flags = f"--config {preset} --n_step 1 --horizon 4 --units 8 --batch_size 6 --devices 1".split()
-    config = configuration.parse(flags).config
+    config = command_line.parse(flags).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = reach.TorchArm(config.env_settings, config.algo_settings | changes, 0)
@@ -145,7 +145,7 @@ def test_both_presets_have_a_torch_learner(without, preset):
 
 def test_other_settings_have_no_torch_learner(without):
     pytest.importorskip("torch")
-    config = configuration.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
+    config = command_line.parse(["--config", "sac", "--n_step", "3", "--devices", "1"]).config
     with pytest.raises(UsageError, match="n_step 1, not 3"):
         train_throughput.make_torch(train_throughput.Request(config, (8,)), reach.SYSTEM, 64)
 

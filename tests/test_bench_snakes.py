@@ -11,7 +11,7 @@ from bench.reference.snakes.torch_learner import TorchDdpg
 from bench.studies import published_learning
 from bench.systems import snakes
 from envs_jax.base import make
-from jaxrl.cli import config as configuration
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError
 
 
@@ -88,7 +88,7 @@ def test_exploration_of_the_torch_learner():
 @pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
 def test_published_presets_in_torch(preset):
     pytest.importorskip("torch")
-    config = configuration.parse(["--config", preset, "--max_steps", "4", "--units", "8", "--batch_size", "6"]).config
+    config = command_line.parse(["--config", preset, "--max_steps", "4", "--units", "8", "--batch_size", "6"]).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)
@@ -100,7 +100,7 @@ def test_published_presets_in_torch(preset):
 
 def test_the_recommended_preset_has_no_torch_learner():
     pytest.importorskip("torch")
-    config = configuration.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
+    config = command_line.parse(["--algo", "ddpg", "--observation", "obs26", "--devices", "1"]).config
     with pytest.raises(UsageError, match="use --config ddpg_competition"):
         train_throughput.make_torch(train_throughput.Request(config, (8,)), snakes.SYSTEM, 64)
 

@@ -20,7 +20,8 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, digest
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.manifest import digest
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,22 +16,26 @@ from helpers.labelled import made
 from helpers.off_policy import digest, make_trainer
 from helpers.tiny import PointMass, PointState
 
-import jaxrl.evaluate
+import jaxrl.cli.evaluate
 from bench.studies import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
-from jaxrl import algos, train
+from jaxrl import algos
 from jaxrl.algos.base import AlgoState, Source, Trajectory, start
 from jaxrl.algos.collective import algorithm, dataset, transformer, world_model
 from jaxrl.algos.collective.algorithm import Collective, distillation_loss
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
-from jaxrl.cli.config import parse, read_run
+from jaxrl.cli import train
+from jaxrl.cli.flags import parse
 from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
-from jaxrl.runtime import expert_dataset, run_directory, session
+from jaxrl.runtime import expert_dataset, run_directory
+from jaxrl.runtime import load as loading
+from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import assemble
 from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.config import read_run
 from jaxrl.runtime.data_parallel import Layout
 from jaxrl.runtime.expert_dataset import LabelledSet
 
@@ -400,7 +404,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
     assert (ring.end[:, 8] != GOES_ON).all()
     for env in range(4):
         held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
-        wanted = np.repeat([(env + episode) % algorithm.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
+        wanted = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
     found = recorded(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
@@ -634,16 +638,16 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
     adopted = json.loads(config.algo_settings["adopted"])
     assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
     assert config.run.total_env_steps == 2 * 9 * 4  # all that the phases collect
-    taken = session.load_policy(collective_run).params["workers"]
+    taken = loading.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
-        own = session.load_policy(workers[name]).params
+        own = loading.load_policy(workers[name]).params
         assert digest(jax.tree.map(lambda x, task=task: np.asarray(x)[task], taken)) == digest(own)
-    monkeypatch.setattr(session, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
+    monkeypatch.setattr(runs, "load_inputs", lambda setup: pytest.fail("a run needs its workers only to begin"))
     assert train.main(["--resume", collective_run]) == 0
 
 
 def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert jaxrl.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
+    assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "24", "--policy", "learned,zero_code", "--json",
                                 f"{collective_run}/found.json"]) == 0  # fmt: skip
     assert "distance (near)" in capsys.readouterr().out
     found = json.loads((Path(collective_run) / "found.json").read_text())["policies"]
@@ -652,7 +656,7 @@ def test_a_run_is_evaluated_by_task_and_without_codes(collective_run: str, capsy
         low, high = sorted((ends["distance/near"], ends["distance/far"]))
         assert low <= ends["distance"] <= high
     assert found["learned"]["distance"] != found["zero_code"]["distance"]
-    assert jaxrl.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
+    assert jaxrl.cli.evaluate.main([collective_run, "--episodes", "8", "--task", "nearer", "--policy", "learned"]) == 0
     shown = capsys.readouterr().out
     assert "distance" in shown and "(near)" not in shown and "(nearer)" not in shown  # one task
 
@@ -698,12 +702,12 @@ def test_a_student_of_a_run(
         assert sentence in capsys.readouterr().err
     assert train.main([*argv, "--task", "nearer", "--collective", collective_run]) == 0
     run = (tmp_path / "latest").read_text().strip()
-    state, teacher = session.load_state(run)[1], session.load_state(collective_run)[1]
+    state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
         assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
     rho = np.asarray(state.split.answer["rho"])[:, :16]
     assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
-    assert jaxrl.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
+    assert jaxrl.cli.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
 
 
 @pytest.mark.long
@@ -711,7 +715,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
     assert train.main(argv) == 0
-    algo, state, _ = session.load_state((here / "latest").read_text().strip())
+    algo, state, _ = loading.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
     assert len(recorded(state.split, algo.tasks)["step"]) == len(made())

@@ -15,7 +15,8 @@ from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos import coma as coma_module
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma, ComaParameters
-from jaxrl.cli.config import parse
+from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.rl import returns
@@ -53,7 +54,7 @@ _BEGUN: dict[Any, ComaParameters] = {}
 
 def begun(algo: Coma) -> ComaParameters:
     """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
-    alike = (algo.actor_net, algo.critic_net, algo.td_target)
+    alike = (algo.actor_net, algo.critic_net, type(algo))
     if alike not in _BEGUN:
         _BEGUN[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
     return _BEGUN[alike]
@@ -127,14 +128,11 @@ class Recorded:
     """The recorded training step as our learner sees it."""
 
     arrays: dict[str, np.ndarray]
-    algo: Coma
-    params: ComaParameters
+    algo: ComaOriginal
+    params: OriginalParameters
     trajectory: Trajectory
     last: TimeStep
     progress: Progress
-
-    def algorithm(self, **settings: Any) -> Coma:
-        return dataclasses.replace(self.algo, **settings)
 
     @functools.cached_property
     def values(self) -> Any:
@@ -195,7 +193,7 @@ def recorded() -> Recorded:
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)
     extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
-    algo = Coma(recorded_spec(), Layout(MISSIONS), actor_loss="original", td_target="original")
+    algo = ComaOriginal(recorded_spec(), Layout(MISSIONS))
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
     begin = jax.jit(lambda given: algo.init(jax.random.key(0), given).replicated)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
@@ -267,8 +265,8 @@ def test_recorded_targets(recorded: Recorded) -> None:
 
 
 def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
-    algo = recorded.algorithm(td_target="td_lambda")
-    params = dataclasses.replace(recorded.params, target=recorded.params.first_target, first_target=())
+    algo = Coma(recorded_spec(), Layout(MISSIONS))
+    params = dataclasses.replace(recorded.params, target=recorded.params.first_target)
     arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     ours = np.asarray(jax.jit(algo._data)(*arguments)["target"]).reshape(-1, AGENTS)
     q = np.take_along_axis(recorded.arrays["q_target_net"], recorded.arrays["action"][..., None].astype(int), -1)[
@@ -337,7 +335,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
     monkeypatch.setattr(jax.random, "permutation", lambda key, samples: order + 0 * jnp.int32(samples))
-    algo = recorded.algorithm(data_passes=1, minibatches=5)
+    algo = dataclasses.replace(recorded.algo, data_passes=1, minibatches=5)
     arguments = (recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
         AlgoState(recorded.params, ()), *arguments
@@ -420,12 +418,20 @@ VECTOR = EnvSpec(
     critic_input_spec=Box((3,)),
     critic_input=lambda timestep, action: timestep.observation,
 )
+FIXED = dataclasses.replace(VECTOR, fixed_horizon=True)
+ORIGINAL = {"kind": ComaOriginal, "spec": FIXED}
 
 
-def small(num_envs: int = 6, spec: EnvSpec = VECTOR, layout: dict[str, Any] | None = None, **settings: Any) -> Coma:
+def small(
+    num_envs: int = 6,
+    spec: EnvSpec = VECTOR,
+    layout: dict[str, Any] | None = None,
+    kind: type[Coma] = Coma,
+    **settings: Any,
+) -> Coma:
     defaults: dict[str, Any] = {"minibatches": 2, "data_passes": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
     defaults["lr_final"] = 0.2  # of which nothing is seen at the beginning of a run
-    return Coma(spec, Layout(num_envs, **(layout or {})), **(defaults | settings))
+    return kind(spec, Layout(num_envs, **(layout or {})), **(defaults | settings))
 
 
 @functools.cache
@@ -784,12 +790,19 @@ def steps_of(params: ComaParameters) -> list[int]:
     "settings",
     [
         pytest.param({}, marks=pytest.mark.long, id="masked"),
-        pytest.param({"actor_loss": "original"}, id="original"),
         pytest.param({"scale_advantage": True, "clip_ratio": 0.3, "entropy_weight": 0.1}, id="scaled"),
     ],
 )
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_chunks_give_the_same_gradients(settings: dict[str, Any], shards: int) -> None:
+    check_chunks(settings, shards)
+
+
+def test_chunks_give_the_same_gradients_of_the_original() -> None:
+    check_chunks(ORIGINAL, 1)
+
+
+def check_chunks(settings: dict[str, Any], shards: int) -> None:
     whole = small(layout={"shards": shards}, **settings)
     pieces = small(layout={"shards": shards, "learn_chunk": 4}, **settings)
     params = begun(whole)
@@ -936,11 +949,11 @@ def test_without_a_mask_every_action_is_open() -> None:
         ({"clip_ratio": -1.0}, "clip_ratio must lie between 0 and"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
-        ({"actor_loss": "original", "clip_ratio": 0.1}, "clip_ratio has no meaning with actor_loss 'original'"),
-        ({"actor_loss": "original", "target_kl": 0.1}, "target_kl has no meaning with actor_loss 'original'"),
-        ({"actor_loss": "original", "advantage": "return"}, "leave out advantage"),
-        ({"actor_loss": "original", "scale_advantage": True}, "leave out advantage"),
-        ({"td_target": "original"}, "needs an environment whose episodes all have the same length"),
+        (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio has no meaning for coma_original"),
+        (ORIGINAL | {"target_kl": 0.1}, "target_kl has no meaning for coma_original"),
+        (ORIGINAL | {"advantage": "return"}, "advantage has no meaning for coma_original"),
+        (ORIGINAL | {"scale_advantage": True}, "scale_advantage has no meaning for coma_original"),
+        (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
         ({"minibatches": 100}, "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs"),
         (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
@@ -961,7 +974,7 @@ def test_whole_missions_cover_the_transitions() -> None:
     assert Coma.default_num_envs(VECTOR, {"transitions": 3000}) == 300
     assert Coma.default_num_envs(VECTOR, {"transitions": 3001}) == 301
     assert Coma.default_num_envs(Corridor(num_agents=4).spec, {}) == 75
-    assert small(7).minibatch == 35 and small(8, layout={"shards": 2}).minibatch == 20
+    assert small(7).batches.size == 35 and small(8, layout={"shards": 2}).batches.size == 20
     assert small().phases == (Phase("train", 5, 4, restart=True),)
 
 
@@ -969,8 +982,8 @@ def test_whole_missions_cover_the_transitions() -> None:
 def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minibatch: int) -> None:
     """128 x 5 and 48 x 2 transitions, of 660 and 108 that are flown."""
     algo = made_of("--config", preset)
-    assert (algo.layout.num_envs, algo.layout.shards, algo.minibatch) == (missions, 1, minibatch)
-    assert made_of("--config", preset, "--num_envs", str(8 * missions)).minibatch == minibatch
+    assert (algo.layout.num_envs, algo.layout.shards, algo.batches.size) == (missions, 1, minibatch)
+    assert made_of("--config", preset, "--num_envs", str(8 * missions)).batches.size == minibatch
 
 
 def made_of(*argv: str) -> Any:
@@ -981,7 +994,7 @@ def made_of(*argv: str) -> Any:
 
 
 def test_original_targets_see_all_missions() -> None:
-    argv = ["--config", "coma", "--q", "7", "--width", "8", "--td_target", "original"]
+    argv = ["--algo", "coma_original", "--q", "7", "--width", "8", "--num_envs", "6"]
     assert made_of(*argv).layout.shards == 1
     config = parse(argv).config
     with pytest.raises(UsageError, match="use --logical_shards 1"):

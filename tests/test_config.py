@@ -12,11 +12,13 @@ from helpers.tiny import Corridor, TinyQ
 from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
 from envs_jax.base import setting, shown
-from jaxrl import train
 from jaxrl.algos import find as find_algo
-from jaxrl.cli import config
-from jaxrl.cli.config import RunSettings, UsageError, build, parse
+from jaxrl.cli import presets, train
+from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime.config import RunSettings, build
 
 TINY = ("--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")
 
@@ -63,7 +65,7 @@ def test_a_preset_by_algorithm_by_name_and_by_path() -> None:
     assert flat("--config", "coma_quick", "--algo", "coma")["q"] == 7
 
 
-@pytest.mark.parametrize("name", sorted(config.presets()))
+@pytest.mark.parametrize("name", sorted(presets.presets()))
 def test_every_preset_can_be_read(name: str) -> None:
     read = parse(("--config", name)).config
     ends_by_itself = read.algo == "collective"  # with the last of its phases
@@ -329,14 +331,16 @@ def test_settings_that_cannot_be_flags() -> None:
 def test_a_user_class_that_is_no_algorithm_or_not_there() -> None:
     assert "must be a frozen dataclass" in sentence("--algo", "helpers.tiny:Corridor", "--env", "helpers.tiny:Corridor")
     assert "there is no module 'tinny'" in sentence("--algo", "tinny:TinyQ", "--env", "helpers.tiny:Corridor")
-    assert "module 'tiny' has no 'TinyR'" in sentence("--algo", "helpers.tiny:TinyR", "--env", "helpers.tiny:Corridor")
+    assert "module 'helpers.tiny' has no 'TinyR'" in sentence(
+        "--algo", "helpers.tiny:TinyR", "--env", "helpers.tiny:Corridor"
+    )
     assert "names no environment" in sentence("--algo", "helpers.tiny:TinyQ")
 
 
 def test_what_may_change_on_resume() -> None:
     run = parse(TINY).config
-    assert config.resumed(run, {"total_env_steps": 640, "gamma": run.flat()["gamma"]}).run.total_env_steps == 640
+    assert configuration.resumed(run, {"total_env_steps": 640, "gamma": run.flat()["gamma"]}).run.total_env_steps == 640
     with pytest.raises(UsageError, match=r"gamma cannot change on resume \(the run has 0.9, you gave 0.5\)"):
-        config.resumed(run, {"gamma": 0.5})
+        configuration.resumed(run, {"gamma": 0.5})
     names = [field.name for field in dataclasses.fields(RunSettings)]
-    assert set(config.FREE_ON_RESUME) < set(names)
+    assert set(configuration.FREE_ON_RESUME) < set(names)

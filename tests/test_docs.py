@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import jaxrl.evaluate
-import jaxrl.train
-from jaxrl.cli.config import parse
+import jaxrl.cli.evaluate
+import jaxrl.cli.train
+from jaxrl.cli.flags import parse
 
 ROOT = Path(__file__).parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Path:
     """The run directory of the page's command."""
-    assert jaxrl.train.main([*command("train"), "--runs", str(folder / "runs")]) == 0
+    assert jaxrl.cli.train.main([*command("train"), "--runs", str(folder / "runs")]) == 0
     return Path((folder / "runs" / "latest").read_text().strip())
 
 
@@ -83,7 +83,7 @@ def test_the_command_of_the_page_learns(trained: Path) -> None:
 
 @pytest.mark.long
 def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert jaxrl.evaluate.main([str(trained), "--episodes", "32"]) == 0
+    assert jaxrl.cli.evaluate.main([str(trained), "--episodes", "32"]) == 0
     report = json.loads((trained / "evaluation.json").read_text())["policies"]
     assert report["random"]["apples"]["mean"][-1] < 2 and report["learned"]["apples"]["mean"][-1] > 6
     assert "learned is better" in " ".join(capsys.readouterr().out.split())
@@ -91,11 +91,11 @@ def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsy
 
 def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        jaxrl.train.main([*command("train")[:4], "--help"])
+        jaxrl.cli.train.main([*command("train")[:4], "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "--size" in text and "rows and columns of the orchard" in text and "lambda of the TD(lambda) targets" in text
-    assert jaxrl.train.main([*command("train")[:4], "--size", "1", "--total_env_steps", "1000"]) == 2
+    assert jaxrl.cli.train.main([*command("train")[:4], "--size", "1", "--total_env_steps", "1000"]) == 2
     assert "--size must lie between 2 and 100, not 1" in capsys.readouterr().err
 
 

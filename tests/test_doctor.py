@@ -6,8 +6,8 @@ import subprocess
 import jax
 import pytest
 
-from jaxrl import doctor
-from jaxrl.doctor import Finding, Nvidia
+from jaxrl.cli import doctor
+from jaxrl.cli.doctor import Finding, Nvidia
 from jaxrl.report import rates
 from jaxrl.report.timing import Timing, seconds_of, stopwatch, take_turns
 from jaxrl.runtime import memory_plan

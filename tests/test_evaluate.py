@@ -10,8 +10,9 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.coverage.actions import boundary_mask, sequential_masks
-from jaxrl import evaluate, train
-from jaxrl.evaluation import policies
+from jaxrl.cli import evaluate, train
+from jaxrl.evaluation import policies, reports, statistics
+from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.evaluation.policies import Subject, load
 from jaxrl.evaluation.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import key_of_env
@@ -36,7 +37,7 @@ def run(tmp_path_factory) -> Path:
 def test_numbers_equal_a_walk_by_hand():
     """ "right" walks straight to the end: everything follows from where the held-out episodes start."""
     wanted, episodes, seed = corridor(), 12, 5
-    ((_, curves),) = evaluate.fly(wanted, ["right"], episodes, seed)
+    ((_, curves),) = reports.fly(wanted, ["right"], episodes, seed)
     env, key = wanted.env.env, held_out_key(seed, "evaluation")
     start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
     starts = [int(start(np.int32(i))) for i in range(episodes)]
@@ -46,7 +47,7 @@ def test_numbers_equal_a_walk_by_hand():
     np.testing.assert_array_equal(curves["length"], np.minimum(step, need))
     np.testing.assert_array_equal(curves["return"], step >= need)
     np.testing.assert_array_equal(curves["reached"], step >= need)
-    report = evaluate.evaluate(wanted, ["right"], episodes, seed, at=[2, 6])
+    report = reports.evaluate(wanted, ["right"], episodes, seed, at=[2, 6])
     found = report["policies"]["right"]["return"]
     values = (step >= need).astype(float)
     np.testing.assert_allclose(found["mean"], values.mean(1), rtol=1e-6)
@@ -73,8 +74,8 @@ def test_all_policies_start_alike_and_differ_later():
 
 def test_chunks_and_devices_change_nothing():
     wanted = corridor(num_agents=2)
-    whole = dict(evaluate.fly(wanted, ["random", "right"], 7, seed=0))
-    parts = dict(evaluate.fly(wanted, ["random", "right"], 7, seed=0, devices=3, chunk=2))
+    whole = dict(reports.fly(wanted, ["random", "right"], 7, seed=0))
+    parts = dict(reports.fly(wanted, ["random", "right"], 7, seed=0, devices=3, chunk=2))
     for name, curves in whole.items():
         for metric, curve in curves.items():
             assert curve.shape == (7, 7)
@@ -88,9 +89,9 @@ def test_chunks_follow_the_size_of_the_state():
 
 
 def test_marks_are_thirds():
-    assert evaluate.marks(15) == [5, 10, 15]
-    assert evaluate.marks(200) == [67, 133, 200]
-    assert evaluate.marks(2) == [1, 2]
+    assert statistics.marks(15) == [5, 10, 15]
+    assert statistics.marks(200) == [67, 133, 200]
+    assert statistics.marks(2) == [1, 2]
 
 
 def _report(score_mode: str, **finals: tuple[float, float]) -> dict:
@@ -100,29 +101,31 @@ def _report(score_mode: str, **finals: tuple[float, float]) -> dict:
 
 def test_comparison_by_hand():
     policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), bad=(0.9, 0.02), seq=(0.5, 0.1))
-    found = evaluate.compare(policies, "score", "min")
+    found = statistics.compare(policies, "score", "min")
     assert found == {"policy": "learned", "better": True, "disjoint": True, "best": "seq", "near": ["ig", "seq"],
                      "way": {"ig": 0.8, "bad": None, "seq": 0.6666667}}  # fmt: skip
     policies["random"]["score"]["mean"][-1] = 0.68  # the gap of 0.08 is less than 0.05 + 0.04
-    assert not evaluate.compare(policies, "score", "min")["disjoint"]
-    assert not evaluate.compare(policies, "score", "max")["better"]
+    assert not statistics.compare(policies, "score", "min")["disjoint"]
+    assert not statistics.compare(policies, "score", "max")["better"]
     del policies["random"]
-    assert evaluate.compare(policies, "score", "min") is None
+    assert statistics.compare(policies, "score", "min") is None
 
 
 def test_conclusion_tells_the_comparison():
     policies = _report("min", learned=(0.6, 0.05), random=(0.8, 0.04), ig=(0.55, 0.02), seq=(0.5, 0.1),
                        mower=(0.7, 0.01))  # fmt: skip
     report = {"score": "score", "score_mode": "min", "policies": policies,
-              "comparison": evaluate.compare(policies, "score", "min")}  # fmt: skip
-    first, second, third = evaluate.conclusion(report)
+              "comparison": statistics.compare(policies, "score", "min")}  # fmt: skip
+    first, second, third = evaluation_tables.conclusion(report)
     assert "do not overlap: learned is better" in first and "0.600 ±0.050" in first
     assert "80 % of the way from random to ig" in second and "mower" not in second
     assert "67 % of the way from random to seq (0.500 ±0.100, the best scripted policy)" in second
     assert third == "learned is better than mower (0.700 ±0.010)."
     policies |= _report("min", even=(0.62, 0.03))
-    report["comparison"] = evaluate.compare(policies, "score", "min")
-    assert "learned cannot be told from even (0.620 ±0.030): the intervals overlap." in evaluate.conclusion(report)
+    report["comparison"] = statistics.compare(policies, "score", "min")
+    assert "learned cannot be told from even (0.620 ±0.030): the intervals overlap." in evaluation_tables.conclusion(
+        report
+    )
 
 
 def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
@@ -134,7 +137,7 @@ def test_table_and_file_hold_the_same_numbers(tmp_path, capsys):
     assert report["env_settings"] == {"num_agents": 1, "length": 3, "horizon": 6}
     assert (report["episodes"], report["seed"], report["at"], report["run"]) == (9, 3, [2, 4, 6], None)
     assert list(report["policies"]) == ["random", "right"] and report["comparison"] is None
-    again = evaluate.evaluate(corridor(length=3), ["random", "right"], 9, 3)
+    again = reports.evaluate(corridor(length=3), ["random", "right"], 9, 3)
     assert json.loads(json.dumps(again)) == report
     mean = report["policies"]["random"]["return"]["mean"]
     rows = out.splitlines()
@@ -185,7 +188,7 @@ def test_a_run_beside_every_baseline(run, capsys):
 def test_a_policy_moves_to_settings_that_fit(run):
     settings = {"num_agents": 2, "length": 4, "horizon": 9}
     moved = load(run, "helpers.tiny:Corridor", settings)
-    ((_, curves),) = evaluate.fly(moved, ["learned"], 4, 0)
+    ((_, curves),) = reports.fly(moved, ["learned"], 4, 0)
     assert curves["return"].shape == (10, 4)
     with pytest.raises(policies.UsageError, match="does not fit length 7"):
         load(run, "helpers.tiny:Corridor", {**settings, "horizon": 6, "length": 7})

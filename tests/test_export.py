@@ -19,12 +19,12 @@ from bench.reference.snakes.opponents import choose, scripted
 from envs_jax.base import make
 from envs_jax.snakes import full, segments, teams, timesteps
 from envs_jax.snakes.types import State
-from jaxrl import export
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg, masked_softmax
-from jaxrl.cli.config import parse
+from jaxrl.cli import export
+from jaxrl.cli.export import jidi_settings, write_jidi
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
-from jaxrl.export import jidi_settings, write_jidi
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import assemble
 from jaxrl.runtime.checkpoint import Checkpoints

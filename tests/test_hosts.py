@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import hosts, memory_plan

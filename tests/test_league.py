@@ -12,12 +12,12 @@ import pytest
 
 from envs_jax.base import make
 from envs_jax.batch import batched
-from jaxrl import evaluate, train
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.cli import config
-from jaxrl.evaluation import league
+from jaxrl.cli import evaluate, train
+from jaxrl.evaluation import league, reports
 from jaxrl.evaluation.policies import Subject, load
 from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime.data_parallel import Layout
 from jaxrl.runtime.trainer import key_of_env
 
@@ -28,7 +28,7 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "de
 
 def subject(number: int, **settings) -> Subject:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
-    made = config.build({**TINY, **settings}, "the test")
+    made = configuration.build({**TINY, **settings}, "the test")
     env = batched(made.make_env())
     algo = Ddpg(env.spec, Layout(8), **made.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
@@ -140,7 +140,7 @@ def test_each_scripted_player_is_the_level_of_its_name():
 def test_a_scripted_player_plays_as_it_does_alone():
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, seat="both")))
     among = alone.moved({"opponent": "0,3"})
-    ((_, curves),) = evaluate.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
+    ((_, curves),) = reports.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
     ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
     for name, values in ended.items():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
@@ -194,7 +194,7 @@ def test_a_rival_from_outside_must_be_there(two):
     ],
 )
 def test_errors_are_one_sentence(tmp_path, argv, code, words, capsys):
-    (tmp_path / "config.yaml").write_text(config.build(TINY, "the test").to_yaml())
+    (tmp_path / "config.yaml").write_text(configuration.build(TINY, "the test").to_yaml())
     assert evaluate.main([word.format(run=tmp_path) for word in argv]) == code
     out, err = capsys.readouterr()
     assert words in err and err.startswith("error: ") and err.count("\n") == 1 and not out

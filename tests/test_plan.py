@@ -13,7 +13,7 @@ from helpers.tiny import Corridor, TinyQ
 
 from envs_jax.batch import batched
 from jaxrl.algos.base import Phase
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Setup, assemble, compile_programs

@@ -10,7 +10,7 @@ from bench.reference.reach import oracle
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.reach import viewer
-from jaxrl import render
+from jaxrl.cli import render
 from jaxrl.evaluation.policies import load
 
 

@@ -14,8 +14,8 @@ import pytest
 from helpers.off_policy import SAC, at_step, make_trainer, run
 from helpers.tiny import PointMass
 
-import jaxrl.evaluate
-import jaxrl.train
+import jaxrl.cli.evaluate
+import jaxrl.cli.train
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
@@ -343,10 +343,10 @@ def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
 def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --units 8 --batch_size 16 "
     flags += f"--init_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
-    assert jaxrl.train.main(flags.split()) == 0
+    assert jaxrl.cli.train.main(flags.split()) == 0
     run = (tmp_path / "latest").read_text().strip()
     capsys.readouterr()
-    assert jaxrl.evaluate.main([run, "--episodes", "8"]) == 0
+    assert jaxrl.cli.evaluate.main([run, "--episodes", "8"]) == 0
     shown = capsys.readouterr().out
     assert "distance" in shown and "random" in shown
 

@@ -12,9 +12,9 @@ import pytest
 from helpers.tiny import PointMass
 
 from envs_jax.base import EnvSpec
-from jaxrl import evaluate
 from jaxrl.algos.base import start
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
+from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import load
 from jaxrl.evaluation.rollouts import Evaluator
 from jaxrl.report.writer import Nowhere
@@ -108,7 +108,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
 
     monkeypatch.setattr(Evaluator, "compiled", lambda self, final=False: evaluation)
     points = load(None, "helpers.tiny:PointMass", dataclasses.asdict(PointMass()))
-    list(evaluate.fly(points, ["random"], 8, SEED))
+    list(reports.fly(points, ["random"], 8, SEED))
 
     places = {"training": np.asarray(setup.trainer.init(jax.random.key(SEED)).env.env.place)}
     reset = jax.jit(lambda key: setup.env.reset(jax.vmap(key_of_env, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])

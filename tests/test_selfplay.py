@@ -13,9 +13,9 @@ from helpers.runs import outcome, resume, run
 import envs_jax
 from envs_jax.base import Array
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl import train
 from jaxrl.algos.base import Algorithm, count, start
-from jaxrl.cli.config import parse
+from jaxrl.cli import train
+from jaxrl.cli.flags import parse
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime.build import _layout, _with_self_play
 from jaxrl.runtime.data_parallel import Layout

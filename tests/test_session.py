@@ -21,12 +21,14 @@ from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
 from envs_jax.base import Array, setting
-from jaxrl import train
 from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
-from jaxrl.cli.config import parse
+from jaxrl.cli import train
+from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
 from jaxrl.report.metrics import Lines, Pace
 from jaxrl.report.writer import Writer, read_metrics
+from jaxrl.runtime import load as loading
+from jaxrl.runtime import run as runs
 from jaxrl.runtime import session
 from jaxrl.runtime.build import _cut_short, compile_programs, prepare
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
@@ -351,14 +353,14 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     config = prepare(parse(argv.split()).config).config
     resumed = prepare(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": session._fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
+    meta = {"devices": 1, "settings": session.fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console("", io.StringIO())
-    assert session._resumable(tmp_path, resumed, config, quiet).step == 1
+    assert runs._resumable(tmp_path, resumed, config, quiet).step == 1
     edited = prepare(config.with_run(learn_chunk=1), resuming=True)
     with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
-        session._resumable(tmp_path, edited, config, quiet)
+        runs._resumable(tmp_path, edited, config, quiet)
 
 
 # What goes wrong
@@ -371,7 +373,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert error.count("\n") == 1
     # Iterations 1 and 2 have no updates; 3 to 19 have four each; the second of iteration 20 is broken.
     assert "loss is not finite at update 70 (iteration 20); the last good checkpoint (16) is kept" in error
-    directory = tmp_path / "test_session-Study_tiny-Corridor" / "0001"
+    directory = tmp_path / "test_session-Study_helpers.tiny-Corridor" / "0001"
     assert steps(directory) == [8, 16]
     assert [row["iteration"] for row in read_metrics(directory)] == list(range(1, 20))
     assert train.main(["--resume", str(directory)]) == 1  # it is the same run, so it breaks again
@@ -385,11 +387,11 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
     argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
     setup = prepare(parse(argv).config)
-    weights = session.load_weights(str(alone), setup)
-    best = session.load_policy(alone)
+    weights = loading.load_weights(str(alone), setup)
+    best = loading.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = session.compile_programs(setup, weights, lambda sentence: None)
+    programs = runs.compile_programs(setup, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)
@@ -401,9 +403,9 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_load_policy_falls_back_on_the_newest_checkpoint(alone: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path / "run")
-    assert session.load_policy(alone, best=False).step == 45
+    assert loading.load_policy(alone, best=False).step == 45
     next((tmp_path / "run" / "checkpoints" / "best").glob("*/manifest.json")).write_text("{}")
-    assert session.load_policy(tmp_path / "run").step == 45
+    assert loading.load_policy(tmp_path / "run").step == 45
 
 
 def test_the_best_checkpoint_is_the_one_with_the_best_score(alone: Path) -> None:

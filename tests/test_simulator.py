@@ -19,8 +19,8 @@ from envs_jax import make
 from envs_jax.adapters import metaworld as adapter
 from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
-from jaxrl import collect, evaluate, train
 from jaxrl.algos.sac import Sac
+from jaxrl.cli import collect, evaluate, train
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import Subject
 from jaxrl.integrations import metaworld

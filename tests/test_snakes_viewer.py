@@ -18,7 +18,7 @@ from envs_jax.base import make
 from envs_jax.snakes import scene as scenes
 from envs_jax.snakes import viewer
 from envs_jax.snakes.board import Board
-from jaxrl import render
+from jaxrl.cli import render
 from jaxrl.evaluation.policies import load
 
 GAMES = {  # name: (settings, policy, episode)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from envs_jax.base import make, registered
-from jaxrl import evaluate
-from jaxrl.evaluation import league
+from jaxrl.evaluation import league, reports, statistics
+from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.report import tables
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")
@@ -30,7 +30,7 @@ def on_screen(lines: list[Any], width: int) -> list[str]:
 def curves(env: str, scale: float) -> dict[str, Any]:
     """A report of an environment with the longest names, and the numbers of its cells."""
     spec = make(env).spec
-    at = evaluate.marks(spec.horizon)
+    at = statistics.marks(spec.horizon)
     numbers = itertools.count(1)
     metrics = (spec.score, *spec.metrics, "return", "length")
     made = {
@@ -41,7 +41,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         for policy in POLICIES
     }
     moments = [make(env).moment(step) for step in at]
-    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": evaluate.labels(spec), "policies": made}
+    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": reports.labels(spec), "policies": made}
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -49,14 +49,14 @@ def curves(env: str, scale: float) -> dict[str, Any]:
 @pytest.mark.parametrize("env", registered())
 def test_evaluations(env: str, scale: float, width: int) -> None:
     report = curves(env, scale)
-    screen = on_screen(evaluate.table(report, width), width)
+    screen = on_screen(evaluation_tables.table(report, width), width)
     assert max(map(len, screen)) <= width
     for policy in POLICIES:
         assert any(line.startswith(f"{policy}  ") for line in screen)
     for metric in report["policies"]["learned"]:
         rows = {name: result[metric] for name, result in report["policies"].items()}
         assert make(env).spec.label(metric) in screen and "_" not in make(env).spec.label(metric)
-        digits = evaluate._decimals([rows[name]["mean"][-1] for name in POLICIES])
+        digits = evaluation_tables._decimals([rows[name]["mean"][-1] for name in POLICIES])
         for name in POLICIES:
             mean, half, deviation = (rows[name][key][-1] for key in ("mean", "ci95", "std"))
             cell = f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
@@ -76,7 +76,7 @@ def test_matches(width: int) -> None:
     numbers = itertools.count(1)
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    screen = on_screen(league.match_table(matches, evaluate.labels(spec), width), width)
+    screen = on_screen(league.match_table(matches, reports.labels(spec), width), width)
     assert max(map(len, screen)) <= width
     whole = "\n".join(screen)
     for one in matches:
@@ -100,7 +100,7 @@ def test_leagues(width: int) -> None:
         name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
         for k, name in enumerate(players)
     }
-    standings, results = league.league_tables(ratings, matches, spec.score, evaluate.labels(spec), width)
+    standings, results = league.league_tables(ratings, matches, spec.score, reports.labels(spec), width)
     screen = on_screen([*standings, *results], width)
     assert max(map(len, screen)) <= width
     for name, row in ratings.items():

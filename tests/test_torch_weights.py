@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import algos, train
-from jaxrl.cli.config import parse
+from jaxrl import algos
+from jaxrl.cli import train
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import torch_weights
 from jaxrl.integrations.torch_weights import read, team_net
-from jaxrl.runtime import session
+from jaxrl.runtime import load as loading
 from jaxrl.runtime.build import assemble
 from jaxrl.runtime.data_parallel import Layout
 
@@ -183,7 +184,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
     argv = f"--config ddpg_competition --units 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
     setup = assemble(parse([*argv.split(), str(file)]).config)
-    weights = session.load_weights(str(file), setup)["actor"]["params"]
+    weights = loading.load_weights(str(file), setup)["actor"]["params"]
     np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
     assert train.main([*argv.replace("--units 8", "--units 9").split(), str(file)]) == 2
     error = capsys.readouterr().err

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.tiny import Corridor, CorridorState, TinyQ
 
-import jaxrl.train
+import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
@@ -327,7 +327,7 @@ def test_a_phase_without_steps_only_learns(counting: Any) -> None:
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
     flags = "--algo test_trainer:Counting --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
     flags += f" --runs {tmp_path}"
-    assert jaxrl.train.main(flags.split()) == 0
+    assert jaxrl.cli.train.main(flags.split()) == 0
     lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
     order = [line["phase"] for line in lines if "phase" in line]
     assert order == sorted(order) and set(order) == {0, 1, 2}
@@ -447,7 +447,7 @@ def test_a_run_that_is_not_finite_names_the_tensor(tmp_path: Path, capsys: pytes
         "--algo test_trainer:LossExplodes --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 400"
     )
     flags += f" --runs {tmp_path}"
-    assert jaxrl.train.main(flags.split()) == 1
+    assert jaxrl.cli.train.main(flags.split()) == 1
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "loss" in error and "update 10" in error  # the second of four updates in the third call

@@ -9,7 +9,7 @@ import yaml
 from helpers.runs import outcome, resume, run
 
 from bench.gpu import tuning
-from jaxrl.cli.config import parse
+from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import Timing
 from jaxrl.runtime import tuned

@@ -17,8 +17,9 @@ from helpers.tiny import Corridor, CorridorState
 import envs_jax
 from envs_jax import TimeStep
 from envs_jax.base import Array, setting
-from jaxrl.cli.config import Config, parse, read_run
+from jaxrl.cli.flags import parse
 from jaxrl.runtime import variants
+from jaxrl.runtime.config import Config, read_run
 
 LABOUR = 3000  # products of 8 x 8 matrices, beside which a step takes no time
 

@@ -22,7 +22,7 @@ from PIL import Image
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage import terrain, viewer
-from jaxrl import render
+from jaxrl.cli import render
 from jaxrl.evaluation.policies import load
 
 Q, AGENTS = 4, 3

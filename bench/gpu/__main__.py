@@ -20,7 +20,7 @@ from bench.gpu import results
 from bench.gpu.units import PARTS, UNITS, Unit
 from bench.harness import measure
 from envs_jax.base import closest, shown
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 
 LEAST = 5.0  # seconds, below which no unit is begun

@@ -25,10 +25,11 @@ from bench.parity import reach as reach_parity
 from bench.parity import records
 from bench.parity import snakes as snakes_parity
 from bench.parity.comparison import Comparison
-from jaxrl.cli import config as configuration
+from jaxrl.cli import flags as command_line
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Setup, prepare
-from jaxrl.runtime.checkpoint import Checkpoints, digest
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.manifest import digest
 
 SMALL = {  # a few iterations of every algorithm
     "coma": "--config coma_quick --num_envs 16",
@@ -147,7 +148,7 @@ def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
 @functools.cache
 def _program(algo: str, quick: bool, exact: bool, options: str = tuned.AUTO) -> tuple[Setup, Any]:
     """A configuration made real, and its compiled last phase, for all units that need it."""
-    request = configuration.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
+    request = command_line.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
     setup = prepare(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 

@@ -9,12 +9,12 @@ import jax
 from bench import train_throughput
 from bench.gpu import watch
 from bench.harness import measure
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import profile, rates
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.config import Config
 
 NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power
@@ -84,7 +84,7 @@ def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Set
 
 
 def _config(missions: int, quick: bool) -> Config:
-    request = configuration.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
+    request = command_line.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
     return variants.settled(request.config, missions, measure.say)
 
 

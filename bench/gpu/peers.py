@@ -9,7 +9,7 @@ import jax
 from bench import systems, train_throughput
 from bench.gpu import job, watch
 from bench.harness import measure
-from jaxrl.cli import config as configuration
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import rates
 from jaxrl.runtime.build import prepare
@@ -42,7 +42,7 @@ def _against(flags: str, num_envs: int, quick: bool, name: str) -> dict[str, Any
     missing = _missing()
     if missing:
         return {"rows": [[f"{name}: PyTorch", missing, ""]]}
-    config = configuration.parse((QUICK[name] if quick else flags).split(), "python -m bench.gpu").config
+    config = command_line.parse((QUICK[name] if quick else flags).split(), "python -m bench.gpu").config
     request = train_throughput.Request(
         config,
         [2 if quick else num_envs],

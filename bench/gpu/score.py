@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.gpu import job
 from bench.studies import learning
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.common.errors import UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.run_directory import open_run

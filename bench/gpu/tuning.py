@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from bench.gpu.job import QUICK as QUICK_COMA
 from bench.harness import measure
 from bench.train_throughput import measured_phase
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config
+from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.report.cache import cache_folder, default_folder
 from jaxrl.report.timing import Timing, stopwatch, take_turns
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, tuned, variants
 from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import REPLICATED, largest_divisor, shardings
 
 JOBS = {  # the main job, with fewer of its equal updates
@@ -130,7 +131,7 @@ def all_options() -> dict[str, str]:
 
 def _config(job: str, quick: bool) -> Config:
     """The configuration of a job, with the variant of its environment that is fastest here."""
-    request = configuration.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
+    request = command_line.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
     return variants.settled(config, config.run.num_envs, measure.say)
 

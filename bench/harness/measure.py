@@ -19,11 +19,11 @@ from typing import Any
 import jax
 
 from envs_jax.base import shown
-from jaxrl.cli.config import Parser
+from jaxrl.cli.flags import Parser
+from jaxrl.cli.values import whole
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.evaluate import whole
 from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan, run_directory
 

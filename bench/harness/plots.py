@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bench.harness import measure
 from envs_jax.base import shown
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.report.console import duration, gibibytes, short

@@ -18,7 +18,8 @@ import numpy as np
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import LEVELS, Policy, play, scripted
 from envs_jax.base import closest
-from jaxrl.cli.config import Parser, exit_on_error
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, UserError
 
 NAMES = ("up", "down", "left", "right")

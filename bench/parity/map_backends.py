@@ -14,7 +14,8 @@ import jax
 
 import envs_jax
 from bench.harness import measure
-from jaxrl.cli.config import exit_on_error, usage_errors
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.common.errors import usage_errors
 from jaxrl.runtime import variants
 
 

@@ -23,9 +23,9 @@ from envs_jax import base as environments
 from envs_jax.adapters import metaworld
 from envs_jax.reach.env import Reach
 from envs_jax.reach.types import TARGET_UNIT
-from jaxrl.cli.config import exit_on_error, usage_errors
-from jaxrl.common.errors import UsageError
-from jaxrl.evaluate import whole
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
+from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
 STEPS = 500

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from bench.harness import measure
-from jaxrl.cli.config import Parser, exit_on_error
-from jaxrl.evaluate import fly, whole
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
+from jaxrl.cli.values import whole
 from jaxrl.evaluation import policies
+from jaxrl.evaluation.reports import fly
 from jaxrl.report.cache import enable_compilation_cache
 
 MISSIONS = 50  # behind every published figure

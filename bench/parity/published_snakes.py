@@ -21,10 +21,11 @@ import numpy as np
 
 from bench.harness import measure
 from bench.reference.snakes import opponents, oracle
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluate import fly, whole
 from jaxrl.evaluation import policies
+from jaxrl.evaluation.reports import fly
 from jaxrl.report.cache import enable_compilation_cache
 
 ERRORS = 3.0

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import measure
-from jaxrl.cli.config import exit_on_error, read_mapping
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.evaluate import whole
+from jaxrl.common.yaml_files import read_mapping
 
 KIND = "ablation"
 ENTRIES = {"preset", "train", "evaluate", "show", "variants"}

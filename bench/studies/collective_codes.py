@@ -20,13 +20,13 @@ from matplotlib.figure import Figure
 
 from bench.harness import measure
 from jaxrl.algos.collective.algorithm import Collective, neighbour_accuracy
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.evaluate import whole
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.session import load_state
+from jaxrl.runtime.load import load_state
 
 KIND = "collective_codes"
 CURVES = ("reconstruction", "held_out_reconstruction", "contrast", "held_out_contrast")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from bench.harness import measure, plots
 from envs_jax.base import closest
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import networks
 from jaxrl.report import rates

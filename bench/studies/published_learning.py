@@ -18,10 +18,10 @@ from bench.reference.coverage.torch_learner import require_torch
 from bench.reference.snakes.opponents import scripted
 from bench.reference.snakes.oracle import Game
 from bench.systems.snakes import TorchGames
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import exit_on_error
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import whole
 from jaxrl.common.errors import UserError
-from jaxrl.evaluate import whole
 
 PRESET = "ddpg_competition"
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         require_torch().set_num_threads(1)
     except ImportError as error:
         raise UserError(str(error)) from None
-    config = configuration.parse(["--config", PRESET]).config
+    config = command_line.parse(["--config", PRESET]).config
     stale = {"stale_opponents": not parsed.fresh_opponents}
     play = TorchGames(config.env_settings | stale, config.algo_settings, seed)
     training = train(play, episodes)

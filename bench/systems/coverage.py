@@ -65,10 +65,7 @@ class TorchMissions:
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         if algo["depth"] != 1:
             raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
-        same = [
-            *("width", "actor_lr", "critic_lr", "gamma", "minibatches", "data_passes", "copy_rate"),
-            *("actor_loss", "td_target"),
-        ]
+        same = ("width", "actor_lr", "critic_lr", "gamma", "minibatches", "data_passes", "copy_rate")
         self._settings = settings(env)
         self._learner = torch_learner.TorchComa(
             self._settings.num_agents,

@@ -5,6 +5,7 @@ from jaxrl.algos.base import Algorithm
 
 ALGORITHMS = {
     "coma": "jaxrl.algos.coma:Coma",
+    "coma_original": "jaxrl.algos.coma_original:ComaOriginal",
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",

@@ -4,6 +4,9 @@ The verbs (`train`, `evaluate`, ...) catch `UserError`, print its sentence on st
 Everything else that is raised is a defect of the program and keeps its traceback.
 """
 
+import contextlib
+import typing
+
 
 class UserError(Exception):
     """Something went wrong at run time; the message is one sentence that says what, and how to mend it."""
@@ -25,3 +28,15 @@ def one_line(sentence: str) -> str:
     if len(sentence) > _HEAD + _TAIL:
         sentence = f"{sentence[:_HEAD]} [...] {sentence[-_TAIL:]}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in sentence)
+
+
+@contextlib.contextmanager
+def usage_errors() -> typing.Iterator[None]:
+    """ValueErrors, which environments and algorithms raise with a sentence, become UsageErrors.
+
+    So do NotImplementedErrors, by which the base classes name what a user's class lacks.
+    """
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(str(error)) from None

@@ -15,11 +15,14 @@ from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config, EnvironmentFlags, Parser
+from jaxrl.cli.flags import EnvironmentFlags, Parser
+from jaxrl.common import errors
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.rollouts import Evaluator, Rival, either, learned, scripted, scripted_names, versus
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
+from jaxrl.runtime.load import load_policy
 
 DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
@@ -172,8 +175,6 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     found = Subject(_made(env, settings), env, settings)
     if run is None:
         return found
-    from jaxrl.runtime.session import load_policy
-
     loaded = load_policy(run, best=best)
     found = dataclasses.replace(
         found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step
@@ -182,7 +183,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
 
 
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
-    with configuration.usage_errors():
+    with errors.usage_errors():
         return batched(environments.make(env, **settings))
 
 

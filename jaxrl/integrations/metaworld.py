@@ -16,8 +16,7 @@ from envs_jax.base import Array, EnvSpec, TimeStep, closest, shown
 from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
-from jaxrl.cli.config import usage_errors
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, Subject
 from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env
@@ -57,7 +56,7 @@ class Played:
     """N episodes of one policy.
 
     Attributes:
-        curves: {metric: float32[T + 1, N]}, as those of `jaxrl.evaluate.fly`.
+        curves: {metric: float32[T + 1, N]}, as those of `jaxrl.evaluation.reports.fly`.
         observation: float32[N, T + 1, D].
         action: float32[N, T, n].
         advice: float32[N, T, n], what the scripted policy would have done, or () where nobody asks.
@@ -219,7 +218,7 @@ def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed
 def fly(
     subject: Subject, world: World, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """As `jaxrl.evaluate.fly`, with the first `episodes` of the world's list."""
+    """As `jaxrl.evaluation.reports.fly`, with the first `episodes` of the world's list."""
     for name in names:
         played = play(subject, world, name, range(episodes), seed)
         task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}

@@ -16,7 +16,6 @@ on disk does not depend on the Python classes of the state. Typed PRNG keys are 
 """
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +34,18 @@ import orbax.checkpoint as ocp
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts
+from jaxrl.runtime.manifest import (
+    Leaf,
+    damage_of,
+    difference,
+    digest_of,
+    is_key,
+    is_stored,
+    leaves_of,
+    plain_array,
+    read_manifest,
+    write_manifest,
+)
 
 # Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -54,24 +65,13 @@ def _hush_late_writes() -> None:
     sys.unraisablehook = hook
 
 
-_ARRAYS, _META, _MANIFEST = "arrays", "meta.json", "manifest.json"
+_ARRAYS, _META = "arrays", "meta.json"
 _WRITING, _TRASH = ".writing", ".trash"
 _NAMED = 3  # of damaged checkpoints in a row so many are named, the others counted
 
 
 class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
-
-
-class _Leaf(NamedTuple):
-    """What is known of one leaf without its values; `kind` is the dtype, or key<...> for a typed PRNG key."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
 
 
 class Checkpoints:
@@ -120,11 +120,11 @@ class Checkpoints:
         """
         self.wait()
         _hush_late_writes()
-        leaves = _leaves(state)
+        leaves = leaves_of(state)
         arrays = {
-            leaf.name: _plain(value)
+            leaf.name: plain_array(value)
             for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
-            if _stored(leaf)
+            if is_stored(leaf)
         }
         folder = self.directory / f"{step:010d}{_WRITING}"
         try:
@@ -138,13 +138,13 @@ class Checkpoints:
             raise self._failed(step, folder, error) from error
         self._unfinished = self._thread.submit(self._finish, step, folder, leaves, best)
 
-    def _finish(self, step: int, folder: Path, leaves: list[_Leaf], best: bool) -> None:
+    def _finish(self, step: int, folder: Path, leaves: list[Leaf], best: bool) -> None:
         """Wait for orbax, seal the checkpoint and delete what it replaces (on the thread of its own)."""
         try:
             self._orbax.wait_until_finished()
             if not hosts.writes():
                 return
-            _write_manifest(folder, step, leaves)
+            write_manifest(folder, step, leaves)
             _seal(folder)
             if best:
                 copy = self._best / folder.name
@@ -259,15 +259,15 @@ class Checkpoints:
         self.wait()
         names = _sealed(self.directory)
         folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
-        damage = _damage(folder)
+        damage = damage_of(folder)
         if damage is not None:
             raise CheckpointError(f"checkpoint {folder} is damaged: {damage}; use another")
-        leaves = _read_manifest(folder).leaves
-        wanted = [leaf.name for leaf in leaves if _stored(leaf)]
+        leaves = read_manifest(folder).leaves
+        wanted = [leaf.name for leaf in leaves if is_stored(leaf)]
         as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
         args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
         arrays = self._orbax.restore(folder / _ARRAYS, args=args) if wanted else {}
-        return _digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
+        return digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
 
     def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
         """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
@@ -297,7 +297,7 @@ class Checkpoints:
         """The last of `names` that is not damaged, by its files' digests. Raises CheckpointError if there is none."""
         for passed, name in enumerate(reversed(names)):
             folder = directory / name
-            damage = _damage(folder)
+            damage = damage_of(folder)
             if damage is None:
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and passed over")
@@ -319,76 +319,13 @@ def _reason(error: Exception) -> str:
     return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
 
 
-# Leaves
-
-
-def _leaves(tree: Any, prefix: str | None = None) -> list[_Leaf]:
-    """All leaves of a pytree in order.
-
-    Raises:
-        TypeError: a leaf is no array, or two leaves have one name.
-    """
-    leaves = []
-    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        own = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = ".".join(part for part in (prefix, own) if part)
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-            raise TypeError(f"leaf {name} of the state is {type(value).__name__}, not an array")
-        leaves.append(_Leaf(name, str(value.dtype), tuple(value.shape)))
-    if len({leaf.name for leaf in leaves}) < len(leaves):
-        raise TypeError("two leaves of the state have the same name; rename a dictionary key that holds a dot")
-    return leaves
-
-
-def _stored(leaf: _Leaf) -> bool:
-    """Whether there is anything to store: orbax refuses arrays without elements."""
-    return 0 not in leaf.shape
-
-
-def digest(state: Any) -> str:
-    """SHA-256 of names, types, shapes and bits of all leaves of a state."""
-    return _digest_of(_leaves(state), [_plain(value) for value in jax.tree.leaves(state)])
-
-
-def _digest_of(leaves: list[_Leaf], values: Iterable[Any]) -> str:
-    """The same of leaves and their plain values."""
-    pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
-    total = hashlib.sha256()
-    for leaf, value in pairs:
-        total.update(f"{leaf.name} {leaf}\n".encode())
-        total.update(np.ascontiguousarray(value).tobytes() if _stored(leaf) else b"")
-    return total.hexdigest()
-
-
-def _is_key(value: Any) -> bool:
-    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
-
-
-def _plain(value: Any) -> Any:
-    """The array itself, or the data of a typed PRNG key."""
-    return jax.random.key_data(value) if _is_key(value) else value
-
-
-def _difference(wanted: list[_Leaf], found: list[_Leaf], whole: bool) -> str | None:
-    """A description of the first leaf that differs, or None; leaves too many count only if `whole`."""
-    stored = {leaf.name: leaf for leaf in found}
-    for leaf in wanted:
-        if leaf.name not in stored:
-            return f"{leaf.name} is {leaf} here and absent there"
-        if leaf != stored[leaf.name]:
-            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there"
-    names = {leaf.name for leaf in wanted}
-    surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
-    return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
-
-
 def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
     """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
-    wanted = _leaves(like, prefix)
-    difference = _difference(wanted, _read_manifest(folder).leaves, whole=prefix is None)
-    if difference is not None:
+    wanted = leaves_of(like, prefix)
+    odd = difference(wanted, read_manifest(folder).leaves, whole=prefix is None)
+    if odd is not None:
         raise CheckpointError(
-            f"checkpoint {folder} is from another configuration: {difference}; use the configuration that the "
+            f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "
             "run was started with"
         )
     values, structure = jax.tree.flatten(like)
@@ -397,7 +334,7 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
     restore_args = {
         leaf.name: ocp.ArrayRestoreArgs(sharding=sharding)
         for leaf, sharding in zip(wanted, shardings, strict=True)
-        if _stored(leaf)
+        if is_stored(leaf)
     }
     arrays = {}
     if restore_args:
@@ -407,19 +344,16 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
         except (OSError, ValueError) as error:
             raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
-    def finish(leaf: _Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
-        if not _stored(leaf):
+    def finish(leaf: Leaf, value: Any, sharding: jax.sharding.Sharding) -> Any:
+        if not is_stored(leaf):
             return jax.device_put(jnp.empty(leaf.shape, value.dtype), sharding)
         array = arrays[leaf.name]
-        if not _is_key(value):
+        if not is_key(value):
             return array
         impl = jax.random.key_impl(jnp.empty((), value.dtype))
         return jax.device_put(jax.random.wrap_key_data(array, impl=impl), sharding)
 
     return jax.tree.unflatten(structure, map(finish, wanted, values, shardings))
-
-
-# Folders
 
 
 def _names(directory: Path) -> list[str]:
@@ -457,76 +391,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-# Manifest
-
-
-def _text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_manifest(folder: Path, step: int, leaves: list[_Leaf]) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    contents = {
-        "step": step,
-        "leaves": [list(leaf) for leaf in leaves],
-        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
-    }
-    text = json.dumps(contents)
-    write_atomically(folder / _MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
-
-
-class _Manifest(NamedTuple):
-    """What a checkpoint says of itself: its number, digests by file, and the leaves."""
-
-    step: int
-    files: dict[str, str]
-    leaves: list[_Leaf]
-
-
-def _read_manifest(folder: Path) -> _Manifest:
-    """The manifest of a checkpoint.
-
-    Raises:
-        OSError, ValueError: it is absent, or not as it was written.
-    """
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("not a manifest") from None
-    if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
-        raise ValueError("not a manifest")
-    contents = manifest["contents"]
-    if _text_digest(json.dumps(contents)) != manifest["sha256"]:
-        raise ValueError("its checksum differs")
-    leaves = [_Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-    return _Manifest(contents["step"], contents["files"], leaves)
-
-
-def _damage(folder: Path) -> str | None:
-    """What is wrong with a sealed checkpoint, or None."""
-    if not folder.is_dir():
-        return "it is no folder" if os.path.lexists(folder) else "it does not exist"
-    try:
-        manifest = _read_manifest(folder)
-    except (OSError, ValueError) as error:
-        return f"{_MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
-    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied, perhaps without the leading zeros
-        wrong_name = int(folder.name) == manifest.step
-        return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
-    for name, digest in manifest.files.items():
-        try:
-            if _file_digest(folder / name) != digest:
-                return f"{name} has changed since it was written"
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-    return None
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The host's side of a run: call compiled blocks, write metrics and checkpoints, stop in order, resume.
+"""The host's side of a run: call compiled blocks, write metrics and checkpoints, stop in order.
 
 Nothing here computes anything about training. What stands in a checkpoint and in metrics.jsonl (but for time/) does
 not depend on when a run was stopped, killed or resumed, nor on how many iterations a block had.
@@ -10,8 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,32 +19,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from envs_jax.batch import BatchedEnvironment
-from jaxrl import algos
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Source
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import FREE_ON_RESUME, Config, read_run, usage_errors
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.algos.base import Phase
+from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import by_task, held_out_key
-from jaxrl.integrations import torch_weights
-from jaxrl.report.console import Console, duration, gibibytes
+from jaxrl.report.console import Console, Log, duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import Lines, Pace
-from jaxrl.report.peak import Peak
 from jaxrl.report.profile import record, table
-from jaxrl.report.writer import Nowhere, Writer
-from jaxrl.runtime import expert_dataset, hosts, run_directory, variants
-from jaxrl.runtime.build import Programs, Setup, assemble, compile_programs, prepare
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, sealed_steps
+from jaxrl.report.writer import Writer
+from jaxrl.runtime import hosts
+from jaxrl.runtime.build import Programs, Setup
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import on_all
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import BlockMetrics, TrainState
 
 SELECTION = "selection"
-_FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
 GROWTH = 4  # a block is at most so many times as long as the one before: the first ones say little about their pace
 PROFILED = (3, 0.1)  # blocks of a phase before the one of which a trace is kept, and about how many seconds it may take
-COMPARABLE = 2**30  # of a plan of fewer bytes nothing is told: it drowns in what the process needs besides
 
 
 class NotFiniteError(UserError):
@@ -60,7 +53,7 @@ class _Pending(NamedTuple):
 
 
 @contextmanager
-def _signals() -> Iterator[list[str]]:
+def stop_signals() -> Iterator[list[str]]:
     """Collects the names of SIGINT and SIGTERM instead of dying; a second SIGINT ends the process at once."""
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
@@ -100,7 +93,7 @@ class Session:
         setup: Setup,
         programs: Programs,
         directory: Path,
-        console: Console,
+        console: Console | Log,
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,
@@ -186,7 +179,7 @@ class Session:
         self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
         self.pace = Pace(self.position.env_steps, self.position.updates)
-        with _signals() as self._received:
+        with stop_signals() as self._received:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
                 evaluate, save = self._evaluation_due(), self._checkpoint_due()
@@ -302,7 +295,7 @@ class Session:
             "group": self.lines.group,
             "rows": self.writer.rows,
             "devices": self.setup.mesh.size,
-            "settings": _fixed_settings(self.setup),
+            "settings": fixed_settings(self.setup),
         }
         self.checkpoints.save(self.position.iterations, state, meta, best=best)
         self._saved = (self.position.iterations, time.monotonic())
@@ -409,345 +402,8 @@ class Session:
         raise NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
 
 
-# Verbs
-
-
-class Ended(NamedTuple):
-    """How a run ended in this process; `memory` is empty where there is nothing to say."""
-
-    directory: Path
-    sentence: str
-    memory: str
-
-
-def start(config: Config, profile: bool = False) -> Ended:
-    """A new run in a new directory; `profile`: whether to keep a trace of a block.
-
-    Raises:
-        UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
-    """
-    hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    config = with_sources(_without_latest(config))
-    setup = prepare(config)
-    inputs = load_inputs(setup)
-    with Console(_title(setup), label=setup.env.spec.label) as console:
-        setup, facts = _fastest(config, setup, console)
-        programs = _compile(setup, inputs, None, console)
-        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
-        with _held(lambda: run_directory.create(*place)) as directory:
-            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
-            return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
-
-
-def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
-    """Continue a run exactly where its newest intact checkpoint stands, or begin it if it has none.
-
-    Args:
-        run: the run directory.
-        config: its configuration.
-        changes: settings that are to change.
-        profile: whether to keep a trace of a block.
-
-    Raises:
-        UserError: a sentence; the run is as it was if it cannot be continued.
-    """
-    directory = run_directory.open_run(run)
-    setup = prepare(configuration.resumed(config, changes), resuming=True)
-    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
-        fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
-        inputs = load_inputs(setup) if fresh else None
-        for line in run_directory.other_versions(directory):
-            console.say(f"warning: {line}")
-        found = None if fresh else _resumable(directory, setup, config, console)
-        programs = _compile(setup, inputs, found and found.meta, console)
-
-        def first_state(session: Session) -> TrainState:
-            if found is None:
-                session.writer.trim(0)
-                state = session.begin(inputs)
-            else:
-                state = session.restore(found.step)
-            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
-            console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
-            return state
-
-        return _train(setup, programs, directory, console, first_state, profile)
-
-
-class _Found(NamedTuple):
-    """The number of a checkpoint, and what was written beside its state."""
-
-    step: int
-    meta: dict[str, Any]
-
-
-def _resumable(directory: Path, setup: Setup, before: Config, console: Console) -> _Found:
-    """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
-
-    Raises:
-        UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
-    """
-    with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
-        step, meta = checkpoints.newest()
-    fixed = _fixed_settings(setup)
-    if meta["devices"] != setup.mesh.size:
-        del fixed["learn_chunk"]  # it follows the number of devices
-    for name, value in fixed.items():
-        former = meta["settings"].get(name, value)
-        if former != value:
-            raise CheckpointError(
-                f"checkpoint {step} of {directory} is from another configuration: {name} was {former} and is {value} "
-                f"in {run_directory.CONFIG}; put the former value back, or start a new run"
-            )
-    asked, made = setup.config.run.total_env_steps, meta["env_steps"]
-    if asked < made and asked != before.run.total_env_steps:
-        raise UsageError(f"the run has made {made:,} environment steps: ask for more than these, not for {asked:,}")
-    return _Found(step, meta)
-
-
-def _fixed_settings(setup: Setup) -> dict[str, Any]:
+def fixed_settings(setup: Setup) -> dict[str, Any]:
     """The settings that must not change within a run, as JSON gives them back."""
     free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices, and changes no result
     fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
     return dict(json.loads(json.dumps(fixed)))
-
-
-@contextmanager
-def _held(find: Callable[[], Path]) -> Iterator[Path]:
-    """The run directory that `find` makes or finds, locked; the host that writes does both."""
-    with ExitStack() as stack:
-
-        def take() -> str:
-            directory = find()
-            stack.enter_context(run_directory.lock(directory))
-            return str(directory.absolute())
-
-        directory = Path(hosts.on_first(take))
-        hosts.require_visible(directory)
-        hosts.remember(directory)
-        yield directory
-
-
-def _title(setup: Setup) -> str:
-    return f"{setup.config.algo} on {setup.config.env}"
-
-
-def _fastest(config: Config, setup: Setup, console: Console) -> tuple[Setup, dict[str, Any]]:
-    """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
-
-    The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
-    """
-    if not setup.env.env.variants():
-        return setup, {}
-    with console.working("comparing variants of the environment"):
-        found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
-    config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
-    return prepare(config), {"variant": found}
-
-
-def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console) -> Programs:
-    """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
-    device = jax.local_devices()[0]
-    where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
-    console.say(
-        f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
-        f"{setup.config.run.compute_dtype} matmuls"
-    )
-    for line in (*setup.notes, *setup.plan.lines()):
-        console.say(line)
-    with console.working("compiling"):
-        if meta is None:
-            return compile_programs(setup, inputs, console.say)
-        position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-        return compile_programs(setup, inputs, console.say, position, meta["evaluated"])
-
-
-def _train(
-    setup: Setup,
-    programs: Programs,
-    directory: Path,
-    console: Console,
-    first_state: Callable[[Session], TrainState],
-    profile: bool,
-) -> Ended:
-    peak = Peak()
-    console.say(f"run directory: {directory}")
-    with ExitStack() as stack:
-        writer = stack.enter_context(Writer(directory) if hosts.writes() else Nowhere(directory))
-        checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
-        stack.enter_context(checkpoints)
-        monitor = stack.enter_context(Monitor())
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile)
-        if hosts.writes() and writer.note:
-            console.say(writer.note)
-        sentence = session.train(first_state(session))
-    # The devices of a CPU share its memory, and only their sum can be measured.
-    sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
-    held, planned = peak.read(), programs.peak * sharing
-    what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
-    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
-    return Ended(directory, sentence, memory if planned > COMPARABLE else "")
-
-
-# Policies of runs
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A policy read from a run, and all weights of its algorithm (`Algorithm.weights`)."""
-
-    config: Config
-    env: BatchedEnvironment
-    algo: Algorithm
-    params: Any
-    weights: Any
-    step: int
-
-
-def _read(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
-    """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
-    shapes = _unplaced(setup.trainer.shapes().algo.replicated)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        use_best = best and checkpoints.best_step() is not None
-        try:
-            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
-        except CheckpointError as error:
-            if not use_best:
-                raise
-            print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
-            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
-    return AlgoState(replicated, ()), step
-
-
-def _unplaced(shapes: Any) -> Any:
-    """Shapes wherever they are read, not on the mesh."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-
-
-def _anywhere(tree: Any) -> Any:
-    """Copies of arrays that may be used on any device."""
-    return jax.device_put(jax.tree.map(np.asarray, tree))
-
-
-def load_policy(run: str | Path, best: bool = True) -> Loaded:
-    """The policy of a run: its best checkpoint, or its newest.
-
-    Raises:
-        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
-    """
-    directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
-    state, step = _read(directory, setup, best)
-    params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
-    return Loaded(config, setup.env, setup.algo, params, weights, step)
-
-
-def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
-    """The algorithm of a run and all of its state in the newest checkpoint, data included, and that one's number.
-
-    Raises:
-        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
-    """
-    directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
-    return setup.algo, _anywhere(state), step
-
-
-def with_sources(config: Config) -> Config:
-    """The configuration of a new run, with what follows from the runs that its settings name.
-
-    Raises:
-        UserError: not run directories, or runs that do not fit.
-    """
-    cls = algos.find(config.algo)
-    named = (*cls.sources, *cls.recordings)
-    if not named:
-        return config
-    if config.run.init_from:
-        raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
-
-    def source(run: str) -> Source:
-        other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
-        return Source(run, other.algo, other.config.algo_settings)
-
-    found = {name: tuple(map(source, _named(config, name))) for name in cls.sources}
-    recorded = _recordings(cls, config)
-    with usage_errors():
-        settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
-    return dataclasses.replace(config, algo_settings=settings)
-
-
-def _without_latest(config: Config) -> Config:
-    """With the run itself wherever a setting names `runs/latest`, which soon means this run."""
-    follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
-    sources = {name: ",".join(map(follow, _named(config, name))) for name in algos.find(config.algo).sources}
-    config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
-    return config.with_run(init_from=follow(config.run.init_from)) if config.run.init_from else config
-
-
-def _named(config: Config, setting: str) -> list[str]:
-    """The runs or files that a setting names."""
-    return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
-
-
-def _recordings(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
-    """The labelled sets that settings name, each setting's as one. Raises LabelledSetError."""
-    named = {setting: _named(config, setting) for setting in cls.recordings}
-    return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
-
-
-def load_inputs(setup: Setup) -> Any:
-    """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
-
-    Raises:
-        UserError: not run directories, damaged checkpoints, or networks that do not fit.
-    """
-    config = setup.config
-    if setup.algo.sources or setup.algo.recordings:
-        weights = {name: tuple(map(_weights_of, _named(config, name))) for name in setup.algo.sources}
-        recorded = _recordings(type(setup.algo), config)
-        return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}
-    return load_weights(config.run.init_from, setup) if config.run.init_from else None
-
-
-def _weights_of(run: str) -> Any:
-    """Weights of a run of an earlier stage. Raises UserError where its phases have an end that it has not reached."""
-    directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
-    lengths = [phase.iterations for phase in setup.algo.phases]
-    ends = None not in lengths
-    state, step = _read(directory, setup, best=not ends)
-    if ends and step < sum(length or 0 for length in lengths):
-        raise UserError(f"{run} has not gone through all its phases yet: finish it first, with --resume {run}")
-    return _anywhere(setup.algo.weights(state))
-
-
-def load_weights(run: str, setup: Setup) -> Any:
-    """What `Algorithm.init` takes as inputs, from another run of the same algorithm or from files of PyTorch.
-
-    Raises:
-        UserError: another algorithm, networks of another shape, or files that cannot be read.
-    """
-    if run.endswith(torch_weights.SUFFIX):
-        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
-        return _anywhere(torch_weights.load(run, setup.algo, key))
-    directory, config = read_run(run)
-    if config.algo != setup.config.algo:
-        raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not fit")
-    other = assemble(config.with_run(devices=1), resuming=True)
-    shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
-    here, there = setup.config.flat(), config.flat()
-    sections: tuple[Iterable[str], ...] = (setup.algo.meaning,)
-    if other_shapes := shapes_of(wanted) != shapes_of(found):
-        sections = (["env"], setup.config.env_settings, setup.config.algo_settings)
-    odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])
-    if odd:
-        told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
-        raise UsageError(f"the networks of {run} do not fit: they were made with {told[0]}; here {told[1]}")
-    if other_shapes:
-        raise UsageError(f"the networks of {run} do not fit: another version of '{config.algo}' made them")
-    state, _ = _read(directory, other, best=True)
-    return _anywhere(other.algo.weights(state))

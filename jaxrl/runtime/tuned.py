@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from envs_jax.base import shown
 from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Algorithm
-from jaxrl.cli.config import Config
 from jaxrl.common.errors import UsageError
 from jaxrl.report.cache import Warn, cache_folder, default_folder, read_measured, write_measured
 from jaxrl.runtime import memory_plan
+from jaxrl.runtime.config import Config
 
 FILE = "tuned.json"
 PACKAGED = Path(__file__).with_name(FILE)

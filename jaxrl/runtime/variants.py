@@ -26,13 +26,13 @@ import jax.numpy as jnp
 from envs_jax.base import Array, Environment
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import start
-from jaxrl.cli import config as configuration
-from jaxrl.cli.config import Config
 from jaxrl.common.errors import one_line
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured
 from jaxrl.report.timing import stopwatch, take_turns
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import graphs
 from jaxrl.runtime.run_directory import versions
 

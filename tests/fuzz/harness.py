@@ -21,10 +21,11 @@ import pytest
 from bench import compare, env_throughput, train_throughput
 from bench.harness import measure, plots
 from bench.studies import convolution, learning
-from jaxrl import collect, doctor, evaluate, export, render, train
+from jaxrl.cli import collect, doctor, evaluate, export, render, train
 from jaxrl.evaluation.policies import Subject
 from jaxrl.integrations import metaworld
-from jaxrl.runtime import memory_plan, session
+from jaxrl.runtime import memory_plan
+from jaxrl.runtime import run as runs
 
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 SNAKES = (
@@ -99,7 +100,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     monkeypatch.chdir(made)
-    monkeypatch.setattr(session, "_compile", _computes)
+    monkeypatch.setattr(runs, "_compile", _computes)
     monkeypatch.setattr(memory_plan, "flying_bytes", lambda env: 1000)
     monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(Subject, "evaluator", _computes)

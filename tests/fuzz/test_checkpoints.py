@@ -21,11 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxrl import train
-from jaxrl.cli.config import exit_on_error
-from jaxrl.runtime import session
+from jaxrl.cli import train
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.runtime import load as loading
+from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
-from jaxrl.runtime.checkpoint import Checkpoints, digest
+from jaxrl.runtime.checkpoint import Checkpoints
+from jaxrl.runtime.manifest import digest
 from scripts.kill_and_resume import SMALL, only_run, outcome
 
 pytestmark = pytest.mark.fuzz
@@ -62,9 +64,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
             programs[name] = compile_programs(setup, None, say)
         return programs[name]
 
-    monkeypatch.setattr(session, "prepare", prepared)
-    monkeypatch.setattr(session, "compile_programs", compiled)
-    monkeypatch.setattr(session, "assemble", prepared)
+    monkeypatch.setattr(runs, "prepare", prepared)
+    monkeypatch.setattr(runs, "compile_programs", compiled)
+    monkeypatch.setattr(loading, "assemble", prepared)
 
 
 @pytest.fixture(scope="module", params=list(SMALL))
@@ -231,7 +233,7 @@ def check(finished: Finished, run: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoints, "restore", whole)
         patch.setattr(Checkpoints, "restore_subtree", part)
-        COUNTS["policy " + said(exit_on_error(lambda argv: session.load_policy(argv[0]) and 0), [str(run)])[0]] += 1
+        COUNTS["policy " + said(exit_on_error(lambda argv: loading.load_policy(argv[0]) and 0), [str(run)])[0]] += 1
         there = [p.name for p in (run / "checkpoints").iterdir() if p.name.isdecimal()]
         above, out = said(train.main, ["--resume", str(run)])
     if loaded:  # what was passed over is named

@@ -20,8 +20,10 @@ from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
 from jaxrl.algos import ALGORITHMS
-from jaxrl.cli.config import parse, presets
-from jaxrl.runtime import build, memory_plan, session
+from jaxrl.cli.flags import parse
+from jaxrl.cli.presets import presets
+from jaxrl.runtime import build, memory_plan
+from jaxrl.runtime import run as runs
 
 __all__ = ["made", "world"]
 pytestmark = pytest.mark.fuzz
@@ -397,7 +399,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "make_plan", make_plan)
         setup = build.assemble(parse(words).config)
-    monkeypatch.setattr(session, "prepare", lambda config: setup)  # weights are read behind it
+    monkeypatch.setattr(runs, "prepare", lambda config: setup)  # weights are read behind it
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
         lambda inner: (

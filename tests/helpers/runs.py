@@ -10,9 +10,9 @@ from unittest import mock
 
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxrl import train
+from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime import session
+from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import Programs, Setup, compile_programs
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.position import Position
@@ -72,5 +72,5 @@ def shared_programs() -> Iterator[None]:
         blocks = [block if iterations else None for block, iterations in zip(kept[key].blocks, left, strict=True)]
         return dataclasses.replace(kept[key], blocks=blocks)
 
-    with mock.patch.object(session, "compile_programs", once):
+    with mock.patch.object(runs, "compile_programs", once):
         yield

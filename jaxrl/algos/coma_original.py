@@ -1,0 +1,109 @@
+"""COMA as the public dmar-bonn/ipp-marl computes it, with its defects, for comparison.
+
+Where it departs from `coma`:
+
+* the target critic is never refreshed (`OriginalParameters.first_target`);
+* targets are not TD(lambda): see `jaxrl.rl.returns.ipp_marl_targets`;
+* the actor's loss takes the log-probability of the policy before masks, each sample weighted by its open actions.
+
+The published reward and starts are settings of the environment: --reward_timing original --start original.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from jaxrl.algos.base import AlgoState, Progress, Trajectory, successors
+from jaxrl.algos.coma import Coma, ComaParameters, policy_metrics
+from jaxrl.nn import distributions
+from jaxrl.rl import returns
+
+
+def original_actor_loss(
+    logits: Array, epsilon: Array, mask: Array, values: Array, action: Array, weight: Array
+) -> tuple[Array, Array, Array]:
+    """The loss float32[], its advantage and its log-probability, each float32[N].
+
+    logits, mask, values [N, n]; action int32[N]; weight float32[N].
+    """
+    mixed, mask = distributions.epsilon_mix(logits, epsilon), mask.astype(jnp.float32)
+    allowed = mixed * mask
+    action_probs = jnp.maximum(allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-5), 1e-5)
+    advantage = distributions.choose(values, action) - jnp.sum(action_probs * values * mask, axis=-1)
+    advantage = jax.lax.stop_gradient(advantage)
+    log_prob = jnp.log(distributions.choose(mixed, action))
+    return -jnp.mean(weight * advantage * log_prob * mask.mean(-1)), advantage, log_prob
+
+
+@pytree
+class OriginalParameters(ComaParameters):
+    """Those of COMA, and the critic that makes the targets, which stays as it was at the start."""
+
+    first_target: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ComaOriginal(Coma):
+    """COMA with the targets and the actor's loss of the public repository."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, neutral in (("clip_ratio", 0), ("target_kl", 0), ("advantage", "critic"), ("scale_advantage", False)):
+            if getattr(self, name) != neutral:
+                raise ValueError(
+                    f"{name} has no meaning for coma_original, whose actor's loss is fixed: leave it out, or use coma"
+                )
+        if self.layout.shards > 1:
+            raise ValueError("coma_original looks at all missions of a training step at once: use --logical_shards 1")
+        if not self.spec.fixed_horizon:
+            raise ValueError("coma_original needs an environment whose episodes all have the same length")
+
+    @classmethod
+    def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
+        """One logical shard: targets need all missions in one row."""
+        return 1
+
+    def init(self, key: Array, inputs: Any) -> AlgoState:
+        """As COMA's, with a further copy of the critic."""
+        state = super().init(key, inputs)
+        params = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(ComaParameters)}
+        first_target = jax.tree.map(jnp.copy, params["critic"])
+        return AlgoState(OriginalParameters(**params, first_target=first_target), state.split)
+
+    def _data(
+        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
+    ) -> dict[str, Array]:
+        """As COMA's, with the values of the first target critic."""
+        assert isinstance(params, OriginalParameters)
+        params = dataclasses.replace(params, target=params.first_target)
+        return super()._data(params, trajectory, last, key, progress)
+
+    def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+        """The sums of the original over each agent's missions in one row, mission after mission."""
+        del last_value
+        steps = self.spec.horizon
+
+        def row(x: Array) -> Array:
+            """[T, B, ...] -> [B x T, ...]."""
+            return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+
+        def of_envs(rows: tuple[TimeStep, Array]) -> Array:
+            following, value = rows
+
+            def of_agent(reward: Array, value: Array) -> Array:
+                done = row(following.done)
+                return returns.ipp_marl_targets(reward, done, value, self.gamma, self.td_lambda, steps)[0]
+
+            targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
+            return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
+
+        return self.layout.over_envs(of_envs, (successors(trajectory, last), value), axis=1)
+
+    def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        """The original's loss; its log-probability is not that of the policy that was sampled, so there is no "kl"."""
+        samples = (sample[name] for name in ("mask", "values", "action", "weight"))
+        value, advantage, log_prob = original_actor_loss(logits, epsilon, *samples)
+        return value, policy_metrics(advantage, log_prob, sample["weight"])

@@ -1,0 +1,88 @@
+"""Whole episodes as minibatches: how many a training step has, how they are laid out in shards, shuffled and cut.
+
+Layout letters: T time, B environments, A agents, S logical shards, m samples of a minibatch in one shard.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, EnvSpec
+from jaxrl.runtime.data_parallel import Layout
+
+
+def episodes_for(transitions: int, spec: EnvSpec) -> int:
+    """Whole episodes that bring so many agent transitions: transitions / (agents x steps), rounded up."""
+    return max(1, -(-transitions // (spec.num_agents * spec.horizon)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Minibatches:
+    """The minibatches of a training step.
+
+    Attributes:
+        spec, layout: of the environments, one episode of each.
+        transitions: agent transitions that the training step is meant to have.
+        number: minibatches of one pass over them.
+    """
+
+    spec: EnvSpec
+    layout: Layout
+    transitions: int
+    number: int
+
+    @property
+    def samples(self) -> int:
+        """Agent transitions of one logical shard."""
+        return self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
+
+    @property
+    def size(self) -> int:
+        """m; a surplus is dropped after shuffling.
+
+        Rounding `transitions` up to whole episodes makes such a surplus too; it grows with num_envs.
+        """
+        collected = self._usual * self.spec.horizon * self.spec.num_agents
+        return self.samples * self.transitions // collected // self.number
+
+    @property
+    def _usual(self) -> int:
+        return episodes_for(self.transitions, self.spec)
+
+    def flatten(self, x: Array) -> Array:
+        """[T, B local, A, ...] -> [S local, samples, ...]."""
+        return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
+
+    def unflatten(self, x: Array) -> Array:
+        """The inverse of `flatten`."""
+        sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
+        return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
+
+    def shuffled(self, key: Array) -> Array:
+        """Indices of the samples of every minibatch, int32[number, S local, m]."""
+        order = jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
+        return order[:, : self.size * self.number].reshape(-1, self.number, self.size).swapaxes(0, 1)
+
+    def summary(self, passes: int) -> list[str]:
+        """Sentences for the user about sizes."""
+        spec, episodes, usual = self.spec, self.layout.num_envs, self._usual
+        lines = [
+            f"A training step flies {episodes} missions ({episodes * spec.horizon * spec.num_agents:,} agent "
+            f"transitions) and makes {passes} passes of {self.number} minibatches of "
+            f"{self.size * self.layout.shards:,} samples."
+        ]
+        if episodes != usual:
+            lines.append(
+                f"num_envs {episodes}, where transitions {self.transitions} asks for {usual} missions a training step: "
+                f"minibatches have {episodes / usual:.3g} times as many samples, and an equal number of missions makes "
+                f"{usual / episodes:.3g} times as many updates; more minibatches, higher learning rates and shorter "
+                "schedules compensate."
+            )
+        return lines
+
+
+def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:
+    """The samples int32[S, m] of data [S, samples, ...], by name."""
+    take = jax.vmap(lambda rows, i: jnp.take(rows, i, axis=0, mode="clip"))
+    return {name: take(data[name], indices) for name in names}

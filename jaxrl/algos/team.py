@@ -1,0 +1,61 @@
+"""A team of agents with discrete actions: networks for what it observes, and choosing actions one after another."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, EnvSpec, TimeStep
+from jaxrl.nn import distributions, networks
+
+
+def network(
+    outputs: int, shape: tuple[int, ...], width: int, depth: int, initialiser: Any, convolution: Any, dtype: Any
+) -> Any:
+    """A network for vectors or images of a shape; `convolution` "auto" chooses by back end and width."""
+    if len(shape) not in (1, 3):
+        raise ValueError(f"coma takes vectors or images (H, W, C) as observations, not arrays of shape {shape}")
+    if len(shape) == 1:
+        return networks.MLP(outputs, width, depth, initialiser, dtype)
+    if convolution == "auto":
+        methods = networks.convolution_methods(width, jax.default_backend())
+    else:
+        methods = (convolution,) * 3
+    return networks.ConvStack(outputs, width, depth, initialiser, methods, dtype)
+
+
+def choose_in_turn(
+    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Array, greedy: bool
+) -> tuple[Array, dict[str, Array]]:
+    """Actions of teams whose agents choose one after another, so that a mask may depend on earlier choices.
+
+    Args:
+        spec: of the environment.
+        timestep: leaves [B, ...].
+        action_probs: float32[B, A, n] before masks.
+        keys: key[B].
+        greedy: take the likeliest open action instead of a draw.
+
+    Returns:
+        action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].
+    """
+    action_mask = timestep.action_mask
+    if action_mask is None:
+        action_mask = jnp.ones(action_probs.shape, bool)
+
+    def one(mask_state: Any, open_: Array, action_probs: Array, key: Array) -> tuple[Array, Any]:
+        agents = spec.num_agents
+        chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
+        for agent in range(agents):
+            mask = spec.next_mask(mask_state, open_, chosen, agent)
+            masked = distributions.renormalise(action_probs[agent], mask)
+            if greedy:
+                action = jnp.argmax(jnp.where(mask, action_probs[agent], -1.0)).astype(jnp.int32)
+            else:
+                action = distributions.sample(jax.random.fold_in(key, agent), masked)
+            chosen = chosen.at[agent].set(action)
+            masks.append(mask)
+            log_probs.append(jnp.log(jnp.maximum(distributions.choose(masked, action), 1e-8)))
+        return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
+
+    return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys)

@@ -1,0 +1,52 @@
+"""How a verb begins and ends: Ctrl-C, errors in one sentence, exit codes."""
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+
+from envs_jax.base import shown
+from jaxrl.cli import interrupt
+from jaxrl.common.errors import UserError, one_line
+
+
+def _backend_works() -> bool:
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
+
+
+def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+    """A verb's main: UserErrors become one sentence on stderr and their exit code, without a traceback."""
+
+    @functools.wraps(main)
+    def wrapped(argv: Sequence[str] | None = None) -> int:
+        if argv is None:
+            interrupt.install()
+        try:
+            return main(sys.argv[1:] if argv is None else argv) or 0
+        except UserError as error:
+            print(f"error: {one_line(str(error))}", file=sys.stderr)
+            return error.exit_code
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except KeyboardInterrupt:
+            interrupt.answered()
+            print("stopped by the keyboard", file=sys.stderr)
+            if argv is None:  # threads that compile do not survive the end of Python
+                sys.stdout.flush()
+                os._exit(130)
+            return 130
+        except (RuntimeError, AssertionError):
+            platforms = os.environ.get("JAX_PLATFORMS")
+            if not platforms or _backend_works():
+                raise
+            sentence = f"JAX_PLATFORMS={shown(platforms)} is nothing that JAX can use here: unset it"
+            print(f"error: {sentence}", file=sys.stderr)
+            return 1
+
+    return wrapped

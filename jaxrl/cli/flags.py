@@ -1,0 +1,221 @@
+"""Command lines: every setting is a flat flag, and errors are one sentence."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn
+
+from envs_jax import base as environments
+from envs_jax.base import plain, shown
+from jaxrl import algos
+from jaxrl.cli.presets import base
+from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.runtime.config import (
+    Config,
+    Field,
+    changed,
+    check_value,
+    fields_of,
+    read_training_run,
+    schema_of,
+    suggestion,
+)
+
+_WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+
+
+def _parse(field: Field, text: str) -> Any:
+    """A value from the command line in the field's type. Raises UsageError."""
+    value: Any = text
+    if field.kind is bool:
+        value = _WORDS.get(text.lower(), text)
+    elif typing.get_origin(field.kind) is tuple:
+        value = text.replace(",", " ").split()
+    elif typing.get_origin(field.kind) is Literal:
+        value = next((option for option in typing.get_args(field.kind) if str(option) == text), text)
+    try:
+        return check_value(field, value, "the command line")
+    except UsageError as error:
+        raise UsageError(str(error).replace(f": {field.name} ", f": --{field.name} ", 1)) from None
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one sentence.
+
+    It names the closest flag, or, if this one `trains`, the algorithms that have such a flag.
+    """
+
+    def __init__(self, trains: bool = False, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.trains = trains
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
+
+    def flags(self) -> dict[str, str]:
+        """All long flags, and the help of each."""
+        return {
+            option: action.help or ""
+            for action in self._actions
+            for option in action.option_strings
+            if option.startswith("--")
+        }
+
+    def error(self, message: str) -> NoReturn:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
+            if not word.startswith("-"):
+                raise UsageError(f"unexpected word {shown(word)}: flags begin with --")
+            if self.trains and (owners := _owners(word.removeprefix("--"))):
+                raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
+            raise UsageError(f"unknown flag {shown(word)}: {suggestion(word, self.flags())}")
+        missing = re.fullmatch(r"argument (\S+): expected one argument", message)
+        raise UsageError(f"{missing[1]} needs a value" if missing else message)
+
+
+def _owners(name: str) -> list[str]:
+    """The algorithms that have a setting with a flag of this name."""
+    fields = {algo: fields_of(algos.find(algo), "algorithm").get(name) for algo in algos.ALGORITHMS}
+    return [algo for algo, field in fields.items() if field is not None and field.flag]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a command line asks for: a configuration, or (`resume`) that of a run, and what is to change in it."""
+
+    config: Config
+    resume: str | None = None
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
+        "environments for which it was made; with --help: its settings too",
+    )
+    parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
+    parser.add_argument(
+        "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
+
+
+# The settings of a run that the help begins with, and those that it shows where an environment has this attribute.
+_FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
+_SHOWN_WITH = {"self_play": "takes_rivals", "self_play_every": "takes_rivals"}
+
+
+def parse(
+    argv: Sequence[str],
+    prog: str = "python -m jaxrl.train",
+    description: str | None = None,
+    add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Request:
+    """The command line of `train` (and of `doctor`, which plans the same).
+
+    Args:
+        argv: without what `add_flags` adds.
+        prog, description: for the help.
+        add_flags: adds what the verb reads by itself, for the end of the help.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    former, resume = _base(list(argv), prog)
+    usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
+    parser = Parser(trains=True, prog=prog, description=description, usage=usage)
+    _sources(parser)
+    schema, env = schema_of(former.algo, former.env), environments.find(former.env)
+    groups: dict[str, Any] = {"first": parser}
+    titles = {
+        "algorithm": f"algorithm {former.algo}",
+        "environment": f"environment {former.env}",
+        "run": "more of the run",
+    }
+    groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
+    for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
+        field = schema[name]
+        if field.flag:
+            hidden = name in _SHOWN_WITH and not hasattr(env, _SHOWN_WITH[name])
+            _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
+    if add_flags is not None:
+        add_flags(parser)
+    parsed = vars(parser.parse_args(list(argv)))
+    changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
+    if resume is not None:
+        return Request(former, resume, changes)
+    return Request(changed(former, changes), changes=changes)
+
+
+def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
+    """The configuration that the flags change, found before its own flags are known, and the run to resume."""
+    parser = Parser(prog=prog, add_help=False)
+    _sources(parser)
+    known, others = parser.parse_known_args(argv)
+    helping = any(word in ("-h", "--help") for word in argv)
+    if known.resume is not None:
+        if known.config or known.algo or known.env:
+            raise UsageError(
+                "--resume takes algorithm, environment and settings from the run: leave the other flag out"
+            )
+        directory, config = read_training_run(known.resume)
+        return config, str(directory)
+    if known.algo is None and known.config is None:
+        if not helping:
+            for word in others:
+                if difflib.get_close_matches(word.split("=")[0][:100], list(parser.flags()), n=1, cutoff=0.7):
+                    parser.error(f"unrecognized arguments: {word}")
+            raise UsageError("say what to train: --algo NAME or --config FILE (or --resume RUN)")
+        return base("coma", known.config, known.env), None
+    return base(known.algo, known.config, known.env), None
+
+
+def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> None:
+    value = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    bounds = "" if field.between is None else f"{plain(field.between[0])} to {plain(field.between[1])}; "
+    text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
+    text = argparse.SUPPRESS if hidden else text
+    group.add_argument(f"--{field.name}", default=argparse.SUPPRESS, metavar=_metavar(field.kind), help=text, **alone)
+
+
+def _metavar(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+    return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
+
+
+class EnvironmentFlags:
+    """The settings of one environment as flags of a verb that needs no algorithm.
+
+    Args:
+        parser: gets the flags, as a group; a name that the verb itself uses keeps the verb's meaning.
+        env: a registered name, or "module:Class".
+        current: settings that take the place of the class's defaults (those of a run).
+
+    Raises:
+        UsageError: unknown environment.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None) -> None:
+        with usage_errors():
+            fields = fields_of(environments.find(env), "environment")
+        self._current = {name: field.default for name, field in fields.items()} | (current or {})
+        self._fields: dict[str, Field] = {}
+        group = parser.add_argument_group(f"environment {env}")
+        for name, field in fields.items():
+            if not field.flag:
+                continue
+            with contextlib.suppress(argparse.ArgumentError):
+                _add_flag(group, field, self._current[name])
+                self._fields[name] = field
+
+    def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
+        """All settings, given what argparse found. Raises UsageError."""
+        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items() if name in parsed}
+        return self._current | given

@@ -1,0 +1,91 @@
+"""Presets: YAML files under configs/, in a checkout or in the installed package."""
+
+import contextlib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from envs_jax import base as environments
+from envs_jax.base import Environment, closest, shown
+from jaxrl import algos
+from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.files import is_file
+from jaxrl.runtime.config import Config, build, env_of, fields_of, read_yaml
+from jaxrl.runtime.run_directory import CONFIG
+
+
+def preset_dirs() -> list[Path]:
+    """Folders with presets: of the installed package, or of a checkout."""
+    found = [Path(__file__).resolve().parents[2] / "configs"]
+    with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
+        found.append(Path(str(resources.files("jaxrl.configs"))))
+    return [folder for folder in found if folder.is_dir()]
+
+
+def presets() -> dict[str, Path]:
+    """All presets by name."""
+    return {path.stem: path for folder in reversed(preset_dirs()) for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_preset(name: str) -> Path:
+    """The file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
+    path = Path(name)
+    if is_file(path):
+        return path
+    if is_file(path / CONFIG):
+        raise UsageError(f"{name} is a run: take --config {path / CONFIG} to start it anew, or --resume {name}")
+    stem = path.stem if path.suffix == ".yaml" else name
+    if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
+        return presets()[stem]
+    raise UsageError(f"there is no configuration {shown(name)}: {closest(stem, presets())}")
+
+
+def base(algo: str | None, config: str | None, env: str | None) -> Config:
+    """Return the configuration that settings given by the user then change.
+
+    Args:
+        algo: a registered name, or "module:Class"; None where a preset names it.
+        config: a preset or YAML file; None for that of the algorithm, if it has one.
+        env: an environment other than that of the preset.
+
+    Raises:
+        UsageError: one sentence.
+    """
+    values, where = _preset(algo, config)
+    if algo is not None and values.setdefault("algo", algo) != algo:
+        raise UsageError(f"{where} is for the algorithm '{values['algo']}', not '{algo}': leave one of them out")
+    if env is not None and env != (former := env_of(values)):
+        if config is None and not (former and _related(former, env)):  # a preset for something else
+            values, where = {"algo": values["algo"]}, "the command line"
+        values = _moved(values, env)
+    return build(values, where)
+
+
+def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
+    """The YAML file of `--config`, else that of `--algo` (a user's own class has none), and what to call it."""
+    if config is not None:
+        path = find_preset(config)
+        return read_yaml(path), str(path)
+    if algo is not None:
+        with usage_errors():
+            algos.find(algo)
+        if algo in presets():
+            return read_yaml(presets()[algo]), str(presets()[algo])
+    return {}, "the command line"
+
+
+def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
+    """A preset carried over to another environment, without the former one's settings unless the two are related."""
+    former, kept = env_of(values), set()
+    with usage_errors():
+        dropped = set(fields_of(environments.find(former), "environment")) if former else set()
+        if former and _related(former, env):
+            kept = set(fields_of(environments.find(env), "environment"))
+    return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
+
+
+def _related(one: str, other: str) -> bool:
+    """Whether two environments are of one family, so that settings mean the same. Raises UsageError."""
+    with usage_errors():
+        classes = [{*environments.find(name).__mro__} - {*Environment.__mro__} for name in (one, other)]
+    return bool(classes[0] & classes[1])

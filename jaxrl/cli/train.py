@@ -1,0 +1,58 @@
+"""python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume."""
+
+import argparse
+from collections.abc import Sequence
+
+import jax
+
+from jaxrl.cli import entry
+from jaxrl.cli import flags as command_line
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.runtime import hosts
+from jaxrl.runtime import run as runs
+from jaxrl.runtime.checkpoint import sealed_steps
+from jaxrl.runtime.run_directory import versions
+
+
+@entry.exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    place, profile, flags = _own(argv)
+    request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
+    if place is not None and not hosts.under_guard():
+        return hosts.guard("jaxrl.train", argv, lambda run: sealed_steps(run / "checkpoints"))
+    enable_compilation_cache()
+    with hosts.joined(place):
+        if place is not None:
+            asked = {**request.config.plain(), **request.changes, "--resume": request.resume}
+            hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
+        if request.resume is not None:
+            ended = runs.resume(request.resume, request.config, request.changes, profile)
+        else:
+            ended = runs.start(request.config, profile)
+        print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n")
+    return 0
+
+
+def _own(argv: Sequence[str]) -> tuple[hosts.Place | None, bool, list[str]]:
+    """The place of this process among several hosts, --profile, and the settings of the run. Raises UsageError."""
+    usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
+    own = command_line.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
+    _add_flags(own)
+    parsed, others = own.parse_known_args(list(argv))
+    if any(word in ("-h", "--help") for word in others):
+        return None, False, others
+    return hosts.find(parsed.coordinator, parsed.num_hosts, parsed.host_index), parsed.profile, others
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="keep a trace of one block in the run's profile/, for TensorBoard or ui.perfetto.dev, and print the most "
+        "expensive operations; changes nothing that is trained",
+    )
+    group = parser.add_argument_group("several hosts (SLURM and Open MPI are found without these)")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of host 0, and a free port there")
+    group.add_argument("--num_hosts", type=int, metavar="N", help="processes of this run; 1 = train alone")
+    group.add_argument("--host_index", type=int, metavar="I", help="number of this one, 0 to N - 1")

@@ -1,0 +1,55 @@
+"""Mappings in YAML that people wrote, read with care."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxrl.common.errors import UsageError
+
+
+class _Reader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last, and aliases, which repeat what they name."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it holds an alias (*name): write the value itself")
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # whatever Python says of a number, a date or a tag
+            raise yaml.YAMLError(f"the value in line {node.start_mark.line + 1} cannot be read ({error})") from None
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.YAMLError("a key stands twice in a mapping: leave one of them out")
+        return mapping
+
+
+_MOST_YAML = 2**20  # bytes of a configuration
+
+
+def read_mapping(path: Path, kind: str) -> dict[str, Any]:
+    """A mapping in YAML; `kind` says what it is. Raises UsageError when the file is unreadable or something else."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_YAML + 1)
+        if len(content) > _MOST_YAML:
+            raise yaml.YAMLError(f"it is larger than {_MOST_YAML:,} bytes")
+        loaded = yaml.load(content.decode(), _Reader)
+    except OSError as error:
+        raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise UsageError(f"cannot read the {kind} {path}: {reason[:_MOST_REASON]}") from None
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise UsageError(f"{path} must be a mapping of setting names to values")
+    return loaded
+
+
+_MOST_REASON = 300  # characters

@@ -1,0 +1,170 @@
+"""Evaluations as data: the content of evaluation.json."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs_jax.base import EnvSpec
+from jaxrl.evaluation import league
+from jaxrl.evaluation.policies import Subject
+from jaxrl.evaluation.rollouts import by_task, held_out_key
+from jaxrl.evaluation.statistics import compare, marks, summarise
+from jaxrl.integrations import metaworld
+from jaxrl.runtime import run_directory
+
+FORMAT = 1
+
+
+def fly(
+    subject: Subject, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Policy after policy, curves {metric: float32[T + 1, episodes]} on held-out episodes 0 .. episodes - 1 of a seed.
+
+    Where there are several tasks, the score stands there for each of them, too, see `evaluation.by_task`.
+
+    Args:
+        subject: environment and policies.
+        names: some of `subject.policies`.
+        episodes: how many.
+        seed: of the held-out set.
+        devices, chunk: see `Subject.evaluator`.
+    """
+    compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
+    for index, name in enumerate(names):
+        curves = compiled(subject.parameters(index), held_out_key(seed, "evaluation"), subject.context)
+        flown = {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
+        yield name, by_task(subject.env.spec, flown)
+
+
+def evaluate(
+    subject: Subject,
+    names: Sequence[str],
+    episodes: int = 200,
+    seed: int = 0,
+    at: Sequence[int] = (),
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+    world: metaworld.World | None = None,
+) -> dict[str, Any]:
+    """Fly all policies; the content of evaluation.json.
+
+    Args:
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        episodes, seed, devices, chunk: see `fly`.
+        at: steps that the table shows, by default those of `marks`.
+        say: gets one sentence per policy.
+        world: where they are played, episode after episode of its list; by default the environment, held out.
+    """
+    spec = subject.env.spec
+    flown = fly(subject, names, episodes, seed, devices, chunk)
+    if world is not None:
+        flown = metaworld.fly(subject, world, names, episodes, seed)
+    at = list(at) or marks(spec.horizon)
+    policies: dict[str, Any] = {}
+    began = time.monotonic()
+    for name, curves in flown:
+        seconds = time.monotonic() - began
+        say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
+        policies[name] = {metric: summarise(curves[metric]) for metric in _order(subject, curves)}
+        began = time.monotonic()
+    return {
+        **_head(subject, episodes, seed),
+        **({} if world is None else {"simulator": world.description, "stream": world.stream}),
+        "at": at,
+        "moments": [subject.env.env.moment(step) for step in at],
+        "policies": policies,
+        "comparison": compare(policies, spec.score, spec.score_mode),
+    }
+
+
+def _head(subject: Subject, episodes: int, seed: int) -> dict[str, Any]:
+    """What every report says of where its numbers come from."""
+    return {
+        "format": FORMAT,
+        "run": subject.run_name,
+        "algo": subject.config.algo if subject.config else None,
+        "checkpoint": subject.step,
+        "env": subject.name,
+        "env_version": subject.env.env.version,
+        "env_settings": subject.settings,
+        "settings": subject.config.flat() if subject.config else None,
+        "versions": run_directory.versions(),
+        "seed": seed,
+        "stream": "evaluation",
+        "episodes": episodes,
+        "score": subject.env.spec.score,
+        "score_mode": subject.env.spec.score_mode,
+        "labels": labels(subject.env.spec),
+        "steps": subject.env.spec.horizon,
+    }
+
+
+def labels(spec: EnvSpec) -> dict[str, str]:
+    """What a reader calls the metrics, {metric: "words, unit"}."""
+    return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
+
+
+def compete(
+    subject: Subject,
+    names: Sequence[str],
+    games: int,
+    seed: int = 0,
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """All policies against every scripted player of the other team; the content of evaluation.json.
+
+    Args:
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        games: of each match.
+        seed, devices, chunk, say: see `evaluate`.
+    """
+    contest, spec = subject.env.env.contest, subject.env.spec
+    assert contest is not None
+    matches = [(name, rival) for name in names for rival in contest.rivals]
+    played = league.play(subject, matches, {}, games, seed, devices, chunk)
+    metrics = dict.fromkeys((spec.score, *spec.metrics, "return"))
+    return {
+        **_head(subject, games, seed),
+        "set": {name: subject.settings[name] for name in contest.settings},
+        "policies": {},  # curves over the episode, of which there are none
+        "matches": league.results(played, list(metrics), say),
+    }
+
+
+def compete_in_league(
+    wanted: league.League,
+    games: int,
+    seed: int = 0,
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> dict[str, Any]:
+    """All players of a league against each other; the content of the file of `--against`."""
+    spec = next(iter(wanted.runs.values())).env.spec
+    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns, which differ with what a run was paid for
+    matches = league.results(wanted.play(games, seed, devices, chunk), list(metrics), say)
+    return {
+        "format": FORMAT,
+        "runs": {name: _head(run, games, seed) for name, run in wanted.runs.items()},
+        "games": games,
+        "score": spec.score,
+        "labels": labels(spec),
+        "anchor": wanted.anchor,
+        "ratings": wanted.ratings(matches, games),
+        "matches": matches,
+    }
+
+
+def _order(subject: Subject, curves: dict[str, Any]) -> list[str]:
+    """Metrics, the score first, then that of each task; the length only where episodes differ in it."""
+    spec = subject.env.spec
+    of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
+    names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])
+    return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]

@@ -1,0 +1,54 @@
+"""Means and intervals over episodes, and how policies compare by them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxrl.evaluation.policies import LEARNED
+from jaxrl.evaluation.rollouts import interval
+
+
+def marks(steps: int) -> list[int]:
+    """The steps that end a third, two thirds and all of an episode."""
+    return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
+
+
+def summarise(curve: np.ndarray) -> dict[str, list[float | None]]:
+    """{"mean", "std", "ci95"} over episodes at every step, of float[T + 1, N]; see `interval`."""
+    rows = [interval(np.asarray(row, np.float64)) for row in curve]
+    return {name: [rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
+
+
+def rounded(number: float) -> float | None:
+    """Seven significant digits, or None for what JSON cannot write."""
+    return float(f"{number:.7g}") if math.isfinite(number) else None
+
+
+def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] | None:
+    """How the learned policy stands at the end of the episode; None where it or "random" is missing.
+
+    Returns:
+        policy: which one is compared; better: whether its mean score is better than random's; disjoint: whether the
+        95 % intervals do not overlap; way: {scripted policy: share of the way from random to it that the learned
+        policy goes, None where random is as good}; near: the scripted policies whose intervals overlap with the
+        learned policy's; best: the scripted policy with the best score.
+    """
+    own = next((name for name in LEARNED if name in policies), None)
+    if own is None or "random" not in policies:
+        return None
+    mean, half = ({name: result[score][key][-1] for name, result in policies.items()}
+                  for key in ("mean", "ci95"))  # fmt: skip
+    if any(value is None for value in (*mean.values(), *half.values())):
+        return None
+    sign = -1.0 if mode == "min" else 1.0
+    gain = {name: sign * (value - mean["random"]) for name, value in mean.items()}
+    others = [name for name in policies if name not in (*LEARNED, "random")]
+    return {
+        "policy": own,
+        "better": gain[own] > 0,
+        "disjoint": abs(gain[own]) > half[own] + half["random"],
+        "way": {name: rounded(gain[own] / gain[name]) if gain[name] > 0 else None for name in others},
+        "near": [name for name in others if abs(gain[own] - gain[name]) <= half[own] + half[name]],
+        "best": max(others, key=lambda name: gain[name]) if others else None,
+    }

@@ -1,0 +1,362 @@
+"""Settings of a run: defaults of the dataclasses < a YAML preset < flags.
+
+A configuration is one flat mapping: `algo`, `env`, the fields of `RunSettings`, those of the environment's class
+and those of the algorithm's class. The same mapping, fully resolved, is written to a run's config.yaml.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import math
+import re
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from envs_jax import base as environments
+from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, shown
+from jaxrl import algos
+from jaxrl.algos.base import Algorithm
+from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.yaml_files import read_mapping
+from jaxrl.nn.precision import Compute, Store
+from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
+
+# What `--algo` alone trains on.
+DEFAULT_ENV = {
+    "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach",
+    "student": "reach",
+}  # fmt: skip
+MOST_ENVS = 2**24  # environments of a run
+_COUNT = (0, 1e15)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """How long, how large, on what, and what is kept."""
+
+    num_envs: int = setting(
+        0, "environments stepped together; 0 = as many as the algorithm's settings ask for", between=(0, MOST_ENVS)
+    )
+    seed: int = setting(0, "seed of everything random", between=(0, 2**32 - 1))
+    total_env_steps: int = setting(
+        0, "stop after so many environment steps (of all copies), in whole iterations", between=_COUNT
+    )
+    total_episodes: int = setting(
+        0, "stop after so many episodes, for environments of fixed episode length", between=_COUNT
+    )
+    max_seconds: float = setting(
+        0.0, "stop after so many seconds of training (of each process); moves no schedule", between=(0, 1e9)
+    )
+    schedule_env_steps: int = setting(
+        0, "what schedules count as the whole run; 0 = the total of the first start", between=_COUNT
+    )
+    init_from: str = setting(
+        "",
+        "start with the weights of this run (of its best checkpoint), or of actor.pth[,critic.pth] of the published "
+        "snakes trainer; empty = fresh ones",
+    )
+    devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
+    exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
+    logical_shards: int = setting(
+        0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
+    )
+    rollout_chunk: int = setting(
+        0, "environments flown at a time where phases restart; 0 = measured, or by the memory plan",
+        between=(0, MOST_ENVS),
+    )  # fmt: skip
+    learn_chunk: int = setting(
+        0, "samples per gradient evaluation, added up to the minibatch; 0 = measured, or by the memory plan",
+        between=(0, 1e9),
+    )  # fmt: skip
+    compiler_options: str = setting(
+        "auto", "of XLA for training, name=value with spaces between; auto = those measured on this kind of device"
+    )
+    compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
+    rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")
+    memory_gb: float = setting(
+        0.0, "memory per device that the plan may use, in GiB; 0 = what is free", between=(0, 1e6)
+    )
+    block_iterations: int = setting(16, "most iterations of one compiled call", between=(1, 10_000))
+    block_seconds: float = setting(
+        1.0, "iterations per compiled call are chosen to take about so long", between=(1e-3, 1e6)
+    )
+    log_every: int = setting(1, "iterations per line of metrics", between=(1, 1e9))
+    self_play: int = setting(
+        4,
+        "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games",
+        between=(1, 1000),
+    )
+    self_play_every: int = setting(
+        2000, "iterations between snapshots, the oldest of which is replaced", between=(1, 1e9)
+    )
+    eval_every: int = setting(
+        0, "iterations between evaluations that choose the best checkpoint; 0 = never", between=(0, 1e9)
+    )
+    eval_episodes: int = setting(
+        64, "episodes of such an evaluation, rounded up to a multiple of 8", between=(1, 100_000)
+    )
+    checkpoint_every: int = setting(
+        0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 1e9)
+    )
+    checkpoint_minutes: float = setting(
+        5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
+    )
+    keep_checkpoints: int = setting(3, "newest checkpoints to keep, beside the best one", between=(1, 1_000_000))
+    runs: str = setting("runs", "folder in which the run's own folder is made")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.logical_shards not in (0, 1, 2, 4, 8):
+            raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
+
+
+# Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the
+# others changes what the next iteration computes.
+FREE_ON_RESUME = (
+    "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
+    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
+)  # fmt: skip
+_TOTALS = ("total_env_steps", "total_episodes")  # two ways to say one thing
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run's settings; `env_settings` and `algo_settings` hold every field of their classes."""
+
+    algo: str
+    env: str
+    run: RunSettings
+    env_settings: dict[str, Any]
+    algo_settings: dict[str, Any]
+
+    def flat(self) -> dict[str, Any]:
+        """The flat mapping, in the order of config.yaml."""
+        head = {"algo": self.algo, "env": self.env}
+        return {**head, **dataclasses.asdict(self.run), **self.env_settings, **self.algo_settings}
+
+    def plain(self) -> dict[str, Any]:
+        """The same in the types of YAML and JSON."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in self.flat().items()}
+
+    def with_run(self, **changes: Any) -> "Config":
+        """A copy with other run settings. Raises UsageError for impossible values."""
+        with usage_errors():
+            return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
+
+    def to_yaml(self) -> str:
+        """The text of config.yaml: reproduces the run with `--config`."""
+        return yaml.safe_dump(self.plain(), sort_keys=False)
+
+    def make_env(self) -> Environment:
+        """The environment. Raises UsageError for impossible settings."""
+        with usage_errors():
+            return environments.make(self.env, **self.env_settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A setting as its dataclass declares it."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    section: str
+    flag: bool  # whether the command line may set it
+    between: Bounds | None
+
+
+def fields_of(cls: type, section: str) -> dict[str, Field]:
+    """The settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
+    kinds = typing.get_type_hints(cls)
+    given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
+    get = lambda f, name, default: f.metadata.get(name, default)  # noqa: E731
+    fields = {
+        f.name: Field(
+            *(f.name, kinds[f.name], f.default, get(f, "help", ""), section, get(f, "flag", True)),
+            get(f, "between", None),
+        )
+        for f in dataclasses.fields(cls)
+        if f.init and f.name not in given
+    }
+    for field in fields.values():
+        if field.default is dataclasses.MISSING:
+            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
+        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
+        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
+            raise UsageError(
+                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
+                "a Literal or a tuple of one of them"
+            )
+    return fields
+
+
+def schema_of(algo: str, env: str) -> dict[str, Field]:
+    """All settings by name. Raises UsageError for unknown names and for names used twice."""
+    with usage_errors():
+        algo_class, env_class = algos.find(algo), environments.find(env)
+    schema = fields_of(RunSettings, "run")
+    for section, fields in (
+        ("environment", fields_of(env_class, "environment")),
+        ("algorithm", fields_of(algo_class, "algorithm")),
+    ):
+        for name, field in fields.items():
+            if name in schema or name in ("algo", "env", "config", "resume"):
+                owner = schema[name].section if name in schema else "run"
+                raise UsageError(
+                    f"'{algo}' cannot be run on '{env}': the {section} setting '{name}' is already a setting of the "
+                    f"{owner}; choose another environment, or rename a setting of your own"
+                )
+            schema[name] = field
+    return schema
+
+
+def check_value(field: Field, value: Any, where: str) -> Any:
+    """A value from YAML in the field's type. Raises UsageError."""
+    kind, origin = field.kind, typing.get_origin(field.kind)
+    if origin is Literal:
+        options = typing.get_args(kind)
+        if any(value == option and type(value) is type(option) for option in options):
+            return value
+        near = closest(value if isinstance(value, str) else shown(value), [str(option) for option in options])
+        raise UsageError(f"{where}: {field.name} is {shown(value)}: {near}")
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = _element_kinds(kind, len(value))
+        if len(kinds) == len(value):
+            parts = zip(kinds, value, strict=True)
+            return tuple(check_value(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
+    elif kind in (int, float):
+        number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a word
+        if number is not None and (kind is float or number == int(number)):
+            try:
+                check_bounds(field.name, number, field.between)
+            except ValueError as error:
+                raise UsageError(f"{where}: {error}") from None
+            return kind(number)
+    elif isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {shown(value)}")
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, int | float):
+        return value if abs(value) < math.inf else None
+    for convert in (int, float):
+        with contextlib.suppress(ValueError, TypeError):
+            number = convert(value)
+            return number if abs(number) < math.inf else None
+    return None
+
+
+def _element_kinds(kind: Any, length: int) -> tuple[Any, ...]:
+    """The types of the entries of tuple[X, ...] with `length` entries, or of tuple[X, Y]."""
+    kinds = typing.get_args(kind)
+    return (kinds[0],) * length if kinds[1:] == (Ellipsis,) else kinds
+
+
+def _kind_name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        kinds = typing.get_args(kind)
+        return "a list of numbers" if kinds[1:] == (Ellipsis,) else f"a list of {len(kinds)} numbers"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}[kind]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Settings of a configuration. Raises UsageError when the file is unreadable or something else."""
+    loaded = read_mapping(path, "configuration")
+    for name in ("algo", "env"):
+        if not isinstance(loaded.get(name, ""), str):
+            raise UsageError(f"{path}: {name} must be a name, not {shown(loaded[name])}")
+    return loaded
+
+
+def read_run(run: str | Path) -> tuple[Path, Config]:
+    """A run's directory and the configuration in which its policies are used on this machine.
+
+    Raises:
+        RunError: there is no such run, or its environment has changed since.
+        UsageError: its config.yaml is damaged.
+    """
+    directory, config = read_training_run(run)
+    env = config.make_env().portable()
+    settings = {name: getattr(env, name) for name in config.env_settings}
+    return directory, dataclasses.replace(config, env_settings=settings)
+
+
+def read_training_run(run: str | Path) -> tuple[Path, Config]:
+    """The same, but the configuration in which the run is trained. Raises RunError, UsageError."""
+    directory = open_run(run)
+    path = directory / CONFIG
+    config = build(read_yaml(path), str(path))
+    check_environment(directory, config.env, environments.find(config.env).version)
+    return directory, config
+
+
+def build(values: dict[str, Any], where: str) -> Config:
+    """A configuration from a flat mapping that names at least `algo`. Raises UsageError."""
+    algo = values.get("algo")
+    if algo is None:
+        raise UsageError(f"{where} names no algorithm: add 'algo: NAME', one of {', '.join(algos.ALGORITHMS)}")
+    env = env_of(values)
+    if env is None:
+        raise UsageError(f"{where} names no environment for the algorithm '{algo}': add --env")
+    schema = schema_of(algo, env)
+    settings = {name: field.default for name, field in schema.items()}
+    for name, value in values.items():
+        if name in ("algo", "env"):
+            continue
+        if name not in schema:
+            helps = {name: field.help for name, field in schema.items()}
+            raise UsageError(f"{where}: unknown setting {shown(name)}: {suggestion(name, helps)}")
+        settings[name] = check_value(schema[name], value, where)
+    sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
+    for name, field in schema.items():
+        sections[field.section][name] = settings[name]
+    with usage_errors():
+        run = RunSettings(**sections["run"])
+    return Config(algo, env, run, sections["environment"], sections["algorithm"])
+
+
+def changed(config: Config, changes: dict[str, Any]) -> Config:
+    """`config` with what the command line changes; one kind of total replaces the other. Raises UsageError."""
+    values = config.flat()
+    if any(changes.get(name) for name in _TOTALS):
+        values |= dict.fromkeys(_TOTALS, 0)
+    return build({**values, **changes}, "the command line")
+
+
+def resumed(config: Config, changes: dict[str, Any]) -> Config:
+    """The configuration of a resumed run. Raises UsageError that names a setting which may not change."""
+    for name, value in changes.items():
+        if name not in FREE_ON_RESUME and value != config.flat()[name]:
+            raise UsageError(
+                f"{name} cannot change on resume (the run has {shown(config.flat()[name])}, you gave {shown(value)}): "
+                f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
+            )
+    return changed(config, changes)
+
+
+def suggestion(word: str, known: dict[str, str]) -> str:
+    """Half a sentence that offers what may have been meant by an unknown name.
+
+    Args:
+        word: the name.
+        known: {name: its explanation}.
+    """
+    words = re.split("[-_]+", word[:100].strip("-").lower())
+    ending, meaning = "_" + "_".join(words), " ".join(words)
+    akin = [name for name in known if name.endswith(ending)]
+    if len(words) > 1:
+        akin += [name for name, text in known.items() if text.startswith(meaning) and name not in akin]
+    if akin:
+        return f"did you mean {' or '.join(akin[:4])}?"
+    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else "see --help for all of them"
+
+
+def env_of(values: dict[str, Any]) -> str | None:
+    """The environment that a flat mapping names, or the one that its algorithm trains on by default."""
+    return values.get("env", DEFAULT_ENV.get(values.get("algo", "")))

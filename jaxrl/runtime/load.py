@@ -1,0 +1,176 @@
+"""Policies and weights of runs: for evaluation, for `--init_from`, and for algorithms that begin with other runs."""
+
+import dataclasses
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl import algos
+from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Source
+from jaxrl.common.errors import UsageError, UserError, usage_errors
+from jaxrl.evaluation.policy import Policy
+from jaxrl.integrations import torch_weights
+from jaxrl.runtime import expert_dataset, run_directory
+from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.config import Config, read_run
+
+_FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
+
+
+def read_state(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
+    """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
+    shapes = _unplaced(setup.trainer.shapes().algo.replicated)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        use_best = best and checkpoints.best_step() is not None
+        try:
+            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
+        except CheckpointError as error:
+            if not use_best:
+                raise
+            print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
+            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
+    return AlgoState(replicated, ()), step
+
+
+def _unplaced(shapes: Any) -> Any:
+    """Shapes wherever they are read, not on the mesh."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+
+
+def _anywhere(tree: Any) -> Any:
+    """Copies of arrays that may be used on any device."""
+    return jax.device_put(jax.tree.map(np.asarray, tree))
+
+
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> Policy:
+    """Return the policy of a run.
+
+    Args:
+        run: its directory.
+        best: its best checkpoint rather than its newest.
+        custom: the networks of the user's own with which it was trained.
+
+    Raises:
+        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+    """
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True, custom=custom)
+    state, step = read_state(directory, setup, best)
+    params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
+    return Policy(setup.env.env, setup.algo, params, weights, step, config)
+
+
+def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
+    """The algorithm of a run and all of its state in the newest checkpoint, data included, and that one's number.
+
+    Raises:
+        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+    """
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    with Checkpoints(directory / "checkpoints") as checkpoints:
+        step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
+    return setup.algo, _anywhere(state), step
+
+
+def with_sources(config: Config) -> Config:
+    """The configuration of a new run, with what follows from the runs that its settings name.
+
+    Raises:
+        UserError: not run directories, or runs that do not fit.
+    """
+    cls = algos.find(config.algo)
+    named = (*cls.sources, *cls.recordings)
+    if not named:
+        return config
+    if config.run.init_from:
+        raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
+
+    def source(run: str) -> Source:
+        other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
+        return Source(run, other.algo, other.config.algo_settings)
+
+    found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
+    recorded = recordings_of(cls, config)
+    with usage_errors():
+        settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
+    return dataclasses.replace(config, algo_settings=settings)
+
+
+def without_latest(config: Config) -> Config:
+    """With the run itself wherever a setting names `runs/latest`, which soon means this run."""
+    follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
+    sources = {name: ",".join(map(follow, named_runs(config, name))) for name in algos.find(config.algo).sources}
+    config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
+    return config.with_run(init_from=follow(config.run.init_from)) if config.run.init_from else config
+
+
+def named_runs(config: Config, setting: str) -> list[str]:
+    """The runs or files that a setting names."""
+    return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
+
+
+def recordings_of(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
+    """The labelled sets that settings name, each setting's as one. Raises LabelledSetError."""
+    named = {setting: named_runs(config, setting) for setting in cls.recordings}
+    return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
+
+
+def load_inputs(setup: Setup) -> Any:
+    """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
+
+    Raises:
+        UserError: not run directories, damaged checkpoints, or networks that do not fit.
+    """
+    config = setup.config
+    if setup.algo.sources or setup.algo.recordings:
+        weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in setup.algo.sources}
+        recorded = recordings_of(type(setup.algo), config)
+        return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}
+    return load_weights(config.run.init_from, setup) if config.run.init_from else None
+
+
+def _weights_of(run: str) -> Any:
+    """Weights of a run of an earlier stage. Raises UserError where its phases have an end that it has not reached."""
+    directory, config = read_run(run)
+    setup = assemble(config.with_run(devices=1), resuming=True)
+    lengths = [phase.iterations for phase in setup.algo.phases]
+    ends = None not in lengths
+    state, step = read_state(directory, setup, best=not ends)
+    if ends and step < sum(length or 0 for length in lengths):
+        raise UserError(f"{run} has not gone through all its phases yet: finish it first, with --resume {run}")
+    return _anywhere(setup.algo.weights(state))
+
+
+def load_weights(run: str, setup: Setup) -> Any:
+    """What `Algorithm.init` takes as inputs, from another run of the same algorithm or from files of PyTorch.
+
+    Raises:
+        UserError: another algorithm, networks of another shape, or files that cannot be read.
+    """
+    if run.endswith(torch_weights.SUFFIX):
+        key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
+        return _anywhere(torch_weights.load(run, setup.algo, key))
+    directory, config = read_run(run)
+    if config.algo != setup.config.algo:
+        raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not fit")
+    other = assemble(config.with_run(devices=1), resuming=True)
+    shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
+    wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
+    here, there = setup.config.flat(), config.flat()
+    sections: tuple[Iterable[str], ...] = (setup.algo.meaning,)
+    if other_shapes := shapes_of(wanted) != shapes_of(found):
+        sections = (["env"], setup.config.env_settings, setup.config.algo_settings)
+    odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])
+    if odd:
+        told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
+        raise UsageError(f"the networks of {run} do not fit: they were made with {told[0]}; here {told[1]}")
+    if other_shapes:
+        raise UsageError(f"the networks of {run} do not fit: another version of '{config.algo}' made them")
+    state, _ = read_state(directory, other, best=True)
+    return _anywhere(other.algo.weights(state))

@@ -1,0 +1,156 @@
+"""Manifest of a checkpoint: names, types and shapes of all leaves, and SHA-256 of every file."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl.common.files import write_atomically
+
+MANIFEST = "manifest.json"
+
+
+class Leaf(NamedTuple):
+    """What is known of one leaf without its values; `kind` is the dtype, or key<...> for a typed PRNG key."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{', '.join(map(str, self.shape))}]"
+
+
+def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
+    """All leaves of a pytree in order.
+
+    Raises:
+        TypeError: a leaf is no array, or two leaves have one name.
+    """
+    leaves = []
+    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        name = ".".join(part for part in (prefix, own) if part)
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise TypeError(f"leaf {name} of the state is {type(value).__name__}, not an array")
+        leaves.append(Leaf(name, str(value.dtype), tuple(value.shape)))
+    if len({leaf.name for leaf in leaves}) < len(leaves):
+        raise TypeError("two leaves of the state have the same name; rename a dictionary key that holds a dot")
+    return leaves
+
+
+def is_stored(leaf: Leaf) -> bool:
+    """Whether there is anything to store: orbax refuses arrays without elements."""
+    return 0 not in leaf.shape
+
+
+def digest(state: Any) -> str:
+    """SHA-256 of names, types, shapes and bits of all leaves of a state."""
+    return digest_of(leaves_of(state), [plain_array(value) for value in jax.tree.leaves(state)])
+
+
+def digest_of(leaves: list[Leaf], values: Iterable[Any]) -> str:
+    """The same of leaves and their plain values."""
+    pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
+    total = hashlib.sha256()
+    for leaf, value in pairs:
+        total.update(f"{leaf.name} {leaf}\n".encode())
+        total.update(np.ascontiguousarray(value).tobytes() if is_stored(leaf) else b"")
+    return total.hexdigest()
+
+
+def is_key(value: Any) -> bool:
+    """Return whether an array holds typed PRNG keys."""
+    return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
+
+
+def plain_array(value: Any) -> Any:
+    """The array itself, or the data of a typed PRNG key."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def difference(wanted: list[Leaf], found: list[Leaf], whole: bool) -> str | None:
+    """A description of the first leaf that differs, or None; leaves too many count only if `whole`."""
+    stored = {leaf.name: leaf for leaf in found}
+    for leaf in wanted:
+        if leaf.name not in stored:
+            return f"{leaf.name} is {leaf} here and absent there"
+        if leaf != stored[leaf.name]:
+            return f"{leaf.name} is {leaf} here and {stored[leaf.name]} there"
+    names = {leaf.name for leaf in wanted}
+    surplus = [leaf for leaf in found if leaf.name not in names] if whole else []
+    return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, step: int, leaves: list[Leaf]) -> None:
+    """Write the manifest of a checkpoint whose other files are complete. Raises OSError."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    contents = {
+        "step": step,
+        "leaves": [list(leaf) for leaf in leaves],
+        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+    }
+    text = json.dumps(contents)
+    write_atomically(folder / MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says of itself: its number, digests by file, and the leaves."""
+
+    step: int
+    files: dict[str, str]
+    leaves: list[Leaf]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        OSError, ValueError: it is absent, or not as it was written.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("not a manifest") from None
+    if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
+        raise ValueError("not a manifest")
+    contents = manifest["contents"]
+    if _text_digest(json.dumps(contents)) != manifest["sha256"]:
+        raise ValueError("its checksum differs")
+    leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
+    return Manifest(contents["step"], contents["files"], leaves)
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with a sealed checkpoint, or None."""
+    if not folder.is_dir():
+        return "it is no folder" if os.path.lexists(folder) else "it does not exist"
+    try:
+        manifest = read_manifest(folder)
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
+    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied, perhaps without the leading zeros
+        wrong_name = int(folder.name) == manifest.step
+        return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
+    for name, digest in manifest.files.items():
+        try:
+            if _file_digest(folder / name) != digest:
+                return f"{name} has changed since it was written"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None

@@ -1,0 +1,203 @@
+"""Start a run in a new directory, or resume one exactly where its newest checkpoint stands."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl.algos.base import STANDARD, Custom
+from jaxrl.common.errors import UsageError
+from jaxrl.report.console import Console, Log, gibibytes
+from jaxrl.report.gpu import Monitor
+from jaxrl.report.peak import Peak
+from jaxrl.report.writer import Nowhere, Writer
+from jaxrl.runtime import config as configuration
+from jaxrl.runtime import hosts, run_directory, variants
+from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, sealed_steps
+from jaxrl.runtime.config import Config
+from jaxrl.runtime.load import load_inputs, with_sources, without_latest
+from jaxrl.runtime.position import Position
+from jaxrl.runtime.session import Session, fixed_settings
+from jaxrl.runtime.trainer import TrainState
+
+COMPARABLE = 2**30  # of a plan of fewer bytes nothing is told: it drowns in what the process needs besides
+
+
+class Ended(NamedTuple):
+    """How a run ended in this process; `memory` is empty where there is nothing to say."""
+
+    directory: Path
+    sentence: str
+    memory: str
+
+
+def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
+    """A new run in a new directory.
+
+    Args:
+        config: its configuration.
+        profile: whether to keep a trace of a block.
+        log: what takes the place of a console, if anything does.
+        custom: networks and optimizers of the user's own.
+
+    Raises:
+        UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
+    """
+    hosts.on_first(lambda: run_directory.check_root(config.run.runs))
+    config = with_sources(without_latest(config))
+    setup = prepare(config, custom=custom)
+    inputs = load_inputs(setup)
+    with log or Console(_title(setup), label=setup.env.spec.label) as console:
+        setup, facts = _fastest(config, setup, console, custom)
+        programs = _compile(setup, inputs, None, console)
+        place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
+        with _held(lambda: run_directory.create(*place)) as directory:
+            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
+            return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
+
+
+def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
+    """Continue a run exactly where its newest intact checkpoint stands, or begin it if it has none.
+
+    Args:
+        run: the run directory.
+        config: its configuration.
+        changes: settings that are to change.
+        profile: whether to keep a trace of a block.
+
+    Raises:
+        UserError: a sentence; the run is as it was if it cannot be continued.
+    """
+    directory = run_directory.open_run(run)
+    setup = prepare(configuration.resumed(config, changes), resuming=True)
+    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
+        fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
+        inputs = load_inputs(setup) if fresh else None
+        for line in run_directory.other_versions(directory):
+            console.say(f"warning: {line}")
+        found = None if fresh else _resumable(directory, setup, config, console)
+        programs = _compile(setup, inputs, found and found.meta, console)
+
+        def first_state(session: Session) -> TrainState:
+            if found is None:
+                session.writer.trim(0)
+                state = session.begin(inputs)
+            else:
+                state = session.restore(found.step)
+            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
+            console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
+            return state
+
+        return _train(setup, programs, directory, console, first_state, profile)
+
+
+class _Found(NamedTuple):
+    """The number of a checkpoint, and what was written beside its state."""
+
+    step: int
+    meta: dict[str, Any]
+
+
+def _resumable(directory: Path, setup: Setup, before: Config, console: Console | Log) -> _Found:
+    """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
+
+    Raises:
+        UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
+    """
+    with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
+        step, meta = checkpoints.newest()
+    fixed = fixed_settings(setup)
+    if meta["devices"] != setup.mesh.size:
+        del fixed["learn_chunk"]  # it follows the number of devices
+    for name, value in fixed.items():
+        former = meta["settings"].get(name, value)
+        if former != value:
+            raise CheckpointError(
+                f"checkpoint {step} of {directory} is from another configuration: {name} was {former} and is {value} "
+                f"in {run_directory.CONFIG}; put the former value back, or start a new run"
+            )
+    asked, made = setup.config.run.total_env_steps, meta["env_steps"]
+    if asked < made and asked != before.run.total_env_steps:
+        raise UsageError(f"the run has made {made:,} environment steps: ask for more than these, not for {asked:,}")
+    return _Found(step, meta)
+
+
+@contextmanager
+def _held(find: Callable[[], Path]) -> Iterator[Path]:
+    """The run directory that `find` makes or finds, locked; the host that writes does both."""
+    with ExitStack() as stack:
+
+        def take() -> str:
+            directory = find()
+            stack.enter_context(run_directory.lock(directory))
+            return str(directory.absolute())
+
+        directory = Path(hosts.on_first(take))
+        hosts.require_visible(directory)
+        hosts.remember(directory)
+        yield directory
+
+
+def _title(setup: Setup) -> str:
+    return f"{setup.config.algo} on {setup.config.env}"
+
+
+def _fastest(config: Config, setup: Setup, console: Console | Log, custom: Custom) -> tuple[Setup, dict[str, Any]]:
+    """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
+
+    The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
+    """
+    if not setup.env.env.variants():
+        return setup, {}
+    with console.working("comparing variants of the environment"):
+        found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
+    config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
+    return prepare(config, custom=custom), {"variant": found}
+
+
+def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> Programs:
+    """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
+    device = jax.local_devices()[0]
+    where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
+    console.say(
+        f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
+        f"{setup.config.run.compute_dtype} matmuls"
+    )
+    for line in (*setup.notes, *setup.plan.lines()):
+        console.say(line)
+    with console.working("compiling"):
+        if meta is None:
+            return compile_programs(setup, inputs, console.say)
+        position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
+        return compile_programs(setup, inputs, console.say, position, meta["evaluated"])
+
+
+def _train(
+    setup: Setup,
+    programs: Programs,
+    directory: Path,
+    console: Console | Log,
+    first_state: Callable[[Session], TrainState],
+    profile: bool,
+) -> Ended:
+    peak = Peak()
+    console.say(f"run directory: {directory}")
+    with ExitStack() as stack:
+        writer = stack.enter_context(Writer(directory) if hosts.writes() else Nowhere(directory))
+        checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
+        stack.enter_context(checkpoints)
+        monitor = stack.enter_context(Monitor())
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile)
+        if hosts.writes() and writer.note:
+            console.say(writer.note)
+        sentence = session.train(first_state(session))
+    # The devices of a CPU share its memory, and only their sum can be measured.
+    sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
+    held, planned = peak.read(), programs.peak * sharing
+    what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
+    memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
+    return Ended(directory, sentence, memory if planned > COMPARABLE else "")
