@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 
+from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress
 
 T = TypeVar("T")
@@ -231,36 +232,6 @@ class EnvSpec:
         return words + (f" ({task})" if task else "") + comma + unit
 
 
-@dataclasses.dataclass(frozen=True)
-class Contest:
-    """How policies are compared where another team plays: by `EnvSpec.score` at the end of games, and by who wins.
-
-    The metrics "win", "draw" and "defeat" (0 or 1) tell how a game stands. Where `outside` is set, the batched
-    environment shows `rivals(state)` what the other team sees, and `play` takes its actions behind the learner's.
-
-    Attributes:
-        game: {setting: value}: what two policies must have been trained with alike to play one another.
-        settings: {setting: value}: how games against scripted players are set, where the user names nothing else.
-        league: the same for games that policies play among themselves, too.
-        rivals: {baseline: context}: the scripted players of the other team, and the context in which they play it.
-        outside: the context in which the other team's actions come from outside; None where they cannot.
-        beside: the baselines that a policy is compared with.
-        anchor: the baseline whose rating is fixed, and that rating.
-        games: how many a pair plays unless the user says.
-        drawn: the policy that counts draws its actions, and does not take the most probable one.
-    """
-
-    game: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    league: Mapping[str, Any]
-    rivals: Mapping[str, Any]
-    outside: Any
-    beside: tuple[str, ...]
-    anchor: tuple[str, float]
-    games: int = 1000
-    drawn: bool = False
-
-
 class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
@@ -317,8 +288,8 @@ class Environment:
         return f"step {step}"
 
     @property
-    def contest(self) -> Contest | None:
-        """How policies are compared where another team plays; None where none does."""
+    def match_rules(self) -> MatchRules | None:
+        """How policies meet opponents where another team plays; None where none does."""
         return None
 
     def viewer(self) -> Any:

@@ -50,20 +50,9 @@ class BatchedEnvironment:
     def spec(self) -> EnvSpec:
         return self.env.spec
 
-    def context(self, progress: Progress, pool: Any = ()) -> Any:
-        """See `Environment.context`; `pool` is what `init_pool` and `update_pool` made of the run's policies."""
-        del pool
+    def context(self, progress: Progress) -> Any:
+        """See `Environment.context`."""
         return self.env.context(progress)
-
-    def init_pool(self, policy: Any) -> Any:
-        """What the environment keeps of the policy that is trained in it, a pytree that is the same on all devices."""
-        del policy
-        return ()
-
-    def update_pool(self, pool: Any, policy: Any, progress: Progress) -> Any:
-        """The same behind an iteration."""
-        del policy, progress
-        return pool
 
     def reset(self, keys: Array, context: Any = None, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
         """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode.

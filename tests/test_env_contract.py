@@ -47,8 +47,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "snakes": [
         {"height": 5, "width": 6, "max_steps": 6},
-        {"max_steps": 6, "observation": "obs30", "reward": "plus", "seat": "second", "opponent": "evasion"},
-        {"max_steps": 6, "observation": "obs35", "reward": "v1.1", "seat": "both", "opponent": "curriculum"},
+        {"max_steps": 6, "observation": "obs30", "reward": "plus", "side": "second", "opponent": "evasion"},
+        {"max_steps": 6, "observation": "obs35", "reward": "v1.1", "side": "both", "opponent": "curriculum"},
         {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
     ],
     "snakes_3v3": [
@@ -56,8 +56,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score", "masks": True},
     ],
     "snakes_1v1": [
-        {"max_steps": 4, "seat": "both", "time_limit": "truncate", "opponent": "0:1,1:1", "reward": "score"},
-        {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
+        {"max_steps": 4, "side": "both", "time_limit": "truncate", "opponent": "0:1,1:1", "reward": "score"},
+        {"max_steps": 6, "side": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
         {
             "max_steps": 6,
             "height": 3,

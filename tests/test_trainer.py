@@ -15,9 +15,10 @@ from helpers.tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
-from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
 from jaxrl.algos.coma import Coma
+from jaxrl.rl.opponent_pool import PoolEnvironment
 from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
@@ -290,7 +291,7 @@ def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled(BatchedEnvironment):
+class Pooled(PoolEnvironment):
     """Keeps the policy that it was given last."""
 
     def init_pool(self, policy: Any) -> Any:
