@@ -8,7 +8,7 @@ advantage, the actor's update. Networks, acting and sizes stand at the end.
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,8 @@ class ComaParameters:
 @dataclasses.dataclass(frozen=True)
 class Coma(Algorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
+
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
     transitions: int = setting(
         3000,
@@ -369,7 +371,7 @@ class Coma(Algorithm):
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimizers.descend(self.optimiser(name), gradient, params, state, decayed)
+            new = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed))
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimizers.norm(gradient)
 
@@ -411,12 +413,13 @@ class Coma(Algorithm):
     @property
     def actor_net(self) -> Any:
         """Observation [N, ...] -> logits float32[N, n]."""
-        return self._network(self._actions, self.spec.observation.shape)
+        return self.make_network("actor", self._actions, lambda n: self._network(n, self.spec.observation.shape))
 
     @property
     def critic_net(self) -> Any:
         """Critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling."""
-        return self._network(self._actions + self.dueling, self._critic_box.shape)
+        outputs = self._actions + self.dueling
+        return self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
 
     def values(self, critic: Any, critic_input: Array) -> Array:
         """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
@@ -442,8 +445,8 @@ class Coma(Algorithm):
             actor=actor,
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimiser("actor").init(actor),
-            critic_optimiser=self.optimiser("critic").init(critic),
+            actor_optimiser=self.optimizer_of("actor").init(actor),
+            critic_optimiser=self.optimizer_of("critic").init(critic),
         )
         return AlgoState(params, split=())
 

@@ -163,7 +163,9 @@ def assemble(config: Config, resuming: bool = False, custom: Custom = STANDARD) 
     return Setup(resolved, env, algo, trainer, mesh, made, notes)
 
 
-def _layout(config: Config, spec: EnvSpec, custom: Custom) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
+def _layout(
+    config: Config, spec: EnvSpec, custom: Custom = STANDARD
+) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
     """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
