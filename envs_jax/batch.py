@@ -95,6 +95,36 @@ class BatchedEnvironment:
         return jax.lax.cond(jnp.any(done), mixed, play, state)
 
 
+def batch_first(tree: Any) -> Any:
+    """Return leaves [..., B] as [B, ...]."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
+
+
+def batch_last(tree: Any) -> Any:
+    """Return leaves [B, ...] as [..., B]."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
+
+
+def for_keys(function: Callable[..., Any], keys: Array, *arrays: Array) -> Any:
+    """Return function(key, ...) of one key, or of keys [B] and arrays [B] with leaves [..., B]."""
+    return jax.vmap(function, out_axes=-1)(keys, *arrays) if keys.ndim else function(keys, *arrays)
+
+
+class BatchLast(BatchedEnvironment):
+    """B copies that are the last axis inside a step, so that every operation runs over copies.
+
+    For environments whose `reset` and `step` take one copy, or many with leaves [..., B] (and keys [B]).
+    """
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        state, timestep = self.env.reset(jax.vmap(jax.random.fold_in)(keys, episode), context)
+        return BatchState(env=batch_first(state), key=keys, episode=episode), batch_first(timestep)
+
+    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        env, timestep = self.env.step(batch_last(state.env), batch_last(action), context)
+        return dataclasses.replace(state, env=batch_first(env)), batch_first(timestep)
+
+
 def batched(env: Environment) -> BatchedEnvironment:
     """The batched form of `env`: its own `env.batched()` where it brings one, else vmap."""
     own: Callable[[], BatchedEnvironment] | None = getattr(env, "batched", None)

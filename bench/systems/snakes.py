@@ -70,7 +70,7 @@ class Match:
         self.sides = (first,) if scripted or self.settings.teams == 1 else (first, other)
         self._level: int | str | None = None
         if self._chances is not None:
-            level = opponents.LEVELS[self._rng.choice(len(self._chances), p=self._chances)]
+            level = opponents.NAMES[self._rng.choice(len(self._chances), p=self._chances)]
             self._level = level if level == oracle_opponents.EVASION else int(level)
 
     def act(self, level: int | str) -> np.ndarray:

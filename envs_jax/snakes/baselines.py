@@ -30,8 +30,7 @@ def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, lev
 
 
 BASELINES: dict[str, Callable[..., Array]] = {
-    name: functools.partial(scripted, level=level)
-    for level, name in enumerate(("random", "level1", "level2", "level3", "level4", "evasion"))
+    opponent.baseline: functools.partial(scripted, level=level) for level, opponent in enumerate(opponents.OPPONENTS)
 }
 
 
@@ -42,7 +41,7 @@ def match_rules(env: Settings) -> MatchRules:
     """As published, but on both sides: sampled actions, games against each player of the opponent's mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()
-    everyone = ",".join(opponents.LEVELS)
+    everyone = ",".join(opponents.NAMES)
     fixed = {"stale_observation_bug": False} if env.stale_observation_bug else {}
     return MatchRules(
         game={name: getattr(env, name) for name in GAME},

@@ -4,11 +4,10 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, EnvSpec, Reduction, TimeStep, setting
-from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, draws, respawn, rules, stale_observation, teams, timesteps
@@ -76,27 +75,26 @@ class Snakes(Settings):
     def match_rules(self) -> MatchRules | None:
         return baselines.match_rules(self) if self.teams == 2 else None
 
-    # Environment: one game without lanes
+    # Environment: one game, or many in the last axis (see `board`)
 
     def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         context = self.context(start()) if context is None else context
-        state = self._begin(*draws.start_words(self.snakes, self.beans, key), context)
+        key, words = for_keys(functools.partial(draws.start_words, self.snakes, self.beans), key)
+        state = self._begin(key, words, context)
         return state, timesteps.show(self, teams.seen(self, state))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
-        words = draws.step_words(self.snakes, self.beans, state.key, state.game.steps)
-        return self._advance(state, words, action)
+        draw = functools.partial(draws.step_words, self.snakes, self.beans)
+        return self._advance(state, for_keys(draw, state.key, state.game.steps), action)
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """What the other team sees, as if it were the learner's, and a key for what it draws in this step."""
         theirs = teams.half_turn(teams.seen(self, state), self.snakes // 2)
-        return timesteps.show(self, theirs), draws.opponent_key(state.key, state.game.steps)
+        return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
         """The batch that `envs_jax.batch.batched` makes of this environment."""
         return SnakesBatch(self)
-
-    # Parts, for one game or many on lanes
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
         """The state at the start, for random words uint32[n + K + 2, ...]."""
@@ -174,42 +172,12 @@ class Snakes5p(Snakes):
     name = "snakes_5p"
 
 
-def _lanes_first(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
-
-
-def _lanes_last(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
-
-
 @dataclasses.dataclass(frozen=True)
-class SnakesBatch(BatchedEnvironment):
-    """[B] games: inside a step they are the last axis, so that every loop runs over games; see `board`."""
-
-    @property
-    def _snakes(self) -> Snakes:
-        assert isinstance(self.env, Snakes)
-        return self.env
-
-    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._snakes
-        context = env.context(start()) if context is None else context
-        draw = functools.partial(draws.start_words, env.snakes, env.beans)
-        step_keys, words = jax.vmap(lambda key, e: draw(jax.random.fold_in(key, e)))(keys, episode)
-        state = env._begin(step_keys, words.T, context)
-        timestep = timesteps.show(env, teams.seen(env, state))
-        return BatchState(env=_lanes_first(state), key=keys, episode=episode), _lanes_first(timestep)
-
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._snakes
-        draw = functools.partial(draws.step_words, env.snakes, env.beans)
-        words = jax.vmap(draw)(state.env.key, state.env.game.steps)
-        games, timestep = env._advance(_lanes_last(state.env), words.T, action.T)
-        return dataclasses.replace(state, env=_lanes_first(games)), _lanes_first(timestep)
+class SnakesBatch(BatchLast):
+    """[B] games, whose other team may be played from outside."""
 
     def opponent_view(self, state: BatchState) -> tuple[TimeStep, Array]:
         """See `Snakes.opponent_view`; leaves [B, ...]."""
-        env = self._snakes
-        theirs = teams.half_turn(teams.seen(env, _lanes_last(state.env)), env.snakes // 2)
-        keys = jax.vmap(draws.opponent_key)(state.env.key, state.env.game.steps)
-        return _lanes_first(timesteps.show(env, theirs)), keys
+        assert isinstance(self.env, Snakes)
+        timestep, keys = self.env.opponent_view(batch_last(state.env))
+        return batch_first(timestep), keys

@@ -14,10 +14,10 @@ import itertools
 import jax.numpy as jnp
 
 from envs_jax.base import Array, closest, shown
-from envs_jax.snakes.opponents import LEVELS
+from envs_jax.snakes.opponents import NAMES
 
 OUTSIDE = "outside"
-PLAYERS = (*LEVELS, "self")
+PLAYERS = (*NAMES, "self")
 SELF = PLAYERS.index("self")
 PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/snake
     "linear": (0.0, 0.25, 0.5, 0.75, 1.0),
@@ -85,7 +85,7 @@ def parse(text: str) -> Schedule:
         return parse("0")
     if text in PUBLISHED:
         shares: tuple[float, ...] = PUBLISHED[text]
-        return Schedule(shares, tuple(_mixture(LEVELS[k], text) for k in range(len(shares))))
+        return Schedule(shares, tuple(_mixture(NAMES[k], text) for k in range(len(shares))))
     parts = [part.partition("@") for part in text.split()]
     if not parts:
         raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*PLAYERS, *PUBLISHED, OUTSIDE))}")

@@ -58,7 +58,7 @@ class Settings(Environment):
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
     teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
     opponent: str = setting(
-        "2", "who plays the other team: 0 to 4, evasion, self, a mixture 0:1,2:3, a schedule or outside"
+        "2", f"who plays the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
     )
     eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
     exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
