@@ -202,7 +202,7 @@ class EnvSpec:
             score; for scores such as successes, which reach their limit long before policies stop getting better.
         num_tasks: how many tasks episodes may set; algorithms may keep something for each, by `TimeStep.task`.
         task_names: what these tasks are called, () where they have no names.
-        alike: {setting: value}: what policies must have been trained with alike to act in one another's place.
+        compatible_settings: {setting: value}: policies act in each other's place where these are equal.
     """
 
     name: str
@@ -222,7 +222,7 @@ class EnvSpec:
     tie_breakers: tuple[str, ...] = ()
     num_tasks: int = 1
     task_names: tuple[str, ...] = ()
-    alike: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    compatible_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def label(self, metric: str) -> str:
         """Return what a reader calls a metric, with its unit; of "metric/task", its value in a task's episodes."""
@@ -283,7 +283,7 @@ class Environment:
         """Return the environment in which a policy that was trained in this one is used on any machine."""
         return self
 
-    def moment(self, step: int) -> str:
+    def step_label(self, step: int) -> str:
         """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
         return f"step {step}"
 

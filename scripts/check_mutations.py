@@ -192,7 +192,7 @@ MUTATIONS = [
         (
             "rules", "reach: success whatever the gripper does",
             "envs_jax/reach/env.py",
-            "(far <= reward.RADIUS) & (amiss <= 0.0) & ~start",
+            "(far <= reward.RADIUS) & (grip_error <= 0.0) & ~start",
             "(far <= reward.RADIUS) & ~start",
             "tests/test_reach_env.py::test_success_by_hand",
         ),

@@ -51,7 +51,12 @@ class Corners(PointMass):
     @property
     def spec(self) -> EnvSpec:
         names = tuple(self.task.split(","))
-        changes = {"name": "corners", "num_tasks": len(names), "task_names": names, "alike": {"reach": self.reach}}
+        changes = {
+            "name": "corners",
+            "num_tasks": len(names),
+            "task_names": names,
+            "compatible_settings": {"reach": self.reach},
+        }
         return dataclasses.replace(super().spec, **changes)
 
     def _timestep(self, state: PointState, first: bool) -> TimeStep:

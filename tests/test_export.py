@@ -98,7 +98,7 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
 
     @jax.jit
     def look(state: State) -> tuple[Any, Any]:
-        game = teams.seen(env, state)
+        game = teams.learner_view(env, state)
         missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
         return timesteps.observe(env, game), timesteps.open_directions(env, game) | missing
 

@@ -57,7 +57,7 @@ def test_spec():
     assert (spec.num_agents, spec.horizon, spec.fixed_horizon, spec.score) == (1, 500, True, "success")
     assert spec.action == Box((4,), jnp.float32, -1.0, 1.0) and spec.observation.shape == (39,)
     assert spec.num_tasks == 2 and spec.task_names == ("reach", "above")
-    assert spec.alike == {"weld": "v3", "reward": "v2", "partially_observable": False}
+    assert spec.compatible_settings == {"weld": "v3", "reward": "v2", "partially_observable": False}
     assert make("reach_family").spec.num_tasks == len(tasks.TASKS) >= 4
 
 
@@ -222,7 +222,7 @@ def test_success_by_hand():
     env = make("reach", task="closed")
     state, _ = begin(env)
     pose = jax.jit(dynamics.pose)(state.q)
-    show = jax.jit(lambda state: env.show(state, state.seen, pose).metrics["success"])
+    show = jax.jit(lambda state: env.show(state, state.frame, pose).metrics["success"])
     for far, wide, steps, reached in ((0.045, 1.0, 1, 1), (0.055, 1.0, 1, 0), (0.045, 0.4, 1, 0), (0.045, 1.0, 0, 0)):
         point = np.asarray(pose.tool) + np.float32([far, 0.0, 0.0])[:, None]
         width = np.float32([[0.0] * LANES, [wide] * LANES])

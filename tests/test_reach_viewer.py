@@ -45,7 +45,7 @@ def test_the_place_is_the_tasks_and_the_goal_is_the_one_shown(record, scene):
 
 
 def test_moments_name_the_first_success(scene):
-    words = viewer.moments(scene)
+    words = viewer.step_labels(scene)
     told = [k for k, text in enumerate(words) if text.startswith("first success")]
     assert told == ([int(np.argmax(scene.success))] if scene.success.any() else [])
     assert words[0] == "gripper 100 % open"

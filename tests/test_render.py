@@ -73,7 +73,7 @@ def test_page_needs_nothing_but_itself(coverage, shown):
         picture = Image.open(io.BytesIO(base64.b64decode(frame)))
         assert picture.size == (17, 17) and picture.mode == "P"
     data = json.loads(re.search(r"^const all = (.*);$", page, re.MULTILINE)[1])
-    assert data["player"]["steps"] == 3 and data["player"]["moments"][3] == "4 measurements"
+    assert data["player"]["steps"] == 3 and data["player"]["step_labels"][3] == "4 measurements"
     np.testing.assert_allclose(data["player"]["curves"]["entropy"], shown.curves["entropy"], rtol=1e-5)
     assert [r["name"] for r in data["player"]["references"]] == ["random (mean)", "ig (mean)"]
 

@@ -110,8 +110,8 @@ def test_the_seat_only_renames_snakes():
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
     turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
     seen = (
-        jax.jit(lambda state: teams.seen(first, state))(state),
-        jax.jit(lambda state: teams.seen(second, state))(turned),
+        jax.jit(lambda state: teams.learner_view(first, state))(state),
+        jax.jit(lambda state: teams.learner_view(second, state))(turned),
     )
     for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -40,7 +40,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         }
         for policy in POLICIES
     }
-    moments = [make(env).moment(step) for step in at]
+    moments = [make(env).step_label(step) for step in at]
     return {"steps": spec.horizon, "at": at, "moments": moments, "labels": reports.labels(spec), "policies": made}
 
 

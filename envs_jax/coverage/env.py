@@ -137,7 +137,7 @@ class Coverage(Settings):
         interpreted = self.map_backend == "pallas" and on_cpu()
         return dataclasses.replace(self, map_backend="auto") if interpreted else self
 
-    def moment(self, step: int) -> str:
+    def step_label(self, step: int) -> str:
         return f"{step + 1} measurement{'s' if step else ''}"
 
     def viewer(self) -> Any:

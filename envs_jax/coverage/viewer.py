@@ -239,7 +239,7 @@ class CoverageViewer:
             title = "\n".join(textwrap.wrap(record.title, 50))
             drawn.text(x, up(0.945), title, fontsize=10, color=INK, weight="bold", va="top")
             drawn.text(x, up(0.845), record.subtitle, fontsize=9, color="#4a5560", va="top")
-            words = f"step {step} of {record.steps} · {record.moment(step)}"
+            words = f"step {step} of {record.steps} · {record.step_label(step)}"
             drawn.text(x, up(0.765), words, fontsize=10, color="#4a5560")
             values = "   ".join(_told(record, name, step) for name in (spec.score, "f1", "return"))
             drawn.text(x, up(0.715), values, fontsize=9, color=INK)
@@ -250,23 +250,23 @@ class CoverageViewer:
     def picture(self, record: Record) -> Any:
         """Four maps, from the start to the end, above the curve of the score."""
         shown, spec, steps = scene(record, side=400), record.env.spec, record.steps
-        moments = [0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))]
+        steps_shown = [0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))]
         width, height = 13.0, 7.5
         drawn = viewing.figure(width, height, dpi=150)
         drawn.text(0.035, 0.966, record.title, fontsize=14, weight="bold", color=INK, va="center")
         drawn.text(0.035, 0.932, record.subtitle, fontsize=10.5, color="#4a5560", va="center")
         edge = 0.222
-        for place, (step, name) in enumerate(zip(moments, ("start", "a third", "two thirds", "end"), strict=True)):
+        for place, (step, name) in enumerate(zip(steps_shown, ("start", "a third", "two thirds", "end"), strict=True)):
             axes = drawn.add_axes((0.035 + place * 0.2415, 0.452, edge, edge * width / height))
             self._map(axes, shown, step, size=0.9, ticks=place == 0)
             axes.set_title(name, loc="left", fontsize=12, weight="bold", color=INK, pad=22)
-            note = f"{record.moment(step)} · {_told(record, spec.score, step)}"
+            note = f"{record.step_label(step)} · {_told(record, spec.score, step)}"
             axes.text(0, 1.022, note, transform=axes.transAxes, fontsize=9, color="#4a5560")
         chart = drawn.add_axes((0.062, 0.085, 0.50, 0.29))
         viewing.plot_metric(chart, record, spec.score)
         chart.set_ylabel(spec.label(spec.score), color=INK, fontsize=10.5)
         chart.set_xlabel("step", color="#4a5560", fontsize=9.5)
-        for step in moments:
+        for step in steps_shown:
             chart.axvline(step, color="#b9c1ca", linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         self._key(drawn.add_axes((0.745, 0.06, 0.235, 0.31)))
         return viewing.image(drawn)

@@ -7,8 +7,8 @@ the compiled model, with their source and licence.
 
 Where to find what: `constants` numbers of the arm, `folding` sums and products of known numbers, `dynamics` one
 control period, `tasks` what is asked for and how to add a task, `goals` draws of puck and goal, `observation`,
-`reward`, `env` what ties them together, `baselines`. Inside, coordinates are leading axes and lanes (copies) trailing
-ones.
+`reward`, `types` state and settings, `env` what ties them together, `baselines`. Inside, coordinates are leading axes
+and copies trailing ones.
 """
 
 from envs_jax.reach.env import Reach, ReachFamily

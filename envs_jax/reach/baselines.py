@@ -26,8 +26,8 @@ def scripted(env: Settings, state: State, timestep: TimeStep, key: Array) -> Arr
     del env, timestep, key
     low, high = state.width
     middle = 0.5 * (low + high)
-    grip = jnp.where(high - low < 1.0, jnp.where(state.seen[3] > middle, 1.0, -1.0), 0.0)
-    move = jnp.clip(GAIN * (state.point - state.seen[:3]), -1.0, 1.0)
+    grip = jnp.where(high - low < 1.0, jnp.where(state.frame[3] > middle, 1.0, -1.0), 0.0)
+    move = jnp.clip(GAIN * (state.point - state.frame[:3]), -1.0, 1.0)
     return jnp.concatenate([move, grip[None]])[None]
 
 

@@ -1,7 +1,7 @@
 """The arm without contacts: nine joints under a soft weld that pulls the hand to a target, and soft joint limits.
 
 Within rounding, this is what MuJoCo does as long as the gripper touches nothing. Every number is an array of its own
-over the lanes, and no lane sees another one: the trailing axes of q and v are the lanes, none for one arm. Frames are
+over the arms, which do not touch each other: the trailing axes of q and v are the batch, none for one arm. Frames are
 those of the links; rotations by right angles cost nothing (see `folding`). Order of joints: seven hinges, right finger,
 left finger.
 
@@ -487,7 +487,7 @@ def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) 
     """Joint values and speeds one control period later. Compiled by itself, so that it is traced once per shape.
 
     Args:
-        q, v: float[9, ...], the trailing axes are lanes; rad and rad/s, m and m/s.
+        q, v: float[9, ...], the trailing axes are the batch; rad and rad/s, m and m/s.
         target: float[3, ...], m.
         grip: float[...], 1 = close; clipped to [-1, 1].
         torque_scale: float[], `constants.torque_scale`.

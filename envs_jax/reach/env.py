@@ -47,7 +47,7 @@ class Reach(Settings):
             tie_breakers=("success_at_end", "return"),
             num_tasks=len(self.tasks),
             task_names=tuple(task.name for task in self.tasks),
-            alike={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},
+            compatible_settings={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},
         )
 
     # Environment: one arm, or many in the last axis
@@ -77,18 +77,18 @@ class Reach(Settings):
 
     def begin(self, puck: Array, goal: Array, task: Array) -> tuple[State, TimeStep]:
         """An episode with puck and goal float32[3, ...] and a task int32[...]."""
-        start, lanes = constants.reset(self.weld), puck.shape[1:]
+        start, batch = constants.reset(self.weld), puck.shape[1:]
 
         def spread(values: Any, dtype: Any = jnp.float32) -> Array:
             column = jnp.asarray(values, dtype)
-            return jnp.broadcast_to(column.reshape(-1, *(1,) * len(lanes)), (len(column), *lanes))
+            return jnp.broadcast_to(column.reshape(-1, *(1,) * len(batch)), (len(column), *batch))
 
         def of_task(values: Any) -> Array:
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
 
         anchor = of_task([[float(one.anchor == "puck")] for one in self.tasks]) > 0
         point = of_task([one.scale for one in self.tasks]) * jnp.where(anchor, puck, goal)
-        t = jnp.zeros(lanes, jnp.int32)
+        t = jnp.zeros(batch, jnp.int32)
         q = spread(start.q)
         pose = dynamics.pose(q)
         state = State(
@@ -101,9 +101,9 @@ class Reach(Settings):
             target=spread(_units(start.target), jnp.int32),
             q=q,
             v=spread(start.v),
-            seen=observation.frame(pose, puck, t),
+            frame=observation.frame(pose, puck, t),
         )
-        return state, self.show(state, state.seen, pose)
+        return state, self.show(state, state.frame, pose)
 
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
         """One control period with actions float32[1, 4, ...]."""
@@ -115,20 +115,20 @@ class Reach(Settings):
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
         q, v = dynamics.period(state.q, state.v, place, wanted[3], jnp.float32(constants.torque_scale(self.weld)))
         pose, t = dynamics.pose(q), state.t + 1
-        seen = observation.frame(pose, state.puck, t)
-        after = dataclasses.replace(state, t=t, target=target, q=q, v=v, seen=seen)
-        return after, self.show(after, state.seen, pose)
+        frame = observation.frame(pose, state.puck, t)
+        after = dataclasses.replace(state, t=t, target=target, q=q, v=v, frame=frame)
+        return after, self.show(after, state.frame, pose)
 
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
         """The time step of a state, with the frame float32[18, ...] of the one before, and what the arm's pose is."""
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
-        amiss = reward.outside(pose.opening, state.width)
-        paid = reward.pay(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(amiss)
-        success = (far <= reward.RADIUS) & (amiss <= 0.0) & ~start
+        grip_error = reward.outside(pose.opening, state.width)
+        paid = reward.pay(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(grip_error)
+        success = (far <= reward.RADIUS) & (grip_error <= 0.0) & ~start
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
-            observation=observation.observe(state.seen, before, goal)[None],
+            observation=observation.observe(state.frame, before, goal)[None],
             reward=jnp.where(start, 0.0, paid)[None],
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,

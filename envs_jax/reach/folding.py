@@ -1,6 +1,6 @@
 """Sums and products that leave out what is known to be zero or one when the program is traced.
 
-A number is a Python float, known at trace time, or an array of any one shape (the lanes). Most constants of the arm
+A number is a Python float, known at trace time, or an array of any one shape (the batch). Most constants of the arm
 are 0 or 1 (its links are turned by right angles), so the compiled program is a fraction of the matrix formulas.
 """
 

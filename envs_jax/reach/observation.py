@@ -1,4 +1,4 @@
-"""The 39 values of an observation: this moment (18), the one before (18), the goal (3). Lanes are trailing axes.
+"""The 39 values of an observation: this step (18), the one before (18), the goal (3). The batch is trailing axes.
 
 0-2 hand, 3 opening of the gripper, 4-6 puck, 7-10 its quaternion x, y, z, w, 11-17 zeros; 18-35 the same one step
 earlier; 36-38 goal. The puck stands still but for the half millimetre that it sinks into the table at first.
@@ -15,7 +15,7 @@ FRAME, SIZE = 18, 39
 
 
 def frame(pose: Pose, puck: Array, t: Array) -> Array:
-    """[18, ...]: what is seen of a moment, not yet clipped.
+    """[18, ...]: what is seen at a step, not yet clipped.
 
     Args:
         pose: of the arm.

@@ -1,4 +1,4 @@
-"""What a moment is paid, and whether it counts as a success. Leading axes are coordinates, trailing ones lanes."""
+"""What a step is paid, and whether it counts as a success. Leading axes are coordinates, trailing ones the batch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +53,6 @@ def outside(opening: Array, width: Array) -> Array:
     return jnp.maximum(jnp.maximum(width[0] - opening, opening - width[1]), 0.0)
 
 
-def grip_share(amiss: Array) -> Array:
-    """[...]: share of the reward that is left for a gripper that stands `amiss` of `outside`."""
-    return tail(amiss / _MARGIN)
+def grip_share(grip_error: Array) -> Array:
+    """[...]: share of the reward that is left for a gripper that stands `grip_error` of `outside`."""
+    return tail(grip_error / _MARGIN)

@@ -22,7 +22,7 @@ class State:
         width: float32[2], openings of the gripper that count, from and to.
         target: int32[3], what the hand is pulled to, in TARGET_UNIT.
         q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
-        seen: float32[18], the frame that the next observation shows as the one before.
+        frame: float32[18], the frame that the next observation shows as the one before.
     """
 
     t: Array
@@ -34,7 +34,7 @@ class State:
     target: Array
     q: Array
     v: Array
-    seen: Array
+    frame: Array
 
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:

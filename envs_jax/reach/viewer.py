@@ -17,7 +17,7 @@ from envs_jax.reach.types import TARGET_UNIT, Settings
 from envs_jax.viewing import GREY, INK, Level, Line, Record
 
 ARM, PATH, POINT, PUCK, SOFT = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a", "#4a5560"
-PALE = ("#c5d6ea", "#93b4d8", "#5b8cc2")  # the arm at earlier moments, in the picture
+PALE = ("#c5d6ea", "#93b4d8", "#5b8cc2")  # the arm at earlier steps, in the picture
 HAND, TOOL = 7, 8  # places in the skeleton
 PUCK_SIZE = 0.02  # radius and half height, m
 
@@ -76,7 +76,7 @@ def scene(record: Record) -> Scene:
     return Scene(
         arm=np.moveaxis(arm, -1, 0),
         target=np.asarray(states.target) * TARGET_UNIT,
-        opening=np.asarray(states.seen)[:, 3],
+        opening=np.asarray(states.frame)[:, 3],
         point=np.asarray(states.point[0]),
         goal=np.asarray(states.goal[0]),
         puck=np.asarray(states.puck[0]),
@@ -85,7 +85,7 @@ def scene(record: Record) -> Scene:
     )
 
 
-def moments(shown: Scene) -> list[str]:
+def step_labels(shown: Scene) -> list[str]:
     """What a reader should know of each time step [K]."""
     first = int(np.argmax(shown.success)) if shown.success.any() else None
     words = []
@@ -123,7 +123,7 @@ class ReachViewer:
             data,
             _figures(record),
             levels={"distance": _LEVELS},
-            moments=moments(shown),
+            step_labels=step_labels(shown),
             rate=self.rate,
         )
 

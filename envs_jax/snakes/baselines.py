@@ -23,7 +23,7 @@ def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, lev
     """What a scripted player would do in place of the learner."""
     del timestep
     word = jax.random.bits(key)
-    game = teams.seen(env, state)
+    game = teams.learner_view(env, state)
     return opponents.act(
         env.board, game, slice(0, env.num_agents), jnp.int32(level), word, (level,), env.exclusive_beans
     )

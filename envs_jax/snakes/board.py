@@ -1,6 +1,6 @@
 """The board: a torus of at most 32 columns, its cells, and sets of cells as bits.
 
-Lanes: every array of the rules may have further axes behind the ones that its docstring names, one game per lane:
+Batch: every array of the rules may have further axes behind the ones that its docstring names, one entry per game:
 none for a single game, [B] for a batch whose innermost loop runs over games.
 
 A place is an int32, 32 x row + column, -1 for "no place". A plane is a set of cells, uint32[H, ...]: bit c of word r
@@ -46,10 +46,10 @@ def counting(size: int, like: Array) -> Array:
     return jax.lax.broadcasted_iota(jnp.int32, (size, *like.shape), 0)
 
 
-def constant(values: Any, lanes: tuple[int, ...]) -> Array:
-    """A constant array with an axis of length 1 for each axis of `lanes`."""
+def constant(values: Any, batch: tuple[int, ...]) -> Array:
+    """A constant array with an axis of length 1 for each axis of the batch."""
     values = np.asarray(values)
-    return jnp.asarray(values.reshape(values.shape + (1,) * len(lanes)))
+    return jnp.asarray(values.reshape(values.shape + (1,) * len(batch)))
 
 
 def choose(index: Array, choices: Sequence[Array]) -> Array:

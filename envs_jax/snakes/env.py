@@ -81,7 +81,7 @@ class Snakes(Settings):
         context = self.context(start()) if context is None else context
         key, words = for_keys(functools.partial(draws.start_words, self.snakes, self.beans), key)
         state = self._begin(key, words, context)
-        return state, timesteps.show(self, teams.seen(self, state))
+        return state, timesteps.show(self, teams.learner_view(self, state))
 
     def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         draw = functools.partial(draws.step_words, self.snakes, self.beans)
@@ -89,7 +89,7 @@ class Snakes(Settings):
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """What the other team sees, as if it were the learner's, and a key for what it draws in this step."""
-        theirs = teams.half_turn(teams.seen(self, state), self.snakes // 2)
+        theirs = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
         return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
@@ -130,9 +130,9 @@ class Snakes(Settings):
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
         engine, hit = (teams.swapped(self, x, state.second) for x in (engine, hit))
-        return state, timesteps.show(self, teams.seen(self, state), engine, hit)
+        return state, timesteps.show(self, teams.learner_view(self, state), engine, hit)
 
-    def moment(self, step: int) -> str:
+    def step_label(self, step: int) -> str:
         return f"{step} step{'' if step == 1 else 's'}"
 
     def viewer(self) -> Any:

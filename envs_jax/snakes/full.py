@@ -117,7 +117,7 @@ def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
 
 def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array]) -> Array:
     """int32[PLANES S S, A, ...]"""
-    half, lanes = game.head.shape[0] // 2, game.steps.shape
+    half, batch = game.head.shape[0] // 2, game.steps.shape
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     mates = union(heads[:, :half], 1)[:, None] if teams == 2 else heads[:, :agents]
     opponents = union(heads, 1)[:, None] & ~mates
@@ -139,7 +139,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
     bits = jnp.moveaxis(bits, 2, 0)
     time = sum((bits[p] << p for p in range(1, len(times))), bits[0])
     crop = jnp.concatenate([(time * ONE // (REACH + 1))[None], bits[len(times) :] * ONE])
-    return crop.reshape(PLANES * SIDE * SIDE, agents, *lanes)
+    return crop.reshape(PLANES * SIDE * SIDE, agents, *batch)
 
 
 def columns(board: Board, game: Game, agents: int, teams: int) -> Array:

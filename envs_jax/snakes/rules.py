@@ -1,4 +1,4 @@
-"""One step of the game but for its draws: snakes move, eat, collide and respawn. Lanes and planes: see `board`.
+"""One step of the game but for its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
 Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn defects included. A step is
 `resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
@@ -97,12 +97,12 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
         hit: bool[n, ...].
         ate: bool[n, ...], of snakes that were hit, too.
     """
-    snakes, lanes = game.head.shape[0], game.steps.shape
+    snakes, batch = game.head.shape[0], game.steps.shape
     head = board.beside(game.head, direction)
 
-    same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), lanes)  # [n, n]: heads that meet
+    same = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)  # [n, n]: heads that meet
     on_bean = head[None] == game.beans[:, None]  # [K, n]
-    earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), lanes)  # [j, i]: j moves before i
+    earlier = constant(np.triu(np.ones((snakes, snakes), bool), 1), batch)  # [j, i]: j moves before i
     ate = union(on_bean) & ~union(same & earlier)
     left = _without(game.beans, union(on_bean, 1))
 

@@ -122,11 +122,11 @@ def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
         cells: int[T, n, 2], row and column of each head after its move.
     """
     steps = len(actions)
-    lanes = lambda leaf: jnp.moveaxis(jnp.asarray(leaf[:steps]), 0, -1)  # noqa: E731
+    batch_last = lambda leaf: jnp.moveaxis(jnp.asarray(leaf[:steps]), 0, -1)  # noqa: E731
 
     @jax.jit
     def play(key: Any, rest: Any, action: Any) -> Any:
-        state = dataclasses.replace(states, key=key, **jax.tree.map(lanes, rest))
+        state = dataclasses.replace(states, key=key, **jax.tree.map(batch_last, rest))
         words = jax.vmap(functools.partial(draws.step_words, env.snakes, env.beans))(key, state.game.steps).T
         if env.scripted:
             action = teams.with_opponents(env, state, words[-1], action)

@@ -28,7 +28,7 @@ def from_segments(
     max_beans: int,
     steps: int = 0,
 ) -> Game:
-    """A game (NumPy arrays, no lanes) from lists of cells (row, column).
+    """A game (NumPy arrays, no batch axis) from lists of cells (row, column).
 
     Args:
         board: its size.
@@ -85,7 +85,7 @@ def from_segments(
 
 
 def to_segments(board: Board, game: Game) -> tuple[list[list[Cell]], list[int], list[Cell]]:
-    """(cells of each snake, head first; stored directions; cells of the beans) of one game without lanes."""
+    """(cells of each snake, head first; stored directions; cells of the beans) of one game without batch axis."""
     toward, tail = np.asarray(game.toward), np.asarray(game.tail)
     length, split = np.asarray(game.length), np.asarray(game.split)
     snakes = []

@@ -17,7 +17,7 @@ from envs_jax.snakes.rules import Game, bean_plane
 
 @pytree
 class StaleObservation:
-    """Snakes that died; lanes as in `board`.
+    """Snakes that died; batch axes as in `board`.
 
     Attributes:
         died: bool[n, ...], at least once in this game.

@@ -1,4 +1,4 @@
-"""The two teams: what each sees, and what scripted opponents do. For one game, or many on lanes (see `board`)."""
+"""The two teams: what each sees, and what scripted opponents do. For one game or a batch (see `board`)."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array
     return swapped if env.side == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
 
 
-def seen(env: Settings, state: State) -> Game:
+def learner_view(env: Settings, state: State) -> Game:
     """The game as the learner's team sees it: its own snakes come first."""
     game, second = state.game, state.second
     names = ("head", "tail", "length", "direction", "split")
@@ -36,8 +36,9 @@ def seen(env: Settings, state: State) -> Game:
 def _shown_to_opponents(env: Settings, state: State) -> Game:
     """The game as scripted opponents see it, whose snakes come last."""
     if not env.stale_observation_bug:
-        return seen(env, state)
-    return seen(env, dataclasses.replace(state, game=stale_observation.shown(env.board, state.stale, state.game)))
+        return learner_view(env, state)
+    game = stale_observation.shown(env.board, state.stale, state.game)
+    return learner_view(env, dataclasses.replace(state, game=game))
 
 
 def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:

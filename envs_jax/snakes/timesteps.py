@@ -1,4 +1,4 @@
-"""What a team is shown and paid, and what is measured. For one game, or many on lanes (see `board`)."""
+"""What a team is shown and paid, and what is measured. For one game, or many in the last axis (see `board`)."""
 
 import functools
 

@@ -89,7 +89,7 @@ class SnakesViewer:
     def frames(self, record: Record) -> list[Any]:
         """One image per time step: the board, and the curves of the scores and the lengths beside it."""
         shown = scene(record)
-        moments = events(shown)
+        labels = events(shown)
         height, width = shown.board
         n, cell = len(shown.colours), min(6.0 / width, 4.8 / height, 0.6)
         top, chart_height, bars = 0.95, 1.5, 0.19 * n
@@ -102,7 +102,7 @@ class SnakesViewer:
             left = 0.25 + (6.0 - width * cell) / 2
             self._board(_axes(drawn, left, top, width * cell, height * cell), 72 * cell, shown, step)
             below = top + height * cell + 0.23
-            words = f"step {step} of {record.steps}" + (f" · {moments[step]}" if moments[step] else "")
+            words = f"step {step} of {record.steps}" + (f" · {labels[step]}" if labels[step] else "")
             _text(drawn, left, below, words, fontsize=9.5, color=SOFT, va="center")
             chart = _axes(drawn, 6.75, top + 0.05, 1.85, chart_height)
             self._curves(chart, record, shown, step)
@@ -125,8 +125,8 @@ class SnakesViewer:
         drawn = viewing.figure(13.0, top + inner + 0.72, dpi=150)
         self._heading(drawn, record, shown, steps, large=True)
         self._key(_axes(drawn, 0.35, top + inner + 0.22, 8.6, 0.3))
-        moments = [0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))]
-        for place, (step, name) in enumerate(zip(moments, ("start", "a third", "two thirds", "end"), strict=True)):
+        steps_shown = [0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))]
+        for place, (step, name) in enumerate(zip(steps_shown, ("start", "a third", "two thirds", "end"), strict=True)):
             left = 0.35 + (box - width * cell) / 2 + (place % across) * (box + 0.3)
             above = top + (place // across) * pitch
             self._board(_axes(drawn, left, above, width * cell, height * cell), 72 * cell, shown, step)
@@ -137,7 +137,7 @@ class SnakesViewer:
         strip = _axes(drawn, 9.65, top + chart_height + between, 2.35, inner - chart_height - between)
         self._lives(strip, shown)
         for axes in (chart, strip):
-            for step in moments:
+            for step in steps_shown:
                 axes.axvline(step, color="#b9c1ca", linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
         return viewing.image(drawn)
 

@@ -22,7 +22,7 @@ def page(
     figures: Sequence[str] | None = None,
     lines: Mapping[str, Sequence[Line]] | None = None,
     levels: Mapping[str, Sequence[Level]] | None = None,
-    moments: Sequence[str] | None = None,
+    step_labels: Sequence[str] | None = None,
     rate: int = 2,
 ) -> str:
     """A page that plays a record.
@@ -37,7 +37,7 @@ def page(
             score in front.
         lines: {figure: curves drawn in place of the episode's only one}.
         levels: {figure: lines across its chart}.
-        moments: words for the time steps [T + 1] in place of the environment's.
+        step_labels: words for the time steps [T + 1] in place of the environment's.
         rate: steps per second at first, one of RATES.
     """
     names = [record.env.spec.score, *(name for name in record.curves if name != record.env.spec.score)]
@@ -47,7 +47,7 @@ def page(
     colour = colours(record.references)
     shown = {
         "steps": record.steps,
-        "moments": list(moments or [record.moment(step) for step in range(record.steps + 1)]),
+        "step_labels": list(step_labels or [record.step_label(step) for step in range(record.steps + 1)]),
         "policy": record.policy,
         "curves": {"reward": _list(record.rewards)} | {name: _list(record.curves[name]) for name in names},
         "metric": names[0],
@@ -165,7 +165,7 @@ kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4p
 <input id="slider" type="range" min="0" step="1" value="0" aria-label="time step">
 <select id="speed" aria-label="steps per second">@RATES@</select>
 </div>
-<div class="now"><span><b id="step"></b> <span id="moment"></span></span>
+<div class="now"><span><b id="step"></b> <span id="step-label"></span></span>
 <span class="keys"><kbd>space</kbd> play &nbsp; <kbd>&larr;</kbd> <kbd>&rarr;</kbd> step &nbsp; <kbd>Home</kbd>
 <kbd>End</kbd></span></div>
 </section>
@@ -270,8 +270,8 @@ const all = @DATA@;
     step = Math.max(0, Math.min(last, k));
     byId("slider").value = step;
     byId("step").textContent = `step ${step} of ${last}`;
-    const words = data.moments[step];
-    byId("moment").textContent = !words || words === `step ${step}` ? "" : `\\u00b7 ${words}`;
+    const words = data.step_labels[step];
+    byId("step-label").textContent = !words || words === `step ${step}` ? "" : `\\u00b7 ${words}`;
     for (const tile of byId("tiles").children) {
       tile.querySelector("b").textContent = shown(tile.dataset.name)(data.curves[tile.dataset.name][step]);
       tile.setAttribute("aria-pressed", tile.dataset.name === metric);

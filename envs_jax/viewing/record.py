@@ -51,9 +51,9 @@ class Record:
         """float[T + 1]: mean reward over agents of the action that led to each time step."""
         return np.asarray(self.timesteps.reward).mean(axis=-1)
 
-    def moment(self, step: int) -> str:
+    def step_label(self, step: int) -> str:
         """The environment's words for a time step."""
-        return self.env.moment(step)
+        return self.env.step_label(step)
 
 
 @dataclasses.dataclass(frozen=True)

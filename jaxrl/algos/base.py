@@ -126,11 +126,10 @@ class Source:
         ):
             if size != wanted:
                 raise ValueError(f"{self.run} has {what} of shape {size}, here they are {wanted}: take another run")
-        for name, value in spec.alike.items():
-            if own.alike[name] != value:
-                raise ValueError(
-                    f"{self.run} was trained with {name} {own.alike[name]}, here it is {value}: make it the same"
-                )
+        for name, value in spec.compatible_settings.items():
+            trained = own.compatible_settings[name]
+            if trained != value:
+                raise ValueError(f"{self.run} was trained with {name} {trained}, here it is {value}: make it the same")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -75,7 +75,7 @@ def evaluate(
         **_head(subject, episodes, seed),
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
-        "moments": [subject.env.env.moment(step) for step in at],
+        "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
         "comparison": compare(policies, spec.score, spec.score_mode),
     }
