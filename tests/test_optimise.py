@@ -99,8 +99,8 @@ def test_coma_takes_another_optimiser() -> None:
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     algo = with_sgd(Collective)(CASES["student"].env.spec, Layout(1), window=4, lr_final=0.5)
-    last = algo._updates_of("encoder")
-    optimiser, gradient = algo._falling("encoder"), np.float32([3.0, -4.0])
+    transformer, *_ = algo.stages
+    last, optimiser, gradient = transformer.updates, transformer.optimiser, np.float32([3.0, -4.0])
     state, update = optimiser.init(gradient), jax.jit(optimiser.update)
     for seen in (0, last // 2, last, last + 7):
         at = optax.tree_utils.tree_set(state, count=np.int32(seen))

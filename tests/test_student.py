@@ -71,10 +71,10 @@ def test_every_reward_of_a_window_holds_its_own_help() -> None:
 
 def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
-    networks = jax.jit(algo.teacher.networks)(jax.random.key(5))
+    networks = jax.jit(algo.teacher.networks.init)(jax.random.key(5))
     actor = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), networks["actor"])
     actor["params"]["head"]["out_bias"] = np.float32([0.2, 0.2, -5.0, -5.0])
-    return {"encoder": networks["encoder"], "world": (), "actor": actor}
+    return {"encoder": networks["encoder"], "actor": actor}
 
 
 def test_the_teacher_is_asked_about_the_action_taken() -> None:

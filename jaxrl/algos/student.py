@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, read_adopted, setting, total
-from jaxrl.algos.collective.algorithm import Collective, distillation_loss
+from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
@@ -29,7 +30,6 @@ IMITATIONS = 50  # updates of an iteration that only imitates
 # What the teacher's networks depend on.
 TEACHES = (
     "adopted", "state_entries", "window", "code_size", "width", "hidden", "heads", "layers", "units", "depth",
-    "world_updates", "latent",
 )  # fmt: skip
 
 
@@ -202,8 +202,8 @@ class Student(Sac):
         teacher: Any = ()
         if self.teacher is not None:
             given = (inputs or {}).get("collective")
-            networks = given[0] if given else self.teacher.networks(jax.random.fold_in(key, 0x7EAC))
-            teacher = {name: networks[name] for name in ("encoder", "world", "actor")}
+            networks = given[0] if given else self.teacher.networks.init(jax.random.fold_in(key, 0x7EAC))
+            teacher = {name: networks[name] for name in ("encoder", "actor")}
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
         return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
 
@@ -229,7 +229,7 @@ class Student(Sac):
         memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
         asked = steps < self._steps_before + (self.help_until if self.help_weight else 0)
         mean, log_std = jax.lax.cond(
-            asked, lambda: teacher.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
+            asked, lambda: teacher.networks.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
         )
         mean = jnp.tanh(mean)
         if self.imitation_episodes:

@@ -24,6 +24,17 @@ from jaxrl.runtime.data_parallel import Layout
 HELD_OUT = 5  # one episode in so many is kept for validation
 
 
+def row_shapes(
+    observation: int, action: int, code: int
+) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
+    """What a row holds in `seen` and in `answer`, of so many numbers each."""
+    floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    whole = jax.ShapeDtypeStruct((), jnp.int32)
+    answer = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
+    answer |= {"step": whole, "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}
+    return {"observation": floats(observation), "task": whole}, answer
+
+
 def lengths(step: np.ndarray) -> np.ndarray:
     """int[episodes]: how many rows each one has, of the steps [N] of whole episodes."""
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
@@ -114,12 +125,9 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
     """Steps with their labels, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
-        after = index + ring.end.shape[1]
         names = ("action", "mu", "log_std", "code", "value")
         return {name: _at(ring.answer[name], index) for name in names} | {
             "state": states(_at(ring.seen["observation"], index)),
-            "next_state": states(_at(ring.seen["observation"], after)),
-            "reward": _at(ring.reward[..., 0], after),
         }
 
     return jax.vmap(of_shard)(ring, index)
