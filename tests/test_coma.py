@@ -54,7 +54,7 @@ _BEGUN: dict[Any, ComaParameters] = {}
 
 def begun(algo: Coma) -> ComaParameters:
     """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
-    alike = (algo.actor_net, algo.critic_net, type(algo))
+    alike = (algo.networks.actor, algo.networks.critic, type(algo))
     if alike not in _BEGUN:
         _BEGUN[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
     return _BEGUN[alike]
@@ -137,7 +137,7 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.values)
+        return jax.jit(self.algo.networks.values)
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
@@ -214,7 +214,7 @@ def epsilon_of(algo: Coma, at: Progress) -> jax.Array:
 
 @jax.jit
 def logits_of(actor: Any, observation: np.ndarray) -> jax.Array:
-    return small().actor_net.apply(actor, observation)
+    return small().networks.actor.apply(actor, observation)
 
 
 def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
@@ -236,7 +236,7 @@ def test_recorded_networks(recorded: Recorded) -> None:
 
     @jax.jit
     def mixed(actor: Any, observation: jax.Array) -> jax.Array:
-        logits = recorded.algo.actor_net.apply(actor, observation)
+        logits = recorded.algo.networks.actor.apply(actor, observation)
         return distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
 
     probs = mixed(recorded.params.actor, batch["observation"][0])
@@ -645,7 +645,7 @@ def test_epsilon_schedule() -> None:
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.critic_net.apply(critic, x), algo.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks.critic.apply(critic, x), algo.networks.values(critic, x)))
     out, values = map(np.asarray, both(begun(algo).critic))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)
@@ -834,7 +834,7 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
 
     @jax.jit
     def advantage_of(actor: Any, sample: dict[str, jax.Array]) -> jax.Array:
-        logits = algo.actor_net.apply(actor, sample["observation"])
+        logits = algo.networks.actor.apply(actor, sample["observation"])
         policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
         return algo._advantage(sample, policy)
 
@@ -876,7 +876,7 @@ def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
-    return np.asarray(mixed(algo.actor_net, policy, timestep.observation, epsilon), np.float64)
+    return np.asarray(mixed(algo.networks.actor, policy, timestep.observation, epsilon), np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=0)

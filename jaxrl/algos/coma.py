@@ -7,6 +7,7 @@ advantage, the actor's update. Networks, acting and sizes stand at the end.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -30,7 +31,9 @@ from jaxrl.algos.base import (
     total,
 )
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
-from jaxrl.nn import distributions, networks, optimizers
+from jaxrl.algos.team import ActorCritic
+from jaxrl.nn import distributions, optimizers
+from jaxrl.nn.networks import activation_bytes
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl import returns
 
@@ -216,7 +219,7 @@ class Coma(Algorithm):
         critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
 
         def value_of(sample: dict[str, Array]) -> Array:
-            return distributions.choose(self.values(target_critic, sample["critic_input"]), sample["action"])
+            return distributions.choose(self.networks.values(target_critic, sample["critic_input"]), sample["action"])
 
         flat = {"critic_input": batches.flatten(critic_input), "action": batches.flatten(trajectory.action)}
         value = batches.unflatten(layout.apply(value_of, flat))
@@ -235,7 +238,7 @@ class Coma(Algorithm):
             timestep, keys = rows
             action, _, _ = self.act(params.actor, (), timestep, keys, progress, "explore")
             critic_input = jax.vmap(self._critic_input)(timestep, action)
-            values = self.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
+            values = self.networks.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
             return distributions.choose(values, action.reshape(-1)).reshape(action.shape)
 
         value = self.layout.apply(of_rows, self.layout.split((last, keys)), per_row=self.spec.num_agents)
@@ -272,7 +275,7 @@ class Coma(Algorithm):
             metrics = {"critic_loss": loss, "critic_grad_norm": norm}
             if not train_actor:
                 return params, (metrics, ())
-            values = self.layout.apply(lambda s: self.values(params.critic, s["critic_input"]), batch)
+            values = self.layout.apply(lambda s: self.networks.values(params.critic, s["critic_input"]), batch)
             return params, (metrics, values)
 
         def actor_step(params: ComaParameters, row: tuple[Array, Array]) -> tuple[ComaParameters, Any]:
@@ -293,7 +296,7 @@ class Coma(Algorithm):
         """Move the critic towards the targets; its loss and the norm of its gradient."""
 
         def loss(critic: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
-            values = self.values(critic, sample["critic_input"])
+            values = self.networks.values(critic, sample["critic_input"])
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
         gradient, (value, _) = self.layout.gradient(loss, params.critic, batch)
@@ -313,7 +316,7 @@ class Coma(Algorithm):
         """Standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
 
         def advantages(sample: dict[str, Array]) -> Array:
-            logits = self.actor_net.apply(params.actor, sample["observation"])
+            logits = self.networks.actor.apply(params.actor, sample["observation"])
             action_probs = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
             return self._advantage(sample, action_probs)
 
@@ -342,7 +345,7 @@ class Coma(Algorithm):
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
 
         def loss(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            logits = self.actor_net.apply(actor, sample["observation"])
+            logits = self.networks.actor.apply(actor, sample["observation"])
             value, means = self._policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
             entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
@@ -397,34 +400,23 @@ class Coma(Algorithm):
         """Logits of all agents at once, then agent after agent masks and samples (or takes the best)."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.actor_net.apply(policy, flat).reshape(*agents, self._actions)
+        logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
         action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
         action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "best")
         return action, actor, extras
 
     # Networks
 
-    def _network(self, outputs: int, shape: tuple[int, ...]) -> Any:
-        sizes = self.width, self.depth, self.initialiser, self.convolution
-        return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
+    @functools.cached_property
+    def networks(self) -> ActorCritic:
+        """Actor and critic, and the critic's values."""
 
-    @property
-    def actor_net(self) -> Any:
-        """Observation [N, ...] -> logits float32[N, n]."""
-        return self._network(self._actions, self.spec.observation.shape)
+        def network(outputs: int, shape: tuple[int, ...]) -> Any:
+            sizes = self.width, self.depth, self.initialiser, self.convolution
+            return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
 
-    @property
-    def critic_net(self) -> Any:
-        """Critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling."""
-        return self._network(self._actions + self.dueling, self._critic_box.shape)
-
-    def values(self, critic: Any, critic_input: Array) -> Array:
-        """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
-        out = self.critic_net.apply(critic, critic_input)
-        if not self.dueling:
-            return out
-        advantages = out[:, 1:]
-        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
+        actor = network(self._actions, self.spec.observation.shape)
+        return ActorCritic(actor, network(self._actions + self.dueling, self._critic_box.shape), self.dueling)
 
     def optimiser(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic"."""
@@ -434,8 +426,8 @@ class Coma(Algorithm):
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimisers."""
         key_actor, key_critic = jax.random.split(key)
-        actor = self.actor_net.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
-        critic = self.critic_net.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
+        actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
+        critic = self.networks.critic.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
         if inputs is not None:
             actor, critic = inputs["actor"], inputs["critic"]
         params = ComaParameters(
@@ -483,7 +475,7 @@ class Coma(Algorithm):
 
     def sample_bytes(self) -> int:
         """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
-        return networks.activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
+        return activation_bytes(self.networks.critic, self._critic_box.shape)
 
     def data_bytes(self) -> int:
         """Critic inputs of all transitions, and the shuffled copy of one minibatch."""

@@ -1,5 +1,6 @@
 """A team of agents with discrete actions: networks for what it observes, and choosing actions one after another."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -22,6 +23,29 @@ def network(
     else:
         methods = (convolution,) * 3
     return networks.ConvStack(outputs, width, depth, initialiser, methods, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+    """An actor, and a critic with a value for each action.
+
+    Attributes:
+        actor: observation [N, ...] -> logits float32[N, n].
+        critic: critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling.
+        dueling: the critic's outputs are the mean of the values and what each action adds to it (arXiv 1511.06581).
+    """
+
+    actor: Any
+    critic: Any
+    dueling: bool
+
+    def values(self, critic: Any, critic_input: Array) -> Array:
+        """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
+        out: Array = self.critic.apply(critic, critic_input)
+        if not self.dueling:
+            return out
+        advantages = out[:, 1:]
+        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
 
 def choose_in_turn(
