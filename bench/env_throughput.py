@@ -3,7 +3,7 @@
 Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns, and
 the critic's view), policy (a scripted policy acts). JAX on one device or several and the baseline, which plays one copy
 at a time on one core (in NumPy, or in the real simulator where there is one), take turns in one run. --vary NAME=A,B
-measures several values of one environment setting side by side, such as --vary map_engine=dense,windows.
+measures several values of one environment setting side by side, such as --vary map_backend=dense,windows.
 """
 
 import argparse

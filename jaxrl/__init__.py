@@ -1,3 +1,22 @@
 """jaxrl: reinforcement learning where environment, replay and learner live on the accelerator."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl.evaluation.policy import Policy
+    from jaxrl.runtime.api import Evaluation, Result, evaluate, load, make_train, train
+
 __version__ = "0.1.0"
+__all__ = ["Evaluation", "Policy", "Result", "evaluate", "load", "make_train", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:  # imported when first asked for, so that commands start quickly
+        raise AttributeError(f"module 'jaxrl' has no attribute '{name}'")
+    from jaxrl.runtime import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -143,8 +143,8 @@ MUTATIONS = [
         (
             "rules", "coverage: the reward is a share of the entropy after the update",
             "envs_jax/coverage/reward.py",
-            "uncertain = maps.real(before)",
-            "uncertain = maps.real(after)",
+            "uncertain = real(before)",
+            "uncertain = real(after)",
             "tests/test_coverage_against_oracle.py",
         ),
         (

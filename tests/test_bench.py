@@ -479,7 +479,7 @@ def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
         (env_throughput, ["--num_envs", ","], "names no number"),
         (env_throughput, ["--q", "1"], "choose a q"),
         (env_throughput, ["--policy", "randm"], "did you mean 'random'?"),
-        (env_throughput, ["--vary", "map_engin=dense"], "did you mean 'map_engine'?"),
+        (env_throughput, ["--vary", "map_engin=dense"], "did you mean 'map_backend'?"),
         (env_throughput, ["--vary", "q=a,b"], "must be of type int"),
         (env_throughput, ["--vary", "q"], "must be NAME=A,B"),
         (env_throughput, ["--at_once", "3", "--num_envs", "64"], "does not divide"),

@@ -113,7 +113,7 @@ LOSSLESS = {
 
 
 @pytest.mark.parametrize(
-    ("engine", "rule"),
+    ("backend", "rule"),
     [
         pytest.param("dense", LOSSY, id="dense-lossy"),
         pytest.param("dense", LOSSLESS, id="dense-lossless"),
@@ -121,22 +121,22 @@ LOSSLESS = {
         pytest.param("windows", LOSSLESS, id="windows-lossless", marks=pytest.mark.long),
     ],
 )
-def test_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any]) -> None:
-    check_mission(engine, rule, 1)
+def test_missions_equal_those_of_the_oracle(backend: str, rule: dict[str, Any]) -> None:
+    check_mission(backend, rule, 1)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["dense", "windows"])
+@pytest.mark.parametrize("backend", ["dense", "windows"])
 @few(max_examples=16)
 @given(rule=rules, seed=st.integers(0, 2**31))
-def test_more_missions_equal_those_of_the_oracle(engine: str, rule: dict[str, Any], seed: int) -> None:
-    check_mission(engine, rule, seed)
+def test_more_missions_equal_those_of_the_oracle(backend: str, rule: dict[str, Any], seed: int) -> None:
+    check_mission(backend, rule, seed)
 
 
-def check_mission(engine: str, rule: dict[str, Any], seed: int) -> None:
+def check_mission(backend: str, rule: dict[str, Any], seed: int) -> None:
     mission = oracle.Mission(oracle.Settings(**rule), np.random.default_rng(seed))
     # its map comes from the oracle, cell by cell
-    env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_engine=engine)
+    env = envs_jax.make("coverage", **{**rule, "terrain": "field"}, belief_dtype="float32", map_backend=backend)
     assert (env.n, env.steps) == (mission.n, mission.settings.steps)
     advance = jax.jit(env.observe_and_fuse)
     ground, reach = any_terrain(mission.truth), np.float32(rule["communication_range"])

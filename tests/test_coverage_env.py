@@ -34,7 +34,7 @@ from envs_jax.coverage import communication, maps, reward, terrain, world
         ({"start": "corner"}, "did you mean 'corners'"),
         ({"reward_timing": "late"}, "aligned"),
         ({"belief_dtype": "int8"}, "did you mean 'int16'"),
-        ({"map_engine": "window"}, "did you mean 'windows'"),
+        ({"map_backend": "window"}, "did you mean 'windows'"),
         ({"start": "corners", "num_agents": 5}, "uniform"),
         ({"budgett": 3}, "did you mean 'budget'"),
     ],
@@ -211,9 +211,9 @@ def test_critic_input():
     assert jax.eval_shape(see, half, action).dtype == jnp.float16
 
 
-@pytest.mark.parametrize(("engine", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
-def test_a_copy_alone_equals_the_copy_in_a_batch(engine, copies):
-    programs = compiled(dataclasses.replace(USUAL, map_engine=engine))
+@pytest.mark.parametrize(("backend", "copies"), [("auto", COPIES), pytest.param("windows", 12, marks=pytest.mark.long)])
+def test_a_copy_alone_equals_the_copy_in_a_batch(backend, copies):
+    programs = compiled(dataclasses.replace(USUAL, map_backend=backend))
     keys = jax.random.split(jax.random.key(11), copies)
     states, timesteps = programs.reset_batch(keys, ())
     history = [(states.env, timesteps)]
@@ -266,4 +266,4 @@ def test_bytes_of_the_state():
     shapes = jax.eval_shape(env.reset, jax.random.key(0), ())[0]
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes) if leaf.dtype.name != "key<fry>")
     assert size < 5 * 493 * 493 * 2 + 8192
-    assert maps.engine("dense") is not maps.engine("windows")
+    assert maps.choose("dense", 57, True) is not maps.choose("windows", 57, True)

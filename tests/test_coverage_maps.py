@@ -1,4 +1,4 @@
-"""Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the engines."""
+"""Coverage's maps: storage, sums, resizing, terrain, noise, and the agreement of the backends."""
 
 import functools
 import itertools
@@ -11,7 +11,10 @@ from helpers.coverage import batch, make, wander
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import belief, communication, maps, maps_dense, maps_windows, observation, sensor, terrain, world
+from envs_jax.coverage import belief, communication, observation, sensor, terrain, world
+from envs_jax.coverage.maps import dense, fixed_point
+from envs_jax.coverage.maps import windows as windows_backend
+from envs_jax.coverage.maps.types import Survey
 
 
 def number(pair):
@@ -35,9 +38,9 @@ def number(pair):
         pytest.param({"q": 11, "num_agents": 3, "num_actions": 27}, marks=pytest.mark.long),
     ],
 )
-def test_engines_agree(settings):
+def test_backends_agree(settings):
     """Stored beliefs and counts bit for bit, what is read from them to 2e-6, in missions that are flown alike."""
-    envs = [make(map_engine=name, **{"budget": 9, **settings}) for name in ("dense", "windows")]
+    envs = [make(map_backend=name, **{"budget": 9, **settings}) for name in ("dense", "windows")]
     env, windows = envs
     storage, n = env.storage, env.n
     up, down = (4, 22) if env.num_actions == 27 else (0, 5)
@@ -66,7 +69,7 @@ def test_engines_agree(settings):
         positions = move(a.positions, action)
         runs = [measure(state, positions) for measure, (state, _) in zip(measurements, runs, strict=True)]
     assert some_excess
-    anew = jax.vmap(lambda m: world.resize(maps_windows._beyond(windows.mapper, m.beliefs)))
+    anew = jax.vmap(lambda m: world.resize(windows_backend._beyond(windows.mapper, m.beliefs)))
     found = runs[1][0].maps
     np.testing.assert_allclose(jax.jit(anew)(found), found.excess.probability, atol=1e-6)
 
@@ -77,7 +80,7 @@ def beyond_limit(storage, beliefs):
 
 
 def test_windows_change_maps_in_place():
-    env = make(q=20, map_engine="windows", num_agents=2)
+    env = make(q=20, map_backend="windows", num_agents=2)
     state = jax.eval_shape(jax.vmap(env._draw_mission), jax.random.split(jax.random.key(0), 8))
     program = jax.jit(batched(env)._advance, donate_argnums=0).lower(state, state.positions).compile()
     beliefs = state.maps.beliefs
@@ -92,7 +95,7 @@ def chances(storage, beliefs):
 def test_int16_is_close_to_float32():
     """Bounds of a fixed-point step of 1/2048; the step that is used does ten times better."""
     seen = [
-        wander(make(q=7, budget=14, belief_dtype=name, map_engine="dense"), jax.random.key(5))
+        wander(make(q=7, budget=14, belief_dtype=name, map_backend="dense"), jax.random.key(5))
         for name in ("int16", "float32")
     ]
     stores = [belief.Storage(name, 0.5) for name in ("int16", "float32")]
@@ -166,20 +169,20 @@ def test_entropy_of_log_odds():
 def test_sums_in_fixed_point():
     rng = np.random.default_rng(0)
     values = rng.integers(-(2**21), 2**21, 4321 * 12).astype(np.int32)
-    pair, real = jax.jit(lambda values: (pair := maps.total(values), maps.real(pair)))(values)
+    pair, real = jax.jit(lambda values: (pair := fixed_point.total(values), fixed_point.real(pair)))(values)
     pair = np.asarray(pair)
     assert int(number(pair)) == int(values.astype(np.int64).sum())
     assert 0 <= int(pair[1]) < 4096
     assert float(real) == pytest.approx(values.astype(np.int64).sum() / 2**21, rel=1e-6)
     side = 1697  # prime: no rows of equal length
-    pair = jax.jit(lambda: maps.total(jnp.full((side**2,), 2**21 - 1, jnp.int32)))()
+    pair = jax.jit(lambda: fixed_point.total(jnp.full((side**2,), 2**21 - 1, jnp.int32)))()
     assert int(number(pair)) == side**2 * (2**21 - 1)
-    uniform = jax.jit(maps.uniform_total)
+    uniform = jax.jit(fixed_point.uniform_total)
     for value, count in ((2**21, 1732**2), (2**21 - 1, 493**2), (1, 0), (12345, 1)):
         pair = uniform(np.int32(value), np.int32(count))
         assert int(number(pair)) == value * count
     flags = rng.random((4, 1800)) < np.array([[0.1], [0.5], [0.9], [1.0]])
-    counts = jax.jit(lambda *flags: maps.count_flags(maps.pack_flags(*flags)))(*flags)
+    counts = jax.jit(lambda *flags: fixed_point.count_flags(fixed_point.pack_flags(*flags)))(*flags)
     np.testing.assert_array_equal(counts, flags.sum(1))
 
 
@@ -206,16 +209,16 @@ def test_resize_of_maps_that_are_computed_row_by_row(n):
 
 
 def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
-    env = make(q=7, map_engine="dense")
+    env = make(q=7, map_backend="dense")
 
     def measured(key):
         state = env._draw_mission(key)
         received, source = env._draw(state, state.positions)
-        return maps_dense.measured(env.mapper, maps.Survey(state.terrain, state.positions, received, source))
+        return dense.measured(env.mapper, Survey(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
     on_cpus = jax.jit(jax.vmap(measured))(keys)
-    monkeypatch.setattr(maps_dense, "on_cpu", lambda: False)
+    monkeypatch.setattr(dense, "on_cpu", lambda: False)
     elsewhere = jax.jit(jax.vmap(lambda key: measured(key)))(keys)
     assert np.abs(on_cpus).max() > 0.1
     np.testing.assert_allclose(elsewhere, on_cpus, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The GPU kernels, interpreted, against the dense engine: integers bit for bit, real numbers to rounding."""
+"""The GPU kernels, interpreted, against the dense backend: integers bit for bit, real numbers to rounding."""
 
 import jax
 import numpy as np
@@ -6,9 +6,10 @@ import pytest
 
 import envs_jax
 from envs_jax.batch import batched
-from envs_jax.coverage import maps, maps_dense, maps_pallas, sensor, terrain, world
+from envs_jax.coverage import maps, sensor, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
-from envs_jax.coverage.maps import Mapper, Survey
+from envs_jax.coverage.maps import dense, fixed_point, pallas
+from envs_jax.coverage.maps.types import Mapper, Survey, empty
 
 UPDATES = 3
 
@@ -47,24 +48,24 @@ def surveys(mapper, copies, families, recorded):
         ),
     ],
 )
-def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, recorded):
+def test_equals_the_dense_backend(q, agents, copies, dtype, prior, families, recorded):
     weights = Weights((0.1, 1.0), 0.5)
     mapper = Mapper(q, agents, Storage(dtype, prior), weights)
-    padded = Mapper(q, agents, Storage(dtype, prior), weights, maps_pallas.tile(mapper.n))
+    padded = Mapper(q, agents, Storage(dtype, prior), weights, pallas.tile(mapper.n))
     n = mapper.n
     assert padded.shape[0] >= n and padded.shape[1] >= n and padded.shape != (n, n)
     rounds = surveys(mapper, copies, families, recorded)
 
     @jax.jit
-    def empty(ground):
-        return [jax.vmap(lambda one, m=m: maps.empty(m, one))(ground) for m in (mapper, padded)]
+    def start(ground):
+        return [jax.vmap(lambda one, m=m: empty(m, one))(ground) for m in (mapper, padded)]
 
-    expected, found = empty(rounds[0].terrain)
-    real = jax.jit(jax.vmap(maps.real))
-    dense = jax.jit(lambda state, survey: maps_dense.update_batch(mapper, state, survey))
-    kernels = jax.jit(lambda state, survey: maps_pallas.update_batch(padded, state, survey))
+    expected, found = start(rounds[0].terrain)
+    real = jax.jit(jax.vmap(fixed_point.real))
+    reference = jax.jit(lambda state, survey: dense.update_batch(mapper, state, survey))
+    kernels = jax.jit(lambda state, survey: pallas.update_batch(padded, state, survey))
     for survey in rounds:
-        expected, dense_report = dense(expected, survey)
+        expected, dense_report = reference(expected, survey)
         found, report = kernels(found, survey)
         beliefs = np.asarray(found.beliefs)
         np.testing.assert_array_equal(beliefs[..., :n, :n], expected.beliefs)
@@ -84,16 +85,16 @@ def test_equals_the_dense_engine(q, agents, copies, dtype, prior, families, reco
         np.testing.assert_allclose(report.measured, dense_report.measured, atol=1e-6)
 
 
-def test_the_environment_has_the_engine_and_its_tiles():
-    env = envs_jax.make("coverage", q=4, num_agents=2, map_engine="pallas")
-    assert env._engine(batched=True) is env._engine(batched=False) is maps_pallas
-    assert env.mapper == Mapper(4, 2, env.storage, env.weights, maps_pallas.tile(env.n))
+def test_the_environment_has_the_backend_and_its_tiles():
+    env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
+    assert all(maps.choose(env.map_backend, env.q, batched) is pallas for batched in (True, False))
+    assert env.mapper == Mapper(4, 2, env.storage, env.weights, pallas.tile(env.n))
     assert env.mapper.shape == (48, 64)
 
 
 @pytest.mark.long
-def test_the_environment_takes_the_engine():
-    env = envs_jax.make("coverage", q=4, num_agents=2, map_engine="pallas")
+def test_the_environment_takes_the_backend():
+    env = envs_jax.make("coverage", q=4, num_agents=2, map_backend="pallas")
     shapes = jax.eval_shape(env.reset, jax.random.key(0), ())
     state, timestep = jax.jit(lambda keys: batched(env).reset(keys, ()))(jax.random.split(jax.random.key(0), 2))
     for leaf, shape in zip(jax.tree.leaves((state.env, timestep)), jax.tree.leaves(shapes), strict=True):
@@ -102,15 +103,15 @@ def test_the_environment_takes_the_engine():
     assert np.all(np.asarray(timestep.metrics["coverage"]) > 0)
 
 
-def test_rounds_like_the_other_engines():
-    ties = np.arange(0, 64) / np.float32(2 ** (maps.FRACTION_BITS + 1))
+def test_rounds_like_the_other_backends():
+    ties = np.arange(0, 64) / np.float32(2 ** (fixed_point.FRACTION_BITS + 1))
     values = np.concatenate([ties, np.random.default_rng(0).random(1000), [1.0]]).astype(np.float32)
-    np.testing.assert_array_equal(*jax.jit(lambda x: (maps_pallas._fixed(x), maps.fixed(x)))(values))
+    np.testing.assert_array_equal(*jax.jit(lambda x: (pallas._fixed(x), fixed_point.fixed(x)))(values))
 
 
 @pytest.mark.parametrize("q", [2, 7, 12, 57])
 def test_matrices_of_footprints_are_those_of_area_resizing(q):
-    matrices, units, exact = maps_pallas._look_matrices(q)
+    matrices, units, exact = pallas._look_matrices(q)
     assert exact == (q >= 12)
     for level, radius in enumerate(world.radii(q)):
         side = 2 * radius

@@ -33,7 +33,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "terrain": "field",
             "prior": 0.3,
         },
-        {"q": 3, "budget": 3, "start": "original", "reward_timing": "original", "map_engine": "windows"},
+        {"q": 3, "budget": 3, "start": "original", "reward_timing": "original", "map_backend": "windows"},
         {"q": 7, "num_agents": 2, "num_actions": 27, "budget": 3, "belief_dtype": "float32", "start": "corners"},
         {"q": 5, "num_agents": 4, "num_actions": 4, "budget": 2, "reward_timing": "original"},
     ],

@@ -17,8 +17,8 @@ from bench.parity.snakes import stack
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import choose, scripted
 from envs_jax.base import make
-from envs_jax.snakes import full, segments
-from envs_jax.snakes.env import State
+from envs_jax.snakes import full, segments, teams, timesteps
+from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg, masked_softmax
 from jaxrl.cli import export
@@ -98,9 +98,9 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
 
     @jax.jit
     def look(state: State) -> tuple[Any, Any]:
-        game = env.seen(state)
+        game = teams.seen(env, state)
         missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
-        return env._observe(game), env._open(game) | missing
+        return timesteps.observe(env, game), timesteps.open_directions(env, game) | missing
 
     found = look(State(zeros.astype(np.float32), games, zeros, second))
     seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in found)

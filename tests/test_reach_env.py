@@ -15,7 +15,7 @@ from envs_jax import make
 from envs_jax.base import Box
 from envs_jax.batch import batched
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
-from envs_jax.reach.env import TARGET_UNIT
+from envs_jax.reach.types import TARGET_UNIT
 
 LANES = 40  # as in the replay of recorded episodes, so that the arm is compiled once
 

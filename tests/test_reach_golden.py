@@ -13,7 +13,7 @@ from bench.parity import metaworld, reach
 from bench.reference.reach import oracle
 from envs_jax import make
 from envs_jax.reach import constants, reward
-from envs_jax.reach.env import TARGET_UNIT
+from envs_jax.reach.types import TARGET_UNIT
 
 ORACLE_EPISODES = (0, 12, 19, 22, 27, 30, 36, 39)  # all policies; the puck is touched in 22, the wall in 27 and 36
 ORACLE_STEPS = 120  # it takes its time; all 500 hold too

@@ -18,8 +18,7 @@ from bench.parity.snakes import lane, stack
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import LEVELS, choose
 from bench.reference.snakes.oracle import Settings, State
-from envs_jax.snakes import draws, ghosts, observation, opponents, respawn, reward, rules, segments
-from envs_jax.snakes import env as snakes_env
+from envs_jax.snakes import draws, ghosts, observation, opponents, respawn, reward, rules, segments, teams
 from envs_jax.snakes.board import Board
 
 BOARDS = [  # height, width, snakes, beans, teams
@@ -119,22 +118,22 @@ def columns(parts: list[jax.Array]) -> jax.Array:
 @functools.cache
 def program(case: tuple[int, ...]) -> Any:
     """What is seen and chosen in a game, its step, and what the step pays, for every seat."""
-    height, width, snakes, beans, teams = case
-    board, agents = Board(height, width), snakes // teams
+    height, width, snakes, beans, count = case
+    board, agents = Board(height, width), snakes // count
     builders = {"26": observation.classic}
-    if (snakes, beans, teams) == (6, 5, 2):
+    if (snakes, beans, count) == (6, 5, 2):
         builders |= {"30": observation.extended_30, "35": observation.extended_35}
 
     @jit
     def run(game: Any, action: Any, turns: Any, words: Any, level: Any, code: Any, fixed: Any) -> dict[str, Any]:
-        turn = functools.partial(snakes_env._half_turn, half=agents)
-        seats = [game] if teams == 1 else [game, turn(game)]
+        turn = functools.partial(teams.half_turn, half=agents)
+        seats = [game] if count == 1 else [game, turn(game)]
         direction = rules.resolved(game.direction, action, turns)
         moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
         kept = jax.tree.map(lambda a, b: jnp.where(fixed, a, b), *ways)
         after = draws.refill(board, kept, words)
-        afters = [after] if teams == 1 else [after, turn(after)]
+        afters = [after] if count == 1 else [after, turn(after)]
         return {
             "seen": {name: [columns(build(board, g, agents)) for g in seats] for name, build in builders.items()},
             "chosen": [  # by the first snakes of each view; whether they exclude each other's beans
@@ -323,7 +322,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     env = envs_jax.make("snakes", max_steps=8, **setting)
     batch, now = env.batched(), context(env)
     reset, play = jit(batch.reset), jit(batch.play)
-    words_of = jit(jax.vmap(lambda state: env._draw_step(state.key, state.game.steps)))
+    words_of = jit(jax.vmap(lambda state: draws.step_words(env.snakes, env.beans, state.key, state.game.steps)))
     rule = Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams, env.fixed_respawn)
 
     @few(max_examples=3)

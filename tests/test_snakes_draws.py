@@ -12,8 +12,8 @@ import envs_jax
 from envs_jax.batch import BatchState
 from envs_jax.snakes import draws, opponents, respawn, rules, segments
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
-from envs_jax.snakes.env import State
 from envs_jax.snakes.room import always_room
+from envs_jax.snakes.types import State
 
 DRAWS = 100_000
 ENDED = type("Progress", (), {"fraction": jnp.float32(1)})

@@ -12,8 +12,7 @@ from helpers.snakes import context
 import envs_jax
 from bench.reference.snakes import opponents
 from envs_jax.batch import batched
-from envs_jax.snakes import env as snakes_env
-from envs_jax.snakes import full, reward, schedule, segments
+from envs_jax.snakes import full, reward, schedule, segments, teams
 from envs_jax.snakes.board import Board
 
 
@@ -109,8 +108,11 @@ def test_the_seat_only_renames_snakes():
     """What the second seat sees of a game is what the first sees of the game with exchanged halves."""
     first, second = (envs_jax.make("snakes", seat=seat, observation="obs_full") for seat in ("first", "second"))
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
-    turned = dataclasses.replace(state, game=snakes_env._half_turn(state.game, 3), second=jnp.bool_(True))
-    seen = jax.jit(first.seen)(state), jax.jit(second.seen)(turned)
+    turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
+    seen = (
+        jax.jit(lambda state: teams.seen(first, state))(state),
+        jax.jit(lambda state: teams.seen(second, state))(turned),
+    )
     for a, b in zip(*map(jax.tree.leaves, seen), strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from bench.reference.snakes import oracle
 from envs_jax import viewing
 from envs_jax.base import make
+from envs_jax.snakes import scene as scenes
 from envs_jax.snakes import viewer
 from envs_jax.snakes.board import Board
 from jaxrl.cli import render
@@ -44,8 +45,8 @@ def record(request) -> viewing.Record:
 
 
 @pytest.fixture(scope="module")
-def scene(record) -> viewer.Scene:
-    return viewer.scene(record)
+def scene(record) -> scenes.Scene:
+    return scenes.scene(record)
 
 
 def test_bodies_and_beans_are_those_of_the_state(record, scene):
@@ -103,7 +104,7 @@ def test_choices_are_what_the_learners_did(record, scene):
             assert (choice >= 0) == (i in learners)
             if i in learners and choice != scene.directions[k, i] ^ 1 and not scene.died[k + 1, i]:
                 assert choice == scene.directions[k + 1, i]
-    assert (scene.chosen[-1] == viewer.NOBODY).all()
+    assert (scene.chosen[-1] == scenes.NOBODY).all()
 
 
 def test_sides_and_colours(record, scene):
@@ -175,7 +176,7 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
         actions=record.actions[:3],
         curves={name: cut(curve) for name, curve in record.curves.items()},
     )
-    shown, made = viewer.scene(short), viewer.SnakesViewer()
+    shown, made = scenes.scene(short), viewer.SnakesViewer()
     assert shown.bodies[3][0] == [] and all(shown.bodies[3][1:])
     frames = made.frames(short)
     assert len(frames) == 4 and len({frame.size for frame in frames}) == 1
@@ -202,7 +203,7 @@ def test_games_of_a_run_are_drawn_against_opponents_that_see_the_game():
 def test_events_in_words(scene):
     ate, died = np.zeros((2, 4, 3), bool)
     ate[1, 0] = died[1, 1] = died[1, 2] = ate[2, 1] = True
-    words = viewer.events(dataclasses.replace(scene, bodies=scene.bodies[:4], ate=ate, died=died))
+    words = scenes.events(dataclasses.replace(scene, bodies=scene.bodies[:4], ate=ate, died=died))
     assert words == ["", "1 eats, 2 and 3 die", "2 eats", ""]
 
 
@@ -213,7 +214,7 @@ def test_strokes_lead_over_the_edge(height, width, start, ways):
     body = [(start // 6 % height, start % 6 % width)]
     for way in ways:
         body.append(((body[-1][0] + (-1, 1, 0, 0)[way]) % height, (body[-1][1] + (0, 0, -1, 1)[way]) % width))
-    strokes = viewer.links(Board(height, width), body)
+    strokes = scenes.links(Board(height, width), body)
     for k in range(1, len(body)):
         parts = np.array([(a, b) for number, a, b in strokes if number == k])
         clipped = np.clip(parts, -0.5, np.array([width, height]) - 0.5)
@@ -223,12 +224,12 @@ def test_strokes_lead_over_the_edge(height, width, start, ways):
 
 
 def test_cells_apart_are_not_joined():
-    assert viewer.links(Board(10, 20), [(0, 0), (1, 0), (9, 0)]) == [(1, (0, 0), (0, 1))]
+    assert scenes.links(Board(10, 20), [(0, 0), (1, 0), (9, 0)]) == [(1, (0, 0), (0, 1))]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_families_go_from_dark_to_light(count):
-    colours = viewer.family(viewer.COOL, count)
+    colours = scenes.family(scenes.COOL, count)
     brightness = [int(colour[3:5], 16) for colour in colours]
     assert len(colours) == count and brightness == sorted(set(brightness))
-    assert (colours[0], colours[-1]) == (viewer.COOL[0], viewer.COOL[-1]) or count == 1
+    assert (colours[0], colours[-1]) == (scenes.COOL[0], scenes.COOL[-1]) or count == 1

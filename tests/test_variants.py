@@ -235,21 +235,21 @@ def test_a_run_keeps_its_variant(searches: list[int], tmp_path: Path, monkeypatc
 
 
 COVERAGE = envs_jax.make("coverage", q=2, num_agents=1, budget=2)
-ENGINES = ({"map_engine": "dense"}, {"map_engine": "pallas"})
+BACKENDS = ({"map_backend": "dense"}, {"map_backend": "pallas"})
 
 
 def test_pallas_and_dense_are_compared_away_from_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     env = COVERAGE
     assert env.variants() == () and env.portable() is env
-    kernels = dataclasses.replace(env, map_engine="pallas")
+    kernels = dataclasses.replace(env, map_backend="pallas")
     assert kernels.portable() == env
     monkeypatch.setattr("envs_jax.coverage.env.on_cpu", lambda: False)
-    assert env.variants() == ENGINES
+    assert env.variants() == BACKENDS
     assert kernels.portable() is kernels and kernels.variants() == ()
 
 
 @pytest.mark.long
 def test_interpreted_kernels_agree() -> None:
-    found = variants.look(COVERAGE, ENGINES, copies=1, steps=1, rounds=1)
-    assert not found["failures"] and variants.agrees(found["differences"]["map_engine pallas"])
-    assert set(found["seconds"]) == {"map_engine dense", "map_engine pallas"}
+    found = variants.look(COVERAGE, BACKENDS, copies=1, steps=1, rounds=1)
+    assert not found["failures"] and variants.agrees(found["differences"]["map_backend pallas"])
+    assert set(found["seconds"]) == {"map_backend dense", "map_backend pallas"}

@@ -81,9 +81,9 @@ def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
 
 
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
-    """Map engines of accelerators against each other at the published resolution, on the same random missions."""
+    """Map backends of accelerators against each other at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
-    dense, pallas = (envs_jax.make("coverage", q=q, map_engine=engine) for engine in ("dense", "pallas"))
+    dense, pallas = (envs_jax.make("coverage", q=q, map_backend=backend) for backend in ("dense", "pallas"))
     exact, real = variants.compare((dense, pallas), missions, variants.STEPS)
     agree = variants.agrees((exact, real))
     rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]

@@ -71,8 +71,8 @@ QUICK_OPTIONS = {
 
 def maps(quick: bool, folder: Path) -> dict[str, Any]:
     """How the main job's maps are updated."""
-    engines = ("dense", "auto") if quick else ("dense", "pallas")
-    return _compare("coma", {f"map_engine {name}": {"map_engine": name} for name in engines}, quick)
+    backends = ("dense", "auto") if quick else ("dense", "pallas")
+    return _compare("coma", {f"map_backend {name}": {"map_backend": name} for name in backends}, quick)
 
 
 def rollout_chunk(quick: bool, folder: Path) -> dict[str, Any]:

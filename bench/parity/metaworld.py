@@ -21,7 +21,8 @@ from rich.table import Table
 from bench.harness import measure
 from envs_jax import base as environments
 from envs_jax.adapters import metaworld
-from envs_jax.reach.env import TARGET_UNIT, Reach
+from envs_jax.reach.env import Reach
+from envs_jax.reach.types import TARGET_UNIT
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, usage_errors

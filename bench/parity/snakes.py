@@ -15,9 +15,9 @@ import numpy as np
 import envs_jax
 from bench.parity.comparison import Comparison
 from bench.parity.records import load
-from envs_jax.snakes import env as snakes_env
 from envs_jax.snakes import observation, opponents, reward, segments
 from envs_jax.snakes.board import Board
+from envs_jax.snakes.types import State
 
 Configuration = tuple[int, int, int, int, int]  # height, width, snakes, beans, longest game
 CONFIGURATIONS: list[Configuration] = [
@@ -132,7 +132,7 @@ class Programs:
             return opponents.act(board, games, slice(half, 2 * half), level, word, USED)
 
         def advance(games: Any, words: Any, action: Any) -> Any:
-            before = snakes_env.State(no_keys, games, jnp.zeros(LANES, jnp.int32), jnp.zeros(LANES, bool))
+            before = State(no_keys, games, jnp.zeros(LANES, jnp.int32), jnp.zeros(LANES, bool))
             after, timestep = env._advance(before, words, action)
             return after.game, timestep
 

@@ -12,7 +12,6 @@ lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +20,12 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import actions, belief, world
 from envs_jax.coverage.sensor import EVIDENCE
-
-if TYPE_CHECKING:
-    from envs_jax.coverage.env import Coverage, State
+from envs_jax.coverage.types import Settings, State
 
 _GAIN_UNIT = 1000.0
 
 
-def random(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array:
+def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Uniform over the boundary mask, without regard to the other agents."""
     return jax.random.categorical(key, jnp.where(timestep.action_mask, 0.0, -jnp.inf), axis=-1).astype(jnp.int32)
 
@@ -36,7 +33,7 @@ def random(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> A
 # Information gain
 
 
-def expected_gain(env: "Coverage", log_odds: Array, level: Array) -> Array:
+def expected_gain(env: Settings, log_odds: Array, level: Array) -> Array:
     """Weighted entropy that one more reading of a cell is expected to take away, per cell.
 
     p (H(p) - H(p1)) w'(p1) + (1 - p) (H(p) - H(p0)) w'(p0), where p1 and p0 are p after a reading "class 1" and "class
@@ -63,7 +60,7 @@ def expected_gain(env: "Coverage", log_odds: Array, level: Array) -> Array:
     return p * outcome(value + evidence - start) + (1.0 - p) * outcome(value - evidence - start)
 
 
-def _gains(env: "Coverage", stored: Array, targets: Array, taken: world.Box | None = None) -> Array:
+def _gains(env: Settings, stored: Array, targets: Array, taken: world.Box | None = None) -> Array:
     """float32[M]: expected gain of a measurement from each of the lattice positions int32[M, 3].
 
     Args:
@@ -90,12 +87,12 @@ def _gains(env: "Coverage", stored: Array, targets: Array, taken: world.Box | No
     return jax.vmap(gain)(targets)
 
 
-def _targets(env: "Coverage", positions: Array) -> Array:
+def _targets(env: Settings, positions: Array) -> Array:
     """int32[A, n, 3]: where each action leads (masked ones may lead outside)."""
     return positions[:, None, :] + actions.MOVES[env.num_actions][None]
 
 
-def ig_scores(env: "Coverage", state: "State", timestep: TimeStep, communication: bool) -> tuple[Array, Array]:
+def ig_scores(env: Settings, state: State, timestep: TimeStep, communication: bool) -> tuple[Array, Array]:
     """Gains and scores float32[A, n] of all actions; the scores are normalised, and discounted if `communication`.
 
     For agents i and actions a in order, score(i, a) is multiplied by 1 - score(j, b) for the last open action b of
@@ -126,7 +123,7 @@ def ig_scores(env: "Coverage", state: "State", timestep: TimeStep, communication
     return gains, jax.lax.fori_loop(0, agents * n, discount, scores.reshape(-1)).reshape(agents, n)
 
 
-def ig(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array:
+def ig(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
     silent = env.fix_range and env.communication_range == 0.0
     scores = ig_scores(env, state, timestep, not silent)[1]
@@ -134,7 +131,7 @@ def ig(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array
     return jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
-def ig_sequential(env: "Coverage", state: "State", timestep: TimeStep, key: Array) -> Array:
+def ig_sequential(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain, one agent after the other."""
     positions, agents = state.positions, env.num_agents
     targets = _targets(env, positions)
@@ -166,7 +163,7 @@ def lawnmower_start(num_agents: int, level: int) -> Array:
     return jnp.asarray(np.concatenate([first, np.full((num_agents, 1), level, np.int32)], axis=-1))
 
 
-def lawnmower(env: "Coverage", state: "State", timestep: TimeStep, key: Array, level: int = 1) -> Array:
+def lawnmower(env: Settings, state: State, timestep: TimeStep, key: Array, level: int = 1) -> Array:
     """Sweep along the fixed paths at altitude index `level` (with 4 actions: at the altitude of the start)."""
     agents, moves = env.num_agents, actions.MOVES[env.num_actions]
     path = jnp.asarray(PATHS[np.arange(agents) % len(PATHS)])

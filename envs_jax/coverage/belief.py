@@ -169,6 +169,13 @@ class Storage:
         bound = self.limit if bound is None else bound
         return jnp.maximum(jnp.minimum(value, bound), -bound)
 
+    def fuse(self, value: Array, gain: Array, bound: Any = None) -> Array:
+        """Return the values of cells after a reading that adds `gain`, one of `gains`: the update at the top.
+
+        A gain of 0 clips alone, a `bound` of `unbounded` does not clip. All map backends fuse by this method.
+        """
+        return self.clip(value, bound) + gain
+
     def log_odds(self, stored: Array) -> Array:
         """float32 log-odds of stored cells, seen or not."""
         value = self.value(stored).astype(jnp.float32)

@@ -9,26 +9,13 @@ ends earlier.
 
 import dataclasses
 import functools
-import types
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import (
-    Array,
-    Box,
-    Discrete,
-    Environment,
-    EnvSpec,
-    TimeStep,
-    check_settings,
-    closest,
-    pytree,
-    setting,
-    shown,
-)
+from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.coverage import (
     actions,
@@ -43,149 +30,19 @@ from envs_jax.coverage import (
     terrain,
     world,
 )
-from envs_jax.coverage.belief import Storage, Weights
-from envs_jax.coverage.maps import Mapper, Maps, Report, Survey
+from envs_jax.coverage.maps.types import Maps, Report, Survey, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
+from envs_jax.coverage.types import PATHS, Settings, State
 from envs_jax.stages import on_cpu
-
-TERRAINS = (*terrain.FAMILIES, "mixed")
-PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
-STARTS = ("uniform", "corners", "original", *PATHS)
-TIMINGS = ("aligned", "original")
-DTYPES = ("int16", "float32")
-MAX_AGENTS = 8
-MAX_Q = 200
-
-
-@pytree
-class State:
-    """State of one mission.
-
-    Attributes:
-        key: key[], of the mission.
-        t: int32[], steps made = index of the last measurement.
-        reach: float32[], communication range in metres.
-        terrain: ground truth.
-        positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
-        maps: local beliefs, the team's, and what is known of them.
-        earned: float32[2], reward and absolute reward for the last measurement.
-    """
-
-    key: Array
-    t: Array
-    reach: Array
-    terrain: Terrain
-    positions: Array
-    maps: Maps
-    earned: Array
-
-
-def _known(name: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise ValueError(f"coverage: unknown {name} {shown(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Coverage(Environment):
-    """Multi-UAV terrain mapping. See the package's docstring for the source of the rules.
-
-    Raises:
-        ValueError: impossible settings.
-    """
-
-    num_agents: int = setting(4, "number of UAVs, 1 to 8", between=(1, MAX_AGENTS))
-    budget: int = setting(
-        14, "moves of each UAV after its first step; a mission has budget + 1 steps", between=(1, 10_000)
-    )
-    q: int = setting(
-        57, "map resolution: cells along a footprint 5 m below the camera (57: 493 x 493 maps, 7: 60 x 60)"
-    )
-    num_actions: int = setting(6, "size of the action set: 4 (level), 6 (with up and down) or 27 (with diagonals)")
-    communication_range: float = setting(25.0, "distance in metres up to which UAVs hear each other", between=(0, 1e6))
-    failure_rate: float = setting(0.0, "chance that a message within range is lost", between=(0, 1))
-    fix_range: bool = setting(True, "whether the range is the same in all missions (else 0, 15, 25 or 100 m)")
-    prior: float = setting(0.5, "probability of class 1 that is believed of cells never seen")
-    class_weights: tuple[float, float] = setting(
-        (0.0, 1.0), "importance of cells believed to be of class 0 and 1", between=(0, 1e6)
-    )
-    unknown_weight: float = setting(0.5, "importance of cells of which nothing is believed", between=(0, 1e6))
-    reward_scale: float = setting(
-        22.0, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
-    )
-    reward_offset: float = setting(
-        -0.5, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
-    )
-    terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}")
-    start: str = setting("uniform", f"where missions start: {', '.join(STARTS)}")
-    reward_timing: str = setting(
-        "aligned", "aligned: a step pays for the measurement it causes; original: for the one before it"
-    )
-    belief_dtype: str = setting(
-        "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
-    )
-    map_engine: str = setting(
-        "auto",
-        f"how maps are updated: {', '.join(maps.ENGINES)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
-        "elsewhere a new run takes dense or pallas, whichever is faster there",
-    )
+class Coverage(Settings):
+    """Multi-UAV terrain mapping; see the package for the source of the rules and `types.Settings` for the settings."""
 
     version = 1
     baselines = baselines.BASELINES
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if not 2 <= self.q <= MAX_Q:
-            raise ValueError(
-                f"coverage: q is {self.q}; below 2 the lowest camera sees no cell, above {MAX_Q} maps get too large, "
-                "so choose a q in between (57 is the published one, 7 is quick)"
-            )
-        if self.num_actions not in actions.MOVES:
-            raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if not 0.0 < self.prior < 1.0:
-            raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, without the ends")
-        if len(self.class_weights) != 2:
-            raise ValueError(f"coverage: class_weights {shown(self.class_weights)} must be two numbers")
-        _known("terrain", self.terrain, TERRAINS)
-        _known("start", self.start, STARTS)
-        _known("reward_timing", self.reward_timing, TIMINGS)
-        _known("belief_dtype", self.belief_dtype, DTYPES)
-        _known("map_engine", self.map_engine, maps.ENGINES)
-        if self.start == "corners" and self.num_agents > len(starts.CORNERS):
-            raise ValueError(
-                f"coverage: start 'corners' has places for {len(starts.CORNERS)} agents, not {self.num_agents}; "
-                "choose start 'uniform' or fewer agents"
-            )
-        if not self.storage.fits():
-            raise ValueError(
-                f"coverage: prior is {self.prior}, too near to 0 or 1 for the range of the stored beliefs; "
-                "choose one from 0.0001 to 0.9999"
-            )
-
-    # What follows from the settings
-
-    @property
-    def n(self) -> int:
-        """Side of the maps in cells."""
-        return world.map_side(self.q)
-
-    @property
-    def steps(self) -> int:
-        """Steps of a mission."""
-        return self.budget + 1
-
-    @property
-    def storage(self) -> Storage:
-        return Storage(self.belief_dtype, self.prior)
-
-    @property
-    def weights(self) -> Weights:
-        return Weights((self.class_weights[0], self.class_weights[1]), self.unknown_weight)
-
-    @property
-    def mapper(self) -> Mapper:
-        tile = maps.tile(self.map_engine, self.n)
-        return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
@@ -233,7 +90,7 @@ class Coverage(Environment):
             reach=reach,
             terrain=ground,
             positions=positions,
-            maps=maps.empty(self.mapper, ground),
+            maps=empty(self.mapper, ground),
             earned=jnp.zeros((2,), jnp.float32),
         )
 
@@ -248,7 +105,7 @@ class Coverage(Environment):
             source: `sensor.Noise`, or readings bool[A, n, n] (true = read as class 1; read inside footprints only).
         """
         survey = Survey(state.terrain, positions, received, source)
-        updated, report = self._engine(batched=False).update(self.mapper, state.maps, survey)
+        updated, report = maps.choose(self.map_backend, self.q, batched=False).update(self.mapper, state.maps, survey)
         return self._conclude(state, survey, updated, report)
 
     # Environment
@@ -266,9 +123,9 @@ class Coverage(Environment):
         return CoverageBatch(self)
 
     def variants(self) -> tuple[Mapping[str, Any], ...]:
-        if self.map_engine != "auto" or on_cpu():
+        if self.map_backend != "auto" or on_cpu():
             return ()
-        return {"map_engine": "dense"}, {"map_engine": "pallas"}
+        return {"map_backend": "dense"}, {"map_backend": "pallas"}
 
     def shared(self, state: State) -> tuple[Array, Array]:
         beliefs = state.maps.beliefs[..., : self.n, : self.n]
@@ -277,8 +134,8 @@ class Coverage(Environment):
         return beliefs, state.maps.sums.counts
 
     def portable(self) -> "Coverage":
-        interpreted = self.map_engine == "pallas" and on_cpu()
-        return dataclasses.replace(self, map_engine="auto") if interpreted else self
+        interpreted = self.map_backend == "pallas" and on_cpu()
+        return dataclasses.replace(self, map_backend="auto") if interpreted else self
 
     def moment(self, step: int) -> str:
         return f"{step + 1} measurement{'s' if step else ''}"
@@ -289,13 +146,6 @@ class Coverage(Environment):
         return CoverageViewer()
 
     # Parts
-
-    def _engine(self, batched: bool) -> types.ModuleType:
-        name = self.map_engine
-        if name == "auto":  # single copies may be vmapped, where windows lose their branches
-            windows = batched and on_cpu() and self.q >= maps.WINDOWS_FROM
-            name = "windows" if windows else "dense"
-        return maps.engine(name)
 
     def _draw_mission(self, key: Array) -> State:
         """Terrain, start and range of the mission of `key`."""
@@ -367,7 +217,7 @@ def _next_mask(mask_state: Array, action_mask: Array, chosen: Array, agent: Arra
 
 @dataclasses.dataclass(frozen=True)
 class CoverageBatch(BatchedEnvironment):
-    """[B] missions: everything small is vmapped, the maps are left to the engine."""
+    """[B] missions: everything small is vmapped, the maps are left to the backend."""
 
     @property
     def _coverage(self) -> Coverage:
@@ -391,5 +241,6 @@ class CoverageBatch(BatchedEnvironment):
         env = self._coverage
         received, source = jax.vmap(env._draw)(states, positions)
         survey = Survey(states.terrain, positions, received, source)
-        updated, report = env._engine(batched=True).update_batch(env.mapper, states.maps, survey)
+        backend = maps.choose(env.map_backend, env.q, batched=True)
+        updated, report = backend.update_batch(env.mapper, states.maps, survey)
         return jax.vmap(env._conclude)(states, survey, updated, report)

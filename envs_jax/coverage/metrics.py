@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.coverage.maps import Sums, real
+from envs_jax.coverage.maps.fixed_point import real
+from envs_jax.coverage.maps.types import Sums
 
 
 def measure(sums: Sums, interest: Array, n: int) -> dict[str, Array]:

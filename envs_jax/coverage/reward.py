@@ -9,24 +9,24 @@ p before and p' after the update; the weight w is that of the map after the upda
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.coverage import maps
 from envs_jax.coverage.belief import Weights
+from envs_jax.coverage.maps.fixed_point import real
 
 ABSOLUTE_SCALE = 10.0
 ABSOLUTE_OFFSET = -0.17
 
 
 def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
-    """float32[]: the training reward from the sums of w(p') H(p) and w(p') H(p') (int32[2], see `maps.total`).
+    """float32[]: the training reward from the sums of w(p') H(p) and w(p') H(p') (int32[2], see `fixed_point`).
 
     It is `offset` where nothing is left to be known.
     """
-    uncertain = maps.real(before)
+    uncertain = real(before)
     left = uncertain > 0.0
-    share = jnp.where(left, maps.real(before - after) / jnp.where(left, uncertain, 1.0), 0.0)
+    share = jnp.where(left, real(before - after) / jnp.where(left, uncertain, 1.0), 0.0)
     return scale * share + offset
 
 
 def absolute(before: Array, after: Array, n: int, weights: Weights) -> Array:
     """float32[]: the absolute form, on maps of n x n cells."""
-    return (ABSOLUTE_SCALE * weights.largest / (n * n)) * maps.real(before - after) + ABSOLUTE_OFFSET
+    return (ABSOLUTE_SCALE * weights.largest / (n * n)) * real(before - after) + ABSOLUTE_OFFSET

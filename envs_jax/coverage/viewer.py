@@ -10,7 +10,7 @@ import functools
 import io
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,8 @@ import numpy as np
 
 from envs_jax import viewing
 from envs_jax.coverage import belief, communication, terrain, world
+from envs_jax.coverage.types import Settings
 from envs_jax.viewing import GREY, INK, Record
-
-if TYPE_CHECKING:
-    from envs_jax.coverage.env import Coverage
 
 SIDE = 200  # most pixels along a map in a page
 AGENTS = ("#16202b", "#00795c", "#a01f86", "#6a3fc4", "#8c1d2c", "#00667f", "#5b6400", "#5d6673")
@@ -93,7 +91,7 @@ def borders(truth: np.ndarray) -> np.ndarray:
 
 def scene(record: Record, side: int = SIDE) -> Scene:
     """What is to be drawn of a record, maps reduced to at most `side` cells along an edge."""
-    env: Coverage = record.env  # type: ignore[assignment]
+    env: Settings = record.env  # type: ignore[assignment]
     states, n, metres = record.states, env.n, world.cell_size(env.q)
     maps = []
     for k in range(record.steps + 1):
@@ -115,13 +113,13 @@ def scene(record: Record, side: int = SIDE) -> Scene:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _laid_out(env: "Coverage", ground: terrain.Terrain, positions: Any) -> tuple[Any, world.Box]:
+def _laid_out(env: Settings, ground: terrain.Terrain, positions: Any) -> tuple[Any, world.Box]:
     """The whole region of interest bool[n, n], and footprints at positions int32[T, A, 3]."""
     return terrain.whole(ground, env.n), world.clip_footprint(world.footprint(positions, env.q), env.n)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _heard(env: "Coverage", keys: Any, positions: Any, reach: Any) -> Any:
+def _heard(env: Settings, keys: Any, positions: Any, reach: Any) -> Any:
     """bool[T, A, A]: which messages of each time were received, drawn as the environment draws them."""
 
     def at(k: Any, key: Any, positions: Any, reach: Any) -> Any:

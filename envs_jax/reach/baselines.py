@@ -5,26 +5,23 @@ scripted    the hand towards the point with a gain of 5, as Meta-World's own; th
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
-
-if TYPE_CHECKING:
-    from envs_jax.reach.env import Reach, State
+from envs_jax.reach.types import Settings, State
 
 GAIN = 5.0
 
 
-def random(env: "Reach", state: "State", timestep: TimeStep, key: Array) -> Array:
+def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Uniform in [-1, 1]."""
     del env, state, timestep
     return jax.random.uniform(key, (1, 4), jnp.float32, -1.0, 1.0)
 
 
-def scripted(env: "Reach", state: "State", timestep: TimeStep, key: Array) -> Array:
+def scripted(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Straight to the point; the fingers are moved only where their opening counts."""
     del env, timestep, key
     low, high = state.width

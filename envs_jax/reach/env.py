@@ -8,41 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Environment, EnvSpec, TimeStep, check_settings, closest, pytree, setting, shown
+from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
+from envs_jax.reach.types import TARGET_UNIT, Settings, State
 
-GOALS = ("pool", "order", "uniform")
-MOST_STEPS = 500
 _SCALE = 0.01  # m the target moves per unit of action
-TARGET_UNIT = 2.0**-30  # m; summed up as whole numbers, 500 moves of the target leave no rounding error behind
-
-
-@pytree
-class State:
-    """State of one arm.
-
-    Attributes:
-        t: int32[], steps made.
-        task: int32[], index in the tasks of the setting.
-        puck, goal: float32[3], m.
-        point: float32[3], where the tool centre should be, m.
-        width: float32[2], openings of the gripper that count, from and to.
-        target: int32[3], what the hand is pulled to, in TARGET_UNIT.
-        q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
-        seen: float32[18], the frame that the next observation shows as the one before.
-    """
-
-    t: Array
-    task: Array
-    puck: Array
-    goal: Array
-    point: Array
-    width: Array
-    target: Array
-    q: Array
-    v: Array
-    seen: Array
 
 
 def _units(metres: Any) -> np.ndarray:
@@ -50,49 +21,16 @@ def _units(metres: Any) -> np.ndarray:
     return np.round(np.asarray(metres, np.float64) / TARGET_UNIT).astype(np.int32)
 
 
-def _known(name: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise ValueError(f"reach: unknown {name} {shown(value)}: {closest(str(value), names)}")
-
-
 @dataclasses.dataclass(frozen=True)
-class Reach(Environment):
-    """A Sawyer arm brings its tool centre to a point. See the package's docstring for the source of the rules.
+class Reach(Settings):
+    """A Sawyer arm brings its tool centre to a point; see the package for the source of the rules.
 
-    Raises:
-        ValueError: impossible settings.
+    `types.Settings` holds its settings.
     """
-
-    task: str = setting(
-        "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
-    )
-    horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
-    goals: str = setting(
-        "pool",
-        "where puck and goal come from: pool (50 pairs, drawn), order (in a batch every arm takes them in turn from "
-        "a drawn pair on, each for all tasks; a single environment draws) or uniform (fresh ones each time)",
-    )
-    pool_seed: int = setting(0, "which pool of 50 pairs", between=(0, 2**32 - 1))
-    reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
-    weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
-    partially_observable: bool = setting(False, "whether the goal is hidden from the observation")
 
     name = "reach"
     version = 1
     baselines = baselines.BASELINES
-
-    def __post_init__(self) -> None:
-        tasks.parse(self.task)
-        check_settings(self)
-        _known("goals", self.goals, GOALS)
-        _known("reward", self.reward, reward.NAMES)
-        _known("weld", self.weld, tuple(constants.WELDS))
-
-    # What follows from the settings
-
-    @property
-    def tasks(self) -> tuple[tasks.Task, ...]:
-        return tasks.parse(self.task)
 
     @functools.cached_property
     def spec(self) -> EnvSpec:

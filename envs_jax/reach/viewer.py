@@ -6,18 +6,15 @@ in m, in pages in mm.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import viewing
 from envs_jax.reach import dynamics, reward
-from envs_jax.reach.env import TARGET_UNIT
+from envs_jax.reach.types import TARGET_UNIT, Settings
 from envs_jax.viewing import GREY, INK, Level, Line, Record
-
-if TYPE_CHECKING:
-    from envs_jax.reach.env import Reach
 
 ARM, PATH, POINT, PUCK, SOFT = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a", "#4a5560"
 PALE = ("#c5d6ea", "#93b4d8", "#5b8cc2")  # the arm at earlier moments, in the picture
@@ -73,7 +70,7 @@ class Scene:
 
 def scene(record: Record) -> Scene:
     """What is to be drawn of a record."""
-    env: Reach = record.env  # type: ignore[assignment]
+    env: Settings = record.env  # type: ignore[assignment]
     states = record.states
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
     return Scene(

@@ -8,24 +8,21 @@ level1 .. level4, evasion    as the opponents of these names, choosing beans eac
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Contest, TimeStep
-from envs_jax.snakes import opponents, schedule
-
-if TYPE_CHECKING:
-    from envs_jax.snakes.env import Snakes, State
+from envs_jax.snakes import opponents, schedule, teams
+from envs_jax.snakes.types import Settings, State
 
 
-def scripted(env: "Snakes", state: "State", timestep: TimeStep, key: Array, *, level: int) -> Array:
+def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, level: int) -> Array:
     """What a scripted player would do in place of the learner."""
     del timestep
     word = jax.random.bits(key)
-    game = env.seen(state)
+    game = teams.seen(env, state)
     return opponents.act(
         env.board, game, slice(0, env.num_agents), jnp.int32(level), word, (level,), env.exclusive_beans
     )
@@ -40,7 +37,7 @@ BASELINES: dict[str, Callable[..., Array]] = {
 GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that make a game
 
 
-def contest(env: "Snakes") -> Contest:
+def contest(env: Settings) -> Contest:
     """As published, but in both seats: drawn actions, games against each player of the opponent's mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()

@@ -35,6 +35,22 @@ def turns(words: Array, snakes: int) -> Array:
     return jnp.stack(drawn)
 
 
+def start_words(snakes: int, beans: int, key: Array) -> tuple[Array, Array]:
+    """Return the key[] of a game's steps, and uint32[n + K + 2]: the random words of its start."""
+    key_steps, key_start = jax.random.split(key)
+    return key_steps, jax.random.bits(key_start, (snakes + beans + 2,))
+
+
+def step_words(snakes: int, beans: int, key: Array, steps: Array) -> Array:
+    """uint32[K + turns + 1]: the random words of a step: for beans, for turns, for random opponents."""
+    return jax.random.bits(jax.random.fold_in(key, steps), (beans + -(-snakes // PER_WORD) + 1,))
+
+
+def opponent_key(key: Array, steps: Array) -> Array:
+    """key[]: of what opponents from outside draw in a step."""
+    return jax.random.fold_in(jax.random.fold_in(key, steps), 1)
+
+
 def _nth_bit(word: Array, rank: Array) -> Array:
     """int32: number of the set bit with `rank` lower set bits."""
     found = jnp.zeros_like(rank)

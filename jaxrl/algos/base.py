@@ -6,7 +6,7 @@ compiled block, once per device, on that device's environments; sums over device
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting
+from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, shown
 from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import Layout
 
@@ -173,6 +173,22 @@ class Source:
                 )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Custom:
+    """Networks and optimizers of the user's own, by what they learn, such as "actor"; see `Algorithm.parts`.
+
+    Attributes:
+        networks: {part: flax module, or a function of the number of outputs that returns one}.
+        optimizers: {part: optax chain with a learning rate of its own; that of the settings has no say then}.
+    """
+
+    networks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizers: Mapping[str, optax.GradientTransformation] = dataclasses.field(default_factory=dict)
+
+
+STANDARD = Custom()
+
+
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
@@ -183,10 +199,17 @@ class Algorithm:
 
     spec: EnvSpec
     layout: Layout
+    custom: Custom = STANDARD
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
+            for name in given:
+                if name not in self.parts:
+                    known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
+                    raise ValueError(f"{what} names {shown(name)}: {known}")
 
+    parts: ClassVar[tuple[str, ...]] = ()  # what the user may give a network or an optimizer for
     meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
     recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
     modes: ClassVar[tuple[Mode, ...]] = ("best", "sample")  # in which evaluation may let it act
@@ -243,6 +266,22 @@ class Algorithm:
         """
         del name
         return optimizers.adam()
+
+    def make_network(self, part: str, outputs: int, standard: Callable[[int], Any]) -> Any:
+        """Return the flax module of a part: the user's, or what `standard(outputs)` returns."""
+        given = self.custom.networks.get(part, standard)
+        return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+
+    def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
+        """Return the user's optimizer of a part, or `optimiser(part)`; `packed` is what `optimizers.flat` flattened."""
+        given = self.custom.optimizers.get(part)
+        if given is None:
+            return self.optimiser(part)
+        return given if packed is None else optimizers.of_tree(given, packed)
+
+    def rate_of(self, part: str, rate: Array | float) -> Array | float:
+        """Return the learning rate of a part, 1 where the user's optimizer has its own."""
+        return 1.0 if part in self.custom.optimizers else rate
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -9,7 +9,7 @@ advantage, the actor's update. Networks, acting and sizes stand at the end.
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +94,8 @@ class ComaParameters:
 @dataclasses.dataclass(frozen=True)
 class Coma(Algorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
+
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
     transitions: int = setting(
         3000,
@@ -372,7 +374,7 @@ class Coma(Algorithm):
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimizers.descend(self.optimiser(name), gradient, params, state, decayed)
+            new = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed))
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimizers.norm(gradient)
 
@@ -407,16 +409,17 @@ class Coma(Algorithm):
 
     # Networks
 
+    def _network(self, outputs: int, shape: tuple[int, ...]) -> Any:
+        sizes = self.width, self.depth, self.initialiser, self.convolution
+        return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
+
     @functools.cached_property
     def networks(self) -> ActorCritic:
         """Actor and critic, and the critic's values."""
-
-        def network(outputs: int, shape: tuple[int, ...]) -> Any:
-            sizes = self.width, self.depth, self.initialiser, self.convolution
-            return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
-
-        actor = network(self._actions, self.spec.observation.shape)
-        return ActorCritic(actor, network(self._actions + self.dueling, self._critic_box.shape), self.dueling)
+        seen, outputs = self.spec.observation.shape, self._actions + self.dueling
+        actor = self.make_network("actor", self._actions, lambda n: self._network(n, seen))
+        critic = self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
+        return ActorCritic(actor, critic, self.dueling)
 
     def optimiser(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic"."""
@@ -434,8 +437,8 @@ class Coma(Algorithm):
             actor=actor,
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimiser("actor").init(actor),
-            critic_optimiser=self.optimiser("critic").init(critic),
+            actor_optimiser=self.optimizer_of("actor").init(actor),
+            critic_optimiser=self.optimizer_of("critic").init(critic),
         )
         return AlgoState(params, split=())
 
@@ -475,7 +478,7 @@ class Coma(Algorithm):
 
     def sample_bytes(self) -> int:
         """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
-        return activation_bytes(self.networks.critic, self._critic_box.shape)
+        return activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
 
     def data_bytes(self) -> int:
         """Critic inputs of all transitions, and the shuffled copy of one minibatch."""

@@ -152,7 +152,7 @@ class Ddpg(OffPolicy):
 
     # Networks
 
-    def _network(self, outputs: int) -> Any:
+    def _team(self, outputs: int) -> networks.TeamNet:
         return networks.TeamNet(
             outputs,
             self.units,
@@ -167,12 +167,12 @@ class Ddpg(OffPolicy):
     @property
     def actor_net(self) -> Any:
         """Observations [N, A, ...] -> logits float32[N, A, n]."""
-        return self._network(self._actions)
+        return self.make_network("actor", self._actions, self._team)
 
     @property
     def critic_net(self) -> Any:
         """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
-        return self._network(self._actions if self.action_gradient == "expected" else 1)
+        return self.make_network("critic", self._actions if self.action_gradient == "expected" else 1, self._team)
 
     @property
     def _critics_see_actions(self) -> bool:
@@ -193,8 +193,8 @@ class Ddpg(OffPolicy):
             critic=critic,
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimiser("actor").init(optimizers.flat(actor)),
-            critic_optimiser=self.optimiser("critic").init(optimizers.flat(critic)),
+            actor_optimiser=self.optimizer_of("actor").init(optimizers.flat(actor)),
+            critic_optimiser=self.optimizer_of("critic").init(optimizers.flat(critic)),
         )
         return AlgoState(params, self._empty_replay())
 

@@ -96,6 +96,7 @@ class OffPolicy(Algorithm):
     depth: int = setting(2, "hidden layers", between=(1, 100))
 
     meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters
 
@@ -270,6 +271,9 @@ class OffPolicy(Algorithm):
         """Of "actor" and "critic", whose parameters are one vector [P]."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
+
+    def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
+        return super().optimizer_of(part, self._shapes.get(part) if part in self.custom.optimizers else packed)
 
     @property
     def actor_net(self) -> Any:
@@ -471,7 +475,7 @@ class OffPolicy(Algorithm):
         self, name: str, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
         """One step [P] of a network and its target's, if any: parameters, target, optimiser, norm of the gradient."""
-        params, state = optimizers.descend(self.optimiser(name), gradient, params, state, rate)
+        params, state = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, rate))
         if target is not None:
             target = (1 - self.tau) * target + self.tau * params
         return params, target, state, optimizers.norm(gradient)

@@ -104,6 +104,7 @@ class Sac(OffPolicy):
     )
     log_std_max: float = setting(2.0, "largest one", between=(-50, 50))
 
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     metric_names: ClassVar[tuple[str, ...]] = (
         *("critic_loss", "critic_grad_norm", "actor_loss", "actor_grad_norm", "target_mean", "q_mean"),
         *("policy_entropy", "alpha"),
@@ -200,17 +201,18 @@ class Sac(OffPolicy):
     @property
     def actor_net(self) -> Any:
         """Observations [N, A, ...] -> mean and raw deviation float32[N, A, 2 n]."""
-        return networks.TeamNet(
-            2 * self._actions, self.units, self.depth, initialiser=self.initialiser, dtype=self.layout.compute_dtype
-        )
+        return self.make_network("actor", 2 * self._actions, lambda outputs: self._team(outputs, False))
 
     @property
     def critic_net(self) -> Any:
+        return self.make_network("critic", 1, lambda outputs: self._team(outputs, self.layer_norm))
+
+    def _team(self, outputs: int, layer_norm: bool) -> networks.TeamNet:
         return networks.TeamNet(
-            1,
+            outputs,
             self.units,
             self.depth,
-            layer_norm=self.layer_norm,
+            layer_norm=layer_norm,
             initialiser=self.initialiser,
             dtype=self.layout.compute_dtype,
         )
@@ -234,9 +236,9 @@ class Sac(OffPolicy):
             critic=critic,
             target_critic=jax.tree.map(jnp.copy, critic),
             log_alpha=log_alpha,
-            actor_optimiser=self.optimiser("actor").init(optimizers.flat(actor)),
-            critic_optimiser=self.optimiser("critic").init(optimizers.flat(critic)),
-            alpha_optimiser=self.optimiser("alpha").init(log_alpha),
+            actor_optimiser=self.optimizer_of("actor").init(optimizers.flat(actor)),
+            critic_optimiser=self.optimizer_of("critic").init(optimizers.flat(critic)),
+            alpha_optimiser=self.optimizer_of("alpha").init(log_alpha),
             shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
         )
         return AlgoState(params, self._empty_replay())
@@ -333,8 +335,8 @@ class Sac(OffPolicy):
                 jnp.float32(self.actor_lr) * rates,
             )
             log_alpha, alpha_optimiser = optimizers.descend(
-                self.optimiser("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
-                self.alpha_lr * rates,
+                self.optimizer_of("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
+                self.rate_of("alpha", self.alpha_lr * rates),
             )  # fmt: skip
             return actor, actor_optimiser, log_alpha, alpha_optimiser, norm
 

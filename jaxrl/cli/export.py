@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
     loaded = load_policy(flags.run, best=not flags.last)
-    settings = jidi_settings(loaded.env.env, loaded.algo, flags.greedy)
+    settings = jidi_settings(loaded.env, loaded.algo, flags.greedy)
     for path in write_jidi(Path(flags.out), settings, loaded.params):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
     print(f"the policy of {flags.run}, checkpoint {loaded.step:,}, {'its best actions' if flags.greedy else 'drawn'}")

@@ -21,6 +21,7 @@ from jaxrl.evaluation.rollouts import Evaluator, Rival, either, ended, learned, 
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
+from jaxrl.runtime.load import load_policy
 
 DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
@@ -173,8 +174,6 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     found = Subject(_made(env, settings), env, settings)
     if run is None:
         return found
-    from jaxrl.runtime.load import load_policy
-
     loaded = load_policy(run, best=best)
     found = dataclasses.replace(
         found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step

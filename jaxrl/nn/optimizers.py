@@ -58,6 +58,19 @@ def unflat(vector: Array, like: Any) -> Any:
     return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
 
+def of_tree(chain: optax.GradientTransformation, like: Any) -> optax.GradientTransformation:
+    """Return a chain for vectors of `flat` that sees the trees of which they were made, leaves as those of `like`."""
+
+    def init(vector: Array) -> Any:
+        return chain.init(unflat(vector, like))
+
+    def update(gradient: Array, state: Any, vector: Array) -> tuple[Array, Any]:
+        step, state = chain.update(unflat(gradient, like), state, unflat(vector, like))
+        return flat(step), state
+
+    return optax.GradientTransformation(init, update)
+
+
 def norm(tree: Any) -> Array:
     """Euclidean norm of all leaves together, float32[]."""
     return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.float32(0)))

@@ -1,9 +1,10 @@
 """What a person sees while a run goes on: a live panel in a terminal, plain lines everywhere else."""
 
+import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GROUPS = ("environment", "losses", "evaluation")
+logger = logging.getLogger("jaxrl")
 
 
 class Console:
@@ -164,6 +166,38 @@ class Console:
         filled = [_column(heading, facts) for heading, facts in columns.items() if facts]
         rows.append(Columns(filled, padding=(1, 4)))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
+
+
+class Log:
+    """What takes the place of a console where a program, not a person, has started the run.
+
+    Sentences go to the logger "jaxrl"; what `Console.block` would show goes to callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = ()) -> None:
+        self._callbacks = callbacks
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, sentence: str) -> None:
+        """Log a sentence, at level WARNING where it is a warning, else INFO."""
+        is_warning = sentence.startswith("warning: ")
+        logger.log(logging.WARNING if is_warning else logging.INFO, sentence.removeprefix("warning: "))
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Log that something long begins."""
+        self.say(what)
+        yield
+
+    def block(self, info: Mapping[str, Any]) -> None:
+        """Call the callbacks with what `Console.block` takes."""
+        for callback in self._callbacks:
+            callback(info)
 
 
 class _Changing:

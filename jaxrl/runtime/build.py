@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import algos
-from jaxrl.algos.base import Algorithm, Phase
+from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
@@ -60,14 +60,14 @@ class Setup:
         return -(-self.config.run.eval_episodes // multiple) * multiple
 
 
-def prepare(config: Config, resuming: bool = False) -> Setup:
+def prepare(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Setup:
     """Resolve sizes, choose chunks by the memory plan and check it.
 
     Raises:
         UsageError: impossible settings.
         memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
     """
-    setup = assemble(config, resuming)
+    setup = assemble(config, resuming, custom)
     made = setup.plan
     if made.fits:
         return setup
@@ -76,16 +76,17 @@ def prepare(config: Config, resuming: bool = False) -> Setup:
 
     def replan(num_envs: int) -> memory_plan.Plan | None:
         try:
-            return assemble(config.with_run(num_envs=num_envs)).plan
+            return assemble(config.with_run(num_envs=num_envs), custom=custom).plan
         except UsageError:
             return None
 
     raise made.refusal(
-        made.total, _smaller_store(setup) or memory_plan.largest_fitting(memory_plan.search_largest(made, replan))
+        made.total,
+        _smaller_store(setup, custom) or memory_plan.largest_fitting(memory_plan.search_largest(made, replan)),
     )
 
 
-def _smaller_store(setup: Setup) -> str:
+def _smaller_store(setup: Setup, custom: Custom) -> str:
     """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
     name, config, made = setup.algo.store_setting, setup.config, setup.plan
     if name is None:
@@ -94,7 +95,7 @@ def _smaller_store(setup: Setup) -> str:
 
     def replan(value: Any) -> memory_plan.Plan | None:
         try:
-            return assemble(changed(config, {name: value})).plan
+            return assemble(changed(config, {name: value}), custom=custom).plan
         except UsageError:
             return None
 
@@ -112,11 +113,11 @@ def _smaller_store(setup: Setup) -> str:
     return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
 
 
-def assemble(config: Config, resuming: bool = False) -> Setup:
+def assemble(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Setup:
     """The same without looking whether it fits. Raises UsageError."""
     run, env = config.run, batched(config.make_env())
     with usage_errors():
-        layout, make_algo, warning = _layout(config, env.spec)
+        layout, make_algo, warning = _layout(config, env.spec, custom)
         devices = layout.devices
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
@@ -162,7 +163,9 @@ def assemble(config: Config, resuming: bool = False) -> Setup:
     return Setup(resolved, env, algo, trainer, mesh, made, notes)
 
 
-def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
+def _layout(
+    config: Config, spec: EnvSpec, custom: Custom = STANDARD
+) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
     """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
@@ -182,7 +185,7 @@ def _layout(config: Config, spec: EnvSpec) -> tuple[Layout, Callable[[Layout], A
     devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
-    return layout, lambda layout: cls(spec, layout, **config.algo_settings), warning
+    return layout, lambda layout: cls(spec, layout, custom=custom, **config.algo_settings), warning
 
 
 def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:

@@ -172,7 +172,7 @@ class Field:
 def fields_of(cls: type, section: str) -> dict[str, Field]:
     """The settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
-    given = ("spec", "layout") if issubclass(cls, Algorithm) else ()
+    given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
     get = lambda f, name, default: f.metadata.get(name, default)  # noqa: E731
     fields = {
         f.name: Field(

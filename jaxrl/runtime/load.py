@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.batch import BatchedEnvironment
 from jaxrl import algos
-from jaxrl.algos.base import Algorithm, AlgoState, Source
+from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Source
 from jaxrl.common.errors import UsageError, UserError, usage_errors
+from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations import torch_weights
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Setup, assemble
@@ -20,18 +20,6 @@ from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
 
 _FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A policy read from a run, and all weights of its algorithm (`Algorithm.weights`)."""
-
-    config: Config
-    env: BatchedEnvironment
-    algo: Algorithm
-    params: Any
-    weights: Any
-    step: int
 
 
 def read_state(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
@@ -59,17 +47,22 @@ def _anywhere(tree: Any) -> Any:
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
-def load_policy(run: str | Path, best: bool = True) -> Loaded:
-    """The policy of a run: its best checkpoint, or its newest.
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> Policy:
+    """Return the policy of a run.
+
+    Args:
+        run: its directory.
+        best: its best checkpoint rather than its newest.
+        custom: the networks of the user's own with which it was trained.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
     """
     directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
+    setup = assemble(config.with_run(devices=1), resuming=True, custom=custom)
     state, step = read_state(directory, setup, best)
     params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
-    return Loaded(config, setup.env, setup.algo, params, weights, step)
+    return Policy(setup.env.env, setup.algo, params, weights, step, config)
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
-from jaxrl.report.console import Console, gibibytes
+from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.peak import Peak
 from jaxrl.report.writer import Nowhere, Writer
@@ -34,18 +35,24 @@ class Ended(NamedTuple):
     memory: str
 
 
-def start(config: Config, profile: bool = False) -> Ended:
-    """A new run in a new directory; `profile`: whether to keep a trace of a block.
+def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
+    """A new run in a new directory.
+
+    Args:
+        config: its configuration.
+        profile: whether to keep a trace of a block.
+        log: what takes the place of a console, if anything does.
+        custom: networks and optimizers of the user's own.
 
     Raises:
         UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     config = with_sources(without_latest(config))
-    setup = prepare(config)
+    setup = prepare(config, custom=custom)
     inputs = load_inputs(setup)
-    with Console(_title(setup), label=setup.env.spec.label) as console:
-        setup, facts = _fastest(config, setup, console)
+    with log or Console(_title(setup), label=setup.env.spec.label) as console:
+        setup, facts = _fastest(config, setup, console, custom)
         programs = _compile(setup, inputs, None, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
@@ -95,7 +102,7 @@ class _Found(NamedTuple):
     meta: dict[str, Any]
 
 
-def _resumable(directory: Path, setup: Setup, before: Config, console: Console) -> _Found:
+def _resumable(directory: Path, setup: Setup, before: Config, console: Console | Log) -> _Found:
     """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
 
     Raises:
@@ -139,7 +146,7 @@ def _title(setup: Setup) -> str:
     return f"{setup.config.algo} on {setup.config.env}"
 
 
-def _fastest(config: Config, setup: Setup, console: Console) -> tuple[Setup, dict[str, Any]]:
+def _fastest(config: Config, setup: Setup, console: Console | Log, custom: Custom) -> tuple[Setup, dict[str, Any]]:
     """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
 
     The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
@@ -149,10 +156,10 @@ def _fastest(config: Config, setup: Setup, console: Console) -> tuple[Setup, dic
     with console.working("comparing variants of the environment"):
         found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
     config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
-    return prepare(config), {"variant": found}
+    return prepare(config, custom=custom), {"variant": found}
 
 
-def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console) -> Programs:
+def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> Programs:
     """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
@@ -173,7 +180,7 @@ def _train(
     setup: Setup,
     programs: Programs,
     directory: Path,
-    console: Console,
+    console: Console | Log,
     first_state: Callable[[Session], TrainState],
     profile: bool,
 ) -> Ended:

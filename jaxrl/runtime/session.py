@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl.algos.base import Phase
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import by_task, held_out_key
-from jaxrl.report.console import Console, duration
+from jaxrl.report.console import Console, Log, duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import Lines, Pace
 from jaxrl.report.profile import record, table
@@ -93,7 +93,7 @@ class Session:
         setup: Setup,
         programs: Programs,
         directory: Path,
-        console: Console,
+        console: Console | Log,
         writer: Writer,
         checkpoints: Checkpoints,
         monitor: Monitor,

@@ -6,7 +6,7 @@ each device steps its own environments; collectives are those of `Layout`, calle
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -355,3 +355,34 @@ class Trainer:
             (self.specs(), REPLICATED),
         )
         return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)
+
+    # A whole run
+
+    def make_whole(self, iterations: Sequence[int]) -> Callable[[Array], Any]:
+        """Return a pure function of a key: all iterations of all phases, in one program.
+
+        Args:
+            iterations: of each phase.
+
+        Returns:
+            key[] -> (the policy's parameters, {phase: {metric: float32[iterations] or float32[iterations, updates]}}).
+            Metrics of episodes are means over those that ended in an iteration, NaN where none did.
+        """
+
+        def whole(key: Array) -> Any:
+            state, metrics = self._init(key, None), {}
+            for index, (phase, number) in enumerate(zip(self.algo.phases, iterations, strict=True)):
+                if number:
+                    state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
+                    step = functools.partial(self._reported, phase=phase)
+                    state, metrics[phase.name] = jax.lax.scan(step, state, None, length=number)
+            return self.algo.policy(state.algo), metrics
+
+        return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
+
+    def _reported(self, state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
+        """One iteration, and its metrics by name."""
+        state, learning, sums = self._iteration(state, phase)
+        episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
+        ended = {"episodes": sums["episodes"]} if sums else {}
+        return state, learning | episodes | ended

@@ -147,7 +147,7 @@ def agrees(differences: Sequence[float]) -> bool:
 
 
 def named(change: Change) -> str:
-    """A change of settings for people, such as "map_engine dense"."""
+    """A change of settings for people, such as "map_backend dense"."""
     return ", ".join(f"{name} {value}" for name, value in change.items())
 
 

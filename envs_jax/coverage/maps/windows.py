@@ -1,4 +1,4 @@
-"""The CPU engine for large maps: it touches footprints only.
+"""The CPU backend for large maps: it touches footprints only.
 
 Copies, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
 static size, and a message that was not received costs nothing. Maps are changed in place. What is read from them is
@@ -7,7 +7,7 @@ by the cells of the footprints, each counted once.
 
 Fusing clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per map tells
 whether there is anything to do; resized probabilities are kept apart for the clipped map and for what lies beyond the
-clip (`maps.Excess`), so that clipping need not look at probabilities again.
+clip (`types.Excess`), so that clipping need not look at probabilities again.
 """
 
 import dataclasses
@@ -24,27 +24,22 @@ from envs_jax.base import Array, pytree
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import P_MIN, PREDICTED, probability
-from envs_jax.coverage.maps import (
-    Excess,
-    Mapper,
-    Maps,
-    Report,
-    Sums,
-    Survey,
-    carry,
-    count_flags,
-    fixed,
-    pack_flags,
-    total,
-)
+from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, total
+from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Report, Sums, Survey
 from envs_jax.coverage.world import LATTICE
 from envs_jax.stages import stage
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
+def tile(n: int) -> tuple[int, int]:
+    """Maps are stored as they are."""
+    del n
+    return 1, 1
+
+
 def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
-    """See `maps`. Leaves of one copy; under vmap every branch is taken: use `update_batch` instead."""
+    """Update the maps of one copy; under vmap every branch is taken: use `update_batch` instead."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
 
@@ -56,10 +51,10 @@ class _Work:
     Attributes:
         beliefs: dtype[M, n, n].
         clipped: float32[M, 11, 11], resized probabilities of the clipped maps.
-        excess: see `maps.Excess`, leaves [M, ...].
-        sums: see `maps.Sums`, leaves [B, ...].
-        before: int32[B, 2], see `maps.Report`.
-        measured: float32[B, A, 11, 11], see `maps.Report`.
+        excess: see `types.Excess`, leaves [M, ...].
+        sums: see `types.Sums`, leaves [B, ...].
+        before: int32[B, 2], see `types.Report`.
+        measured: float32[B, A, 11, 11], see `types.Report`.
         change: dtype[A, W, W], what the readings of each agent of the present copy add, 0 outside the footprint.
         old: dtype[A, W, W], the team's map before the update, in the same windows.
     """
@@ -286,7 +281,7 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, plac
 def _fused(mapper: Mapper, old: Array, change: Array) -> Array:
     """dtype: stored values after a measurement."""
     storage = mapper.storage
-    return stage(lambda old, add: jnp.where(add != 0, storage.clip(storage.value(old)) + add, old))(old, change)
+    return stage(lambda old, add: jnp.where(add != 0, storage.fuse(storage.value(old), add), old))(old, change)
 
 
 def _growth(mapper: Mapper, old: Array, new: Array) -> Array:

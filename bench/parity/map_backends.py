@@ -1,10 +1,10 @@
-"""python -m bench.parity.map_engines --q 57 --num_envs 64: do two map engines agree on this machine's device?
+"""python -m bench.parity.map_backends --q 57 --num_envs 64: do two map backends agree on this machine's device?
 
 Both play the same missions with the same random moves. What is exact must be equal bit for bit: stored beliefs and
 counts of cells. Real numbers (observations, rewards, metrics) may differ by rounding; the largest is printed.
-Ends with status 1 if the engines disagree. The engine "pallas" has been checked on CPUs only, where its kernels are
+Ends with status 1 if the backends disagree. The backend "pallas" has been checked on CPUs only, where its kernels are
 interpreted. A run on a GPU makes the same comparison at its start (`jaxrl.runtime.variants`).
-`python -m bench.env_throughput --vary map_engine=dense,pallas` tells how fast they are.
+`python -m bench.env_throughput --vary map_backend=dense,pallas` tells how fast they are.
 """
 
 import sys
@@ -23,8 +23,8 @@ from jaxrl.runtime import variants
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
-    flags = measure.parser("python -m bench.parity.map_engines", __doc__)
-    flags.add_argument("--engines", nargs=2, default=["dense", "pallas"], metavar="NAME", help="which two to compare")
+    flags = measure.parser("python -m bench.parity.map_backends", __doc__)
+    flags.add_argument("--backends", nargs=2, default=["dense", "pallas"], metavar="NAME", help="which two to compare")
     flags.add_argument("--q", default="57", metavar="N", help="resolution of the maps (default: 57)")
     flags.add_argument("--num_envs", default="64", metavar="N", help="missions (default: 64)")
     flags.add_argument("--steps", default="15", metavar="N", help="of each mission (default: 15)")
@@ -34,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     steps = measure.whole(chosen.steps, "--steps", 1, 15)
     settings = {"q": measure.whole(chosen.q, "--q", 1, 1000), "belief_dtype": chosen.belief_dtype}
     with usage_errors():
-        first, second = (envs_jax.make("coverage", **settings, map_engine=engine) for engine in chosen.engines)
+        first, second = (envs_jax.make("coverage", **settings, map_backend=backend) for backend in chosen.backends)
     exact, real = variants.compare((first, second), num_envs, steps)
     device, agree = jax.devices()[0], variants.agrees((exact, real))
     print(
-        f"{' and '.join(chosen.engines)} on {device.device_kind} ({device.platform}), {num_envs} missions of "
+        f"{' and '.join(chosen.backends)} on {device.device_kind} ({device.platform}), {num_envs} missions of "
         f"{steps} steps at q {chosen.q}, {chosen.belief_dtype}: {exact} exact values differ, real numbers by "
         f"{real:.1e} at most (allowed {variants.TOLERANCE:.0e}): {'they agree' if agree else 'THEY DISAGREE'}"
     )

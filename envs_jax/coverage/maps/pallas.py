@@ -1,8 +1,8 @@
-"""The GPU engine: kernels written by hand (Pallas, Triton back end), each map read and written once per update.
+"""The GPU backend: kernels written by hand (Pallas, Triton back end), each map read and written once per update.
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and adds up what is read from the new map: the sums over its cells in each of the 11 x 11 blocks that it overlaps and,
-of the team's map, the sums of `maps.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
+of the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
 readings. To add up the strips is left to plain array code.
 
 Maps are stored with rows and columns added up to whole tiles (`tile`); these cells are never measured nor counted. On
@@ -20,10 +20,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as triton
 
 from envs_jax.base import Array
-from envs_jax.coverage import maps_dense, sensor, world
+from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
-from envs_jax.coverage.maps import FRACTION_BITS, Mapper, Maps, Report, Sums, Survey, carry
+from envs_jax.coverage.maps import dense
+from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry
+from envs_jax.coverage.maps.types import Mapper, Maps, Report, Sums, Survey
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
@@ -46,13 +48,13 @@ def tile(n: int) -> tuple[int, int]:
 
 
 def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
-    """See `maps`. Leaves of one copy, without batch axis."""
+    """Update the maps of one copy, leaves without batch axis; see the package."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
 
 
 def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
-    """See `maps`. Leaves of [B] copies; B is not vmapped but an axis of the kernels' grid."""
+    """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
     words = jax.vmap(functools.partial(_words, mapper))(survey)
     whole = _whole_maps(mapper, survey)
     beliefs, local = _on_platform(functools.partial(_sweep, mapper, False), words, maps.beliefs, *whole)
@@ -60,7 +62,7 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Repo
     if isinstance(survey.source, Noise):
         measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
     else:
-        measured = jax.vmap(functools.partial(maps_dense.measured, mapper))(survey)
+        measured = jax.vmap(functools.partial(dense.measured, mapper))(survey)
     sums, before = jax.vmap(_add_up)(strips)
     resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
     return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=before)
@@ -283,15 +285,14 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
 
 
 def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
-    """A tile after the measurement of agent `own` and the messages of this time, as in `maps`; None is the team."""
+    """A tile after the measurement of agent `own` and the messages of this time, see the package; None is the team."""
     storage, agents = mapper.storage, mapper.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
         value, touched = state
         inside, gains = copy.box(agent).holds(*cells), copy.gains(agent)
         change = jnp.where(reads(agent), gains[1], gains[0])
-        clipped = storage.clip(value)
-        value = jnp.where(inside, clipped + change, clipped if whole_map else value)
+        value = jnp.where(inside, storage.fuse(value, change), storage.clip(value) if whole_map else value)
         return value, touched | inside
 
     def keep(state: Any) -> Any:
@@ -361,7 +362,7 @@ class _Resized:
 
 
 def _fixed(values: Array) -> Array:
-    """`maps.fixed` of values in [0, 1] (Triton has no rounding to even)."""
+    """`fixed_point.fixed` of values in [0, 1] (Triton has no rounding to even)."""
     scaled = values * jnp.float32(2**FRACTION_BITS)
     below = jnp.floor(scaled)
     whole, rest = below.astype(jnp.int32), scaled - below
@@ -384,7 +385,7 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
 
 
 def _write_sums(added: Any, sums: Any) -> None:
-    """Sums over the cells: three pairs (see `maps.total`), then the counts as in `Sums`."""
+    """Sums over the cells: three pairs (see `fixed_point.total`), then the counts as in `Sums`."""
     for k, cells in enumerate(added[:3]):
         sums[2 * k], sums[2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
     for k in range(4):

@@ -1,24 +1,18 @@
-"""`check_env`: the one contract that every environment keeps, the ones of this package and your own.
+"""What has to be played: types, repetition, masks, values, the course of episodes, a copy alone and in a batch."""
 
-    from envs_jax.testing import check_env
-    check_env(MyEnv(size=5))
-
-It plays some copies for one whole episode and into the next one, and raises `ContractError`, with one sentence that
-says what is wrong and how to mend it, at the first rule that is broken.
-"""
-
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, Reduction, TimeStep, pytree
-from envs_jax.batch import BatchedEnvironment, BatchState, batched
+from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep, pytree
+from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.testing.spec import ContractError
+from envs_jax.testing.trees import difference, is_box, named_leaves, program_text, structure, to_host, type_name
 
 MOST_STEPS = 2000  # what is played without being asked for
 
@@ -27,10 +21,6 @@ MOST_STEPS = 2000  # what is played without being asked for
 # a product and a sum in vectors and twice in single numbers: a copy alone and in a batch would differ.
 _LEVEL = 0 if jax.__version_info__ < (0, 12) else 1
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": _LEVEL})
-
-
-class ContractError(AssertionError):
-    """An environment breaks the contract; the message is one sentence."""
 
 
 @pytree
@@ -45,150 +35,7 @@ class Progress:
     fraction: Array
 
 
-def check_env(
-    env: Environment,
-    steps: int | None = None,
-    key: Array | None = None,
-    copies: int = 4,
-    random: bool = True,
-    tolerance: float = 1e-6,
-) -> None:
-    """Check everything that training relies on.
-
-    Args:
-        env: the environment; choose small settings, every copy is looked at on the host at every step.
-        steps: calls of step; by default one episode, the restart and one step more (at most 2,000).
-        key: where randomness starts; key(0) by default.
-        copies: copies played side by side.
-        random: False for an environment in which nothing is random, so that copies never differ by their keys.
-        tolerance: how far floats of a copy played alone may be from the same copy in a batch,
-            |a - b| <= tolerance (1 + |b|); integers and booleans must be equal.
-
-    Raises:
-        ContractError: the first rule that is broken.
-    """
-    cls: Any = type(env)
-    if not (issubclass(cls, Environment) and dataclasses.is_dataclass(cls)):
-        raise ContractError(
-            f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
-            "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
-        )
-    spec = _check_spec(env)
-    check = _Check(env, spec, batched(env), tolerance, copies)
-    key = jax.random.key(0) if key is None else key
-    context = check.context()
-    check.types(key, context)
-    check.repeatable(key, context)
-    start = check.play(key, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
-    check.baselines(*start)
-    if random:
-        check.randomness(*start)
-
-
-# What can be said without playing
-
-
-def _check_spec(env: Environment) -> EnvSpec:
-    spec = env.spec
-    name = type(env).__name__
-
-    def fail(sentence: str) -> NoReturn:
-        raise ContractError(f"{name}: {sentence}")
-
-    if not isinstance(spec, EnvSpec):
-        fail(f"spec is a {type(spec).__name__}: make it a property that returns an envs_jax.EnvSpec")
-    if not (isinstance(spec.name, str) and spec.name):
-        fail(f"spec.name is {spec.name!r}: give the environment a name")
-    for field in ("num_agents", "horizon", "num_tasks"):
-        number = getattr(spec, field)
-        if not (isinstance(number, int) and number >= 1):
-            fail(f"spec.{field} is {number!r}: it must be a Python int of at least 1")
-    if not (isinstance(spec.action, Box) or (isinstance(spec.action, Discrete) and spec.action.n >= 1)):
-        fail(f"spec.action is {spec.action!r}: describe ONE agent's action by Discrete(n), n >= 1, or by a Box")
-    for field, boxes in (("observation", spec.observation), ("global_state", spec.global_state)):
-        if field == "observation" and not jax.tree.leaves(boxes, is_leaf=_is_box):
-            fail("spec.observation is empty: describe ONE agent's observation by a Box or a pytree of boxes")
-        for box in jax.tree.leaves(boxes, is_leaf=_is_box):
-            _check_box(fail, field, box)
-    if (spec.critic_input is None) != (spec.critic_input_spec is None):
-        fail("spec.critic_input and spec.critic_input_spec belong together: give both or neither")
-    if spec.critic_input_spec is not None:
-        _check_box(fail, "critic_input_spec", spec.critic_input_spec)
-    for metric, reduction in spec.metrics.items():
-        if reduction not in get_args(Reduction):
-            fail(f"spec.metrics['{metric}'] is {reduction!r}: choose one of {', '.join(get_args(Reduction))}")
-    taken = set(spec.metrics) & {"return", "length", "episodes"}
-    if taken:
-        fail(f"spec.metrics has '{taken.pop()}', which every environment has anyway: choose another name")
-    if spec.score not in {*spec.metrics, "return"}:
-        fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
-    for name in spec.tie_breakers:
-        if name != "return" and name not in spec.metrics:
-            fail(f"spec.tie_breakers names '{name}', which is no metric: choose from {', '.join(spec.metrics)}, return")
-    if spec.score_mode not in ("min", "max"):
-        fail(f"spec.score_mode is {spec.score_mode!r}: choose 'min' or 'max'")
-    return spec
-
-
-def _is_box(x: Any) -> bool:
-    return isinstance(x, Box)
-
-
-def _structure(tree: Any) -> Any:
-    """Structure of a tree of values or of boxes."""
-    return jax.tree.structure(tree, is_leaf=_is_box)
-
-
-def _check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
-    if not isinstance(box, Box):
-        fail(f"spec.{field} holds {box!r}: every leaf must be a Box")
-    if not box.low <= box.high:
-        fail(f"spec.{field} has a Box with low {box.low} above high {box.high}: exchange them")
-
-
-def _type(x: Any) -> str:
-    """A type as in `float32[2, 3]`."""
-    weak = ", weakly typed" if getattr(x, "weak_type", False) else ""
-    return f"{x.dtype}[{', '.join(map(str, x.shape))}]{weak}"
-
-
-def _host(tree: Any) -> Any:
-    """The tree in NumPy, keys as their numbers."""
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
-
-
-def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of a tree."""
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _difference(a: Any, b: Any, tolerance: float) -> str:
-    """The path of the first leaf in which two trees of equal structure differ, with a and b, or ""."""
-    for (path, x), (_, y) in zip(_leaves(_host(a)), _leaves(_host(b)), strict=True):
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
-            with np.errstate(invalid="ignore"):
-                near = np.abs(wide_x - wide_y) <= tolerance * (1 + np.abs(wide_y))
-            same = near | (wide_x == wide_y) | (np.isnan(wide_x) & np.isnan(wide_y))
-        else:
-            same = x == y
-        if not np.all(same):
-            index = np.unravel_index(np.argmin(same), same.shape)
-            return f"{path or 'the value'} ({x[index]} and {y[index]})"
-    return ""
-
-
-def _program(traced: Any) -> tuple[str, list[tuple[str, bytes]]]:
-    """A traced function as values to compare: its text, and the arrays that it takes from outside."""
-    arrays = [np.asarray(x) for x in _host(traced.jaxpr.consts)]
-    return str(traced.jaxpr), [(_type(x), x.tobytes()) for x in arrays]
-
-
-# What has to be played
-
-
-class _Check:
+class Check:
     """Every program is traced and compiled once, and only when it is needed: that is what a check costs."""
 
     def __init__(self, env: Environment, spec: EnvSpec, batch: BatchedEnvironment, tolerance: float, copies: int):
@@ -232,7 +79,7 @@ class _Check:
 
     def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
         """`one` and `other` have the same structure, shapes and dtypes."""
-        mine, theirs = _structure(one), _structure(other)
+        mine, theirs = structure(one), structure(other)
         if mine != theirs:
             self.fail(
                 f"the {what} has another structure than {other_name} ({mine} and {theirs}): return the same "
@@ -240,10 +87,10 @@ class _Check:
             )
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(one)]
         for path, a, b in zip(paths, jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-            if _type(a) != _type(b):
+            if type_name(a) != type_name(b):
                 self.fail(
-                    f"{path or 'it'} of the {what} is {_type(a)}, but {other_name} {_type(b)}: make them equal, for "
-                    "example by .astype or jnp.int32(0) instead of 0, so that jax.lax.scan can carry them"
+                    f"{path or 'it'} of the {what} is {type_name(a)}, but {other_name} {type_name(b)}: make them "
+                    "equal, for example by .astype or jnp.int32(0) instead of 0, so that jax.lax.scan can carry them"
                 )
 
     def types(self, key: Array, context: Any) -> None:
@@ -267,20 +114,20 @@ class _Check:
         spec, agents = self.spec, self.spec.num_agents
 
         def expect(field: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
-            wanted = _type(jax.ShapeDtypeStruct(shape, dtype))
-            got = _type(value) if hasattr(value, "dtype") else f"{value!r}"
+            wanted = type_name(jax.ShapeDtypeStruct(shape, dtype))
+            got = type_name(value) if hasattr(value, "dtype") else f"{value!r}"
             if got.removesuffix(", weakly typed") != wanted:
                 self.fail(f"{what} returns {field} as {got}, the contract says {wanted}: reshape or cast it")
 
         def expect_boxes(field: str, boxes: Any, values: Any, lead: tuple[int, ...]) -> None:
-            described = _structure(boxes)
-            if described != _structure(values):
+            described = structure(boxes)
+            if described != structure(values):
                 self.fail(
-                    f"{what} returns {field} of structure {_structure(values)}, spec.{field} has {described}: make "
+                    f"{what} returns {field} of structure {structure(values)}, spec.{field} has {described}: make "
                     "them the same pytree"
                 )
             leaves = jax.tree_util.tree_leaves_with_path(values)
-            for box, (path, value) in zip(jax.tree.leaves(boxes, is_leaf=_is_box), leaves, strict=True):
+            for box, (path, value) in zip(jax.tree.leaves(boxes, is_leaf=is_box), leaves, strict=True):
                 expect(field + jax.tree_util.keystr(path), value, (*lead, *box.shape), box.dtype)
 
         expect_boxes("observation", spec.observation, timestep.observation, (agents,))
@@ -315,7 +162,8 @@ class _Check:
         action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
         arguments = {"reset": (key, context), "step": (state, action, context)}
         again = {name: jax.jit(lambda *x, name=name: getattr(self.env, name)(*x)) for name in arguments}
-        if all(_program(getattr(self, n).trace(*x)) == _program(again[n].trace(*x)) for n, x in arguments.items()):
+        programs = ((getattr(self, n).trace(*x), again[n].trace(*x)) for n, x in arguments.items())
+        if all(program_text(one) == program_text(other) for one, other in programs):
             return  # the same programs: nothing but the key and the action goes in
 
         def both(key: Array) -> Any:
@@ -324,7 +172,7 @@ class _Check:
             after, second = self.env.step(state, action, context)
             return {"state after reset": state, "time step after reset": first, "state": after, "time step": second}
 
-        different = _difference(_jit(lambda key: both(key))(key), _jit(lambda key: both(key))(key), 0.0)
+        different = difference(_jit(lambda key: both(key))(key), _jit(lambda key: both(key))(key), 0.0)
         if different:
             self.fail(
                 f"the same key and action give different results in {different}: draw random numbers by jax.random "
@@ -367,7 +215,7 @@ class _Check:
         n = self.spec.action.n  # type: ignore[union-attr]
         wanted, mask = (self.copies, self.spec.num_agents, n), seen["mask"]
         if mask.dtype != bool or mask.shape != wanted:
-            self.fail(f"next_mask returns {_type(mask[0, 0])}, the contract says bool[{n}]: reshape or cast it")
+            self.fail(f"next_mask returns {type_name(mask[0, 0])}, the contract says bool[{n}]: reshape or cast it")
         opened = np.ones(mask.shape, bool) if timestep.action_mask is None else timestep.action_mask
         if not opened.any(-1).all():
             copy, agent = np.argwhere(~opened.any(-1))[0]
@@ -401,7 +249,7 @@ class _Check:
     def _check_values(self, timestep: TimeStep, when: str) -> None:
         """Bounds and finiteness of one time step [B]."""
         spec = self.spec
-        for path, leaf in _leaves(timestep):
+        for path, leaf in named_leaves(timestep):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf.astype(np.float32)).all():
                 self.fail(f"{path[1:]} is not finite {when}: look for 0 / 0, log(0) or an overflow")
         self._check_bounds("observation", spec.observation, timestep.observation, when)
@@ -418,7 +266,7 @@ class _Check:
 
     def _check_bounds(self, field: str, boxes: Any, values: Any, when: str) -> None:
         leaves = jax.tree_util.tree_leaves_with_path(values)
-        for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=_is_box), leaves, strict=True):
+        for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=is_box), leaves, strict=True):
             if leaf.dtype == jnp.bool_:
                 continue
             least, most = float(np.min(leaf)), float(np.max(leaf))
@@ -448,8 +296,8 @@ class _Check:
     def _check_critic(self, rows: Any, depends: Any, when: str) -> None:
         box = self.spec.critic_input_spec
         assert box is not None
-        wanted = _type(jax.ShapeDtypeStruct((self.spec.num_agents, *box.shape), box.dtype))
-        got = _type(jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
+        wanted = type_name(jax.ShapeDtypeStruct((self.spec.num_agents, *box.shape), box.dtype))
+        got = type_name(jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
         if got != wanted:
             self.fail(f"critic_input returns {got}, critic_input_spec says {wanted}: reshape or cast it")
         if not np.isfinite(rows.astype(np.float32)).all():
@@ -490,7 +338,7 @@ class _Check:
         self.advance = _jit(advance)
         keys, state, timestep, reset_key, in_batch = _jit(start)(key)
         begin = keys, state, timestep
-        host = _host(timestep)
+        host = to_host(timestep)
         self._check_first(host, "after reset")
         self._compare_alone(in_batch, self.reset(reset_key, context), "after reset")
         age = np.zeros(self.copies, int)
@@ -500,14 +348,14 @@ class _Check:
             state, timestep, action, seen, critic, alone, in_batch = self.advance(
                 keys, state, timestep, np.int32(number), np.bool_(False)
             )
-            self._check_masks(previous, _host(action), _host(seen), when)
+            self._check_masks(previous, to_host(action), to_host(seen), when)
             if critic:
-                rows, depends = _host(critic)
+                rows, depends = to_host(critic)
                 self._check_critic(rows, depends, when)
-            host, age = _host(timestep), np.where(ended, 0, age + 1)
+            host, age = to_host(timestep), np.where(ended, 0, age + 1)
             self._check_values(host, when)
             self._check_course(host, ended, age, when)
-            for path, leaf in _leaves(_host(state.env)):
+            for path, leaf in named_leaves(to_host(state.env)):
                 if jnp.issubdtype(leaf.dtype, jnp.floating) and np.isnan(leaf.astype(np.float32)).any():
                     self.fail(f"{path} of the state is NaN {when}: look for 0 / 0, log(0) or an overflow")
             reset_key, alone_state, alone_action = alone
@@ -553,10 +401,10 @@ class _Check:
 
     def _compare_alone(self, in_batch: Any, alone: Any, when: str) -> None:
         """One copy [no batch axis] as the batch has it and played alone."""
-        if _structure(in_batch) != _structure(alone):
+        if structure(in_batch) != structure(alone):
             self.fail("batched() has another state than the environment: use the same pytree, each leaf [B, ...]")
         a, b = ({"state": state, "time step": timestep} for state, timestep in (in_batch, alone))
-        different = _difference(a, b, self.tolerance)
+        different = difference(a, b, self.tolerance)
         if different:
             self.fail(
                 f"a copy in a batch and the same copy alone differ {when} in {different}: a copy must depend on its "
@@ -566,13 +414,13 @@ class _Check:
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Scripted policies give actions in the time step [B] of a reset."""
         spec = self.spec
-        wanted = _type(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
+        wanted = type_name(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
         policies = {}
         for name, policy in self.env.baselines.items():
             policies[name] = jax.jit(jax.vmap(functools.partial(policy, self.env)))
             act = functools.partial(policies[name].trace, state.env, timestep, keys)
             action = self._traced(f"baseline '{name}'", act).out_info
-            got = _type(jax.ShapeDtypeStruct(action.shape[1:], action.dtype))
+            got = type_name(jax.ShapeDtypeStruct(action.shape[1:], action.dtype))
             if got != wanted:
                 self.fail(f"baseline '{name}' returns {got}, an action is {wanted}: reshape or cast it")
         together = _jit(lambda *arguments: {name: act(*arguments) for name, act in policies.items()})  # one program
@@ -586,7 +434,7 @@ class _Check:
     def randomness(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Copies with different keys differ somewhere when they play the same actions from the reset on."""
         for number in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
-            if not all(np.all(leaf == leaf[:1]) for _, leaf in _leaves(_host(timestep))):
+            if not all(np.all(leaf == leaf[:1]) for _, leaf in named_leaves(to_host(timestep))):
                 return
             state, timestep, *_ = self.advance(keys, state, timestep, np.int32(number), np.bool_(True))
         self.fail(

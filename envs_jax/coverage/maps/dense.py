@@ -1,4 +1,4 @@
-"""The reference engine: whole maps, plain array code, everything computed anew at every update.
+"""The reference backend: whole maps, plain array code, everything computed anew at every update.
 
 Cells are elementwise work and are kept in one flat axis of n * n cells wherever rows and columns do not matter, so that
 loops fill whole vector registers. On CPUs the work is cut into stages (see `stages`), and copies are processed in
@@ -12,25 +12,21 @@ from envs_jax.base import Array
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, probability
-from envs_jax.coverage.maps import (
-    Mapper,
-    Maps,
-    Report,
-    Sums,
-    Survey,
-    count_flags,
-    fixed,
-    largest_divisor,
-    pack_flags,
-    total,
-)
+from envs_jax.coverage.maps.fixed_point import count_flags, fixed, largest_divisor, pack_flags, total
+from envs_jax.coverage.maps.types import Mapper, Maps, Report, Sums, Survey
 from envs_jax.stages import on_cpu, stage
 
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
 
+def tile(n: int) -> tuple[int, int]:
+    """Maps are stored as they are."""
+    del n
+    return 1, 1
+
+
 def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
-    """See `maps`. Leaves of one copy, without batch axis."""
+    """Update the maps of one copy, leaves without batch axis; see the package."""
     storage, n = mapper.storage, mapper.n
     cells = maps.beliefs.reshape(mapper.num_agents + 1, n * n)
     # new maps are stored before they are read: their readers would otherwise update them again, each for itself
@@ -85,11 +81,11 @@ def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
     @stage
     def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
-        value = jnp.where(change != 0, storage.clip(value), value) + change
+        value = jnp.where(change != 0, storage.fuse(value, change), value)
         touched = change != 0
         for sender in range(agents):
             gain = jnp.where(heard[:, sender, None], change[sender][None], jnp.zeros_like(change[:1]))
-            value = storage.clip(value, bound[:, sender, None]) + gain
+            value = storage.fuse(value, gain, bound[:, sender, None])
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 

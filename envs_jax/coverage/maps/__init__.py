@@ -1,0 +1,40 @@
+"""The belief maps, and the backends that update them.
+
+Every agent keeps a local map; one more map fuses the measurements of all. One update, at measurement index k:
+
+    1. every agent enters its own measurement into its local map: cells of its footprint are clipped, then changed;
+    2. agent i fuses the messages that it received, senders in increasing order: the WHOLE map is clipped, then the
+       cells of the sender's footprint are changed;
+    3. the team map fuses all measurements in the same way.
+
+Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ in speed only. A
+backend is a module with three functions,
+
+    update(mapper, maps, survey) -> (Maps, Report)          for one copy of the environment
+    update_batch(mapper, maps, survey) -> (Maps, Report)    for [B] copies
+    tile(n) -> (rows, columns)                              see `Mapper.tile`
+
+`dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs.
+`pallas` sweeps whole maps in three kernels: for GPUs. Maps that one backend made are not for another. `types` is what
+they share, `fixed_point` how sums over cells are kept.
+"""
+
+from types import ModuleType
+
+from envs_jax.coverage.maps import dense, pallas, windows
+from envs_jax.stages import on_cpu
+
+WINDOWS_FROM = 14  # resolution q from which windows are faster than whole maps on CPUs
+_BACKENDS = {"dense": dense, "windows": windows, "pallas": pallas}
+BACKENDS = ("auto", *_BACKENDS)
+
+
+def choose(name: str, q: int, batched: bool) -> ModuleType:
+    """Return the backend of a name in BACKENDS for maps of resolution q.
+
+    "auto" takes windows for large maps on CPUs, else dense. Single copies may be vmapped, where windows lose their
+    branches: they get dense maps, too.
+    """
+    if name == "auto":
+        name = "windows" if batched and on_cpu() and q >= WINDOWS_FROM else "dense"
+    return _BACKENDS[name]

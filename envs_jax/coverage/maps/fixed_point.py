@@ -1,0 +1,65 @@
+"""Sums over the cells of a map, in fixed point and in counts.
+
+They do not depend on the order of the summands, and a sum that is changed step by step equals one that is computed
+anew.
+"""
+
+import functools
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+
+FRACTION_BITS = 21  # binary digits after the point of one summand
+_LONGEST_ROW = 512  # summands of at most 1 that may be added in 31 bits
+_LOW_BITS = 12
+
+
+def largest_divisor(cells: int, limit: int) -> int:
+    """The largest divisor of a number of cells that does not exceed `limit`; 1 if the limit is smaller still."""
+    return max(length for length in range(1, max(limit, 1) + 1) if cells % length == 0)
+
+
+def fixed(values: Array) -> Array:
+    """int32: values in [-1, 1] in fixed point."""
+    return jnp.round(values * jnp.float32(2**FRACTION_BITS)).astype(jnp.int32)
+
+
+def total(values: Array) -> Array:
+    """int32[2]: sum of fixed-point numbers int32[k], as (high, low): it is 4096 high + low, 0 <= low < 4096."""
+    length = largest_divisor(values.shape[0], _LONGEST_ROW)
+    if values.shape[0] >= length << (31 - _LOW_BITS):  # so many rows that their low parts might not fit into 31 bits
+        length = _LONGEST_ROW
+        values = jnp.pad(values, (0, -values.shape[0] % length))
+    rows = jnp.sum(values.reshape(-1, length), axis=-1)
+    return carry(jnp.stack([jnp.sum(rows >> _LOW_BITS), jnp.sum(rows & (2**_LOW_BITS - 1))]))
+
+
+def carry(pair: Array) -> Array:
+    """int32[..., 2]: the same sum with 0 <= low < 4096; pairs may be added and subtracted part by part before."""
+    high, low = pair[..., 0], pair[..., 1]
+    return jnp.stack([high + (low >> _LOW_BITS), low & (2**_LOW_BITS - 1)], axis=-1)
+
+
+def real(pair: Array) -> Array:
+    """float32[]: value of a sum (or of a difference of sums) in fixed point."""
+    scale = 2.0**-FRACTION_BITS
+    return pair[0].astype(jnp.float32) * (scale * 2**_LOW_BITS) + pair[1].astype(jnp.float32) * scale
+
+
+def uniform_total(value: Array, count: Array) -> Array:
+    """int32[2]: `count` int32[] (below 2^22) times the fixed-point number `value` int32[]."""
+    high, low = value >> _LOW_BITS, value & (2**_LOW_BITS - 1)
+    low_high = low * (count >> _LOW_BITS)  # low * count = 4096 low_high + the rest
+    return carry(jnp.stack([high * count + low_high, low * (count & (2**_LOW_BITS - 1))]))
+
+
+def pack_flags(*flags: Array) -> Array:
+    """int32[k]: up to four numbers from 0 to 2 (or bool) [k] of each cell in one byte each, for `count_flags`."""
+    return functools.reduce(jnp.add, (flag.astype(jnp.int32) << (8 * i) for i, flag in enumerate(flags)))
+
+
+def count_flags(packed: Array) -> Array:
+    """int32[4]: sums over all cells of the packed numbers."""
+    rows = jnp.sum(packed.reshape(-1, largest_divisor(packed.shape[0], 127)), axis=-1)
+    return jnp.stack([jnp.sum((rows >> (8 * i)) & 255) for i in range(4)])

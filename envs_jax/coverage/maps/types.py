@@ -1,0 +1,141 @@
+"""What all map backends share: what they are told, what they keep and what they report."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array, pytree
+from envs_jax.coverage import world
+from envs_jax.coverage.belief import PREDICTED, Storage, Weights
+from envs_jax.coverage.maps.fixed_point import fixed, uniform_total
+from envs_jax.coverage.sensor import Noise
+from envs_jax.coverage.terrain import Terrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapper:
+    """What a backend must know beforehand.
+
+    Attributes:
+        q: cells along a footprint edge at the lowest altitude.
+        num_agents: A.
+        storage: how log-odds are stored.
+        weights: importance of cells in the reward.
+        tile: maps are stored with rows and columns added up to multiples of these, which one backend alone needs.
+    """
+
+    q: int
+    num_agents: int
+    storage: Storage
+    weights: Weights
+    tile: tuple[int, int] = (1, 1)
+
+    @property
+    def n(self) -> int:
+        return world.map_side(self.q)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of a map as it is stored."""
+        rows, columns = (-(-self.n // size) * size for size in self.tile)
+        return rows, columns
+
+
+@pytree
+class Survey:
+    """One round of measurements and messages.
+
+    Attributes:
+        terrain: ground truth.
+        positions: int32[A, 3], lattice positions that the measurements are taken from.
+        received: bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read).
+        source: noise of the readings, or recorded readings bool[A, n, n].
+    """
+
+    terrain: Terrain
+    positions: Array
+    received: Array
+    source: Noise | Array
+
+
+@pytree
+class Sums:
+    """Sums over the cells of the team map. Sums of entropies are pairs of integers, see `total`.
+
+    Attributes:
+        weighted: int32[2], weighted entropy w(p) H(p), in units of the largest weight.
+        interest: int32[2], entropy H(p) of cells whose true class is 1.
+        counts: int32[4], cells predicted as class 1, rightly predicted as class 1, ever seen, ever seen of class 1.
+    """
+
+    weighted: Array
+    interest: Array
+    counts: Array
+
+
+@pytree
+class Excess:
+    """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only.
+
+    Attributes:
+        cells: bool[A + 1], whether a map has any.
+        probability: float32[A + 1, 11, 11], what they add to the resized probabilities beyond the clip.
+    """
+
+    cells: Array
+    probability: Array
+
+
+@pytree
+class Maps:
+    """All maps of one copy and what is known of them.
+
+    Attributes:
+        beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
+            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is never seen.)
+        probability: float32[A + 1, 11, 11], area-resized probabilities.
+        sums: of the team map.
+        excess: what a backend wants to remember beside.
+    """
+
+    beliefs: Array
+    probability: Array
+    sums: Sums
+    excess: Excess
+
+
+@pytree
+class Report:
+    """What an update says beside the new maps.
+
+    Attributes:
+        measured: float32[A, 11, 11], every agent's own reading on its unclipped footprint, +1 for class 1, -1 for class
+            0, 0 where nothing is measured, area-resized.
+        before: int32[2], sum over the team map of w(p') H(p), p before and p' after the update, in units of the largest
+            weight, see `total`; `Sums.weighted` of the new maps is its counterpart w(p') H(p').
+    """
+
+    measured: Array
+    before: Array
+
+
+def empty(mapper: Mapper, terrain: Terrain) -> Maps:
+    """Maps before the first measurement, at the start of a mission over `terrain`."""
+    maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
+    prior = jnp.full((), storage.unseen)
+    entropy = storage.entropy(prior)
+    predicted = storage.above(prior, PREDICTED).astype(jnp.int32)
+    sums = Sums(
+        weighted=uniform_total(fixed(storage.weight(prior, mapper.weights.relative) * entropy), jnp.int32(n * n)),
+        interest=uniform_total(fixed(entropy), terrain.count),
+        counts=jnp.stack([n * n * predicted, terrain.count * predicted, jnp.int32(0), jnp.int32(0)]),
+    )
+    return Maps(
+        beliefs=jnp.full((maps, *mapper.shape), storage.unseen),
+        probability=jnp.full((maps, world.LATTICE, world.LATTICE), storage.prior, jnp.float32),
+        sums=sums,
+        excess=Excess(
+            cells=jnp.zeros((maps,), jnp.bool_),
+            probability=jnp.zeros((maps, world.LATTICE, world.LATTICE), jnp.float32),
+        ),
+    )

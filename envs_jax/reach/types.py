@@ -1,0 +1,79 @@
+"""What the environment, its scripted policies and its viewer share: the state and the settings of an arm."""
+
+import dataclasses
+
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, shown
+from envs_jax.reach import constants, reward, tasks
+
+GOALS = ("pool", "order", "uniform")
+MOST_STEPS = 500
+TARGET_UNIT = 2.0**-30  # m; summed up as whole numbers, 500 moves of the target leave no rounding error behind
+
+
+@pytree
+class State:
+    """State of one arm.
+
+    Attributes:
+        t: int32[], steps made.
+        task: int32[], index in the tasks of the setting.
+        puck, goal: float32[3], m.
+        point: float32[3], where the tool centre should be, m.
+        width: float32[2], openings of the gripper that count, from and to.
+        target: int32[3], what the hand is pulled to, in TARGET_UNIT.
+        q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
+        seen: float32[18], the frame that the next observation shows as the one before.
+    """
+
+    t: Array
+    task: Array
+    puck: Array
+    goal: Array
+    point: Array
+    width: Array
+    target: Array
+    q: Array
+    v: Array
+    seen: Array
+
+
+def _known(name: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise ValueError(f"reach: unknown {name} {shown(value)}: {closest(str(value), names)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Environment):
+    """The settings of an arm's task, and what follows from them.
+
+    Raises:
+        ValueError: impossible settings.
+    """
+
+    task: str = setting(
+        "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
+    )
+    horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
+    goals: str = setting(
+        "pool",
+        "where puck and goal come from: pool (50 pairs, drawn), order (in a batch every arm takes them in turn from "
+        "a drawn pair on, each for all tasks; a single environment draws) or uniform (fresh ones each time)",
+    )
+    pool_seed: int = setting(0, "which pool of 50 pairs", between=(0, 2**32 - 1))
+    reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
+    weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
+    partially_observable: bool = setting(False, "whether the goal is hidden from the observation")
+
+    def __post_init__(self) -> None:
+        tasks.parse(self.task)
+        check_settings(self)
+        _known("goals", self.goals, GOALS)
+        _known("reward", self.reward, reward.NAMES)
+        _known("weld", self.weld, tuple(constants.WELDS))
+
+    # What follows from the settings
+
+    @property
+    def tasks(self) -> tuple[tasks.Task, ...]:
+        """The tasks that episodes may set."""
+        return tasks.parse(self.task)

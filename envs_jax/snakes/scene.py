@@ -1,0 +1,214 @@
+"""What is drawn of a game: bodies, choices, meals, deaths, colours, and the scores of both sides."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax import viewing
+from envs_jax.snakes import draws, rules, teams
+from envs_jax.snakes.baselines import BASELINES
+from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board, column, row
+from envs_jax.snakes.rules import START_LENGTH
+from envs_jax.snakes.segments import Cell, to_segments
+from envs_jax.snakes.types import Settings
+from envs_jax.viewing import Level, Line, Record
+
+COOL, WARM = ("#173f7f", "#1f83c6", "#2aa7a0"), ("#9c1630", "#e2522b", "#eb9a1c")  # families, dark to light
+HUES = (
+    "#1f83c6", "#e2522b", "#35b6e6", "#8a4fc4", "#c8961a", "#c2307d", "#2aa7a0",
+    "#7a4a2b", "#5b6bd6", "#6f8f1f", "#9c1630", "#173f7f", "#d977b4", "#5d6673",
+)  # fmt: skip
+NOBODY = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """A team: who plays it, the colour of its score, its snakes, and the sum of their scores int[K]."""
+
+    player: str
+    colour: str
+    snakes: tuple[int, ...]
+    score: np.ndarray
+
+    @property
+    def numbers(self) -> str:
+        """Its snakes in words."""
+        first, last = self.snakes[0] + 1, self.snakes[-1] + 1
+        return f"snakes {first}-{last}" if last > first else f"snake {first}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What is drawn of a game, K = T + 1 time steps, n snakes.
+
+    Attributes:
+        board: its size.
+        bodies: cells (row, column) of every snake at every time step, [K][n], head first; none for a stuck snake.
+        directions: int[K, n], the stored ones.
+        beans: cells in their order, [K].
+        chosen: int[K, n], what a learner chooses at a time step; NOBODY for other snakes and at the end.
+        ate: bool[K, n], in the step before.
+        died: bool[K, n], in the step before.
+        dead: (snake, its body after the fatal move) for those that died in the step before, [K].
+        sides: the learner's team and the other, or the only one.
+        colours: of the snakes, [n].
+    """
+
+    board: Board
+    bodies: list[list[list[Cell]]]
+    directions: np.ndarray
+    beans: list[list[Cell]]
+    chosen: np.ndarray
+    ate: np.ndarray
+    died: np.ndarray
+    dead: list[list[tuple[int, list[Cell]]]]
+    sides: tuple[Side, ...]
+    colours: tuple[str, ...]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int[K, n]."""
+        return np.array([[len(body) for body in bodies] for bodies in self.bodies])
+
+    def levels(self, record: Record, metric: str) -> list[Level]:
+        """Means of policies at the end of many games against this game's opponent."""
+        ends = record.final_means.get(self.sides[1].player, {}) if len(self.sides) > 1 else {}
+        colour = viewing.colours(ends)
+        return [
+            Level(viewing.label(name), colour[name], values[metric])
+            for name, values in ends.items()
+            if metric in values
+        ]
+
+    @property
+    def lines(self) -> list[Line]:
+        """Curves of the scores: of the teams, or of the snakes where there is one team."""
+        if len(self.sides) > 1:
+            told_apart = len({side.player for side in self.sides}) > 1
+            return [Line(s.player if told_apart else s.numbers, s.colour, s.score) for s in self.sides]
+        scores = _scores(self.lengths)
+        return [Line(f"snake {i + 1}", colour, scores[:, i]) for i, colour in enumerate(self.colours)]
+
+
+def _scores(lengths: np.ndarray) -> np.ndarray:
+    return np.maximum(lengths - START_LENGTH, 0)
+
+
+def family(anchors: Sequence[str], count: int) -> list[str]:
+    """So many colours, evenly from the first to the last of three anchors; a single one is the middle."""
+    parts = np.array([[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors], np.float64)
+    places = np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
+    mixed = np.stack([np.interp(places, (0.0, 0.5, 1.0), part) for part in parts.T], axis=-1)
+    return ["#{:02x}{:02x}{:02x}".format(*row) for row in mixed.round().astype(int)]
+
+
+def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Who dies in each step and where, played once more with the environment's own draws.
+
+    A record cannot tell: a snake may come back exactly where it would have gone.
+
+    Args:
+        env: the environment.
+        states: its states, leaves [T + 1, ...].
+        actions: [T, A].
+
+    Returns:
+        hit: bool[T, n].
+        cells: int[T, n, 2], row and column of each head after its move.
+    """
+    steps = len(actions)
+    lanes = lambda leaf: jnp.moveaxis(jnp.asarray(leaf[:steps]), 0, -1)  # noqa: E731
+
+    @jax.jit
+    def play(key: Any, rest: Any, action: Any) -> Any:
+        state = dataclasses.replace(states, key=key, **jax.tree.map(lanes, rest))
+        words = jax.vmap(functools.partial(draws.step_words, env.snakes, env.beans))(key, state.game.steps).T
+        if env.scripted:
+            action = teams.with_opponents(env, state, words[-1], action)
+        turns = draws.turns(words[env.beans :], env.snakes)
+        direction = rules.resolved(state.game.direction, teams.swapped(env, action, state.second), turns)
+        moved, _, hit, _ = rules.move(env.board, state.game, direction)
+        return hit.T, jnp.stack([row(moved.head), column(moved.head)], axis=-1).swapaxes(0, 1)
+
+    rest = {name: getattr(states, name) for name in ("game", "level", "second", "ghosts")}
+    hit, cells = play(states.key[:steps], rest, jnp.asarray(actions, jnp.int32).T)
+    return np.asarray(hit), np.asarray(cells)
+
+
+def scene(record: Record) -> Scene:
+    """What is to be drawn of a record."""
+    env: Settings = record.env  # type: ignore[assignment]
+    n, board, states = env.snakes, env.board, record.states
+    games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
+    bodies, ways, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))
+    directions = np.array(ways)
+    lengths = np.array([[len(body) for body in row] for row in bodies])
+
+    half = n // 2
+    order = np.arange(n)  # of the snakes as the learner counts them
+    if env.teams == 2 and states.second[0]:
+        order = np.roll(order, half)
+    chosen = np.full((record.steps + 1, n), NOBODY)
+    chosen[:-1, order[: env.num_agents]] = np.asarray(record.actions)[:, : env.num_agents]
+
+    died, ate = np.zeros((2, record.steps + 1, n), bool)
+    died[1:], moved = fates(env, states, np.asarray(record.actions))
+    ate[1:] = ~died[1:] & (np.diff(lengths, axis=0) > 0)
+    dead: list[list[tuple[int, list[Cell]]]] = [[] for _ in died]
+    for k, i in np.argwhere(died):
+        head = int(moved[k - 1, i, 0]), int(moved[k - 1, i, 1])
+        dead[k].append((int(i), [head, *bodies[k - 1][i][:-1]]))
+
+    teams = [order] if env.teams == 1 else [order[:half], order[half:]]
+    players = [record.policy] * len(teams)
+    if env.scripted:
+        players[1] = (*BASELINES, "self")[int(states.level[0])]
+    colours = np.full(n, "", object)
+    for team, anchors in zip(teams, (COOL, WARM), strict=False):
+        colours[team] = family(anchors, len(team)) if len(teams) > 1 else HUES[:n]
+    scores = _scores(lengths)
+    sides = tuple(
+        Side(player, anchors[1], tuple(int(i) for i in team), scores[:, team].sum(-1))
+        for player, team, anchors in zip(players, teams, (COOL, WARM), strict=False)
+    )
+    return Scene(board, bodies, directions, beans, chosen, ate, died, dead, sides, tuple(colours))
+
+
+def events(shown: Scene) -> list[str]:
+    """What happened in the step before each time step [K], in words."""
+    found = []
+    for k in range(len(shown.bodies)):
+        parts = []
+        for happened, one, several in ((shown.ate[k], "eats", "eat"), (shown.died[k], "dies", "die")):
+            numbers = [str(i + 1) for i in np.flatnonzero(happened)]
+            if numbers:
+                listed = " and ".join([", ".join(numbers[:-1]), numbers[-1]]) if len(numbers) > 1 else numbers[0]
+                parts.append(f"{listed} {one if len(numbers) == 1 else several}")
+        found.append(", ".join(parts))
+    return found
+
+
+def links(board: Board, body: Sequence[Cell]) -> list[tuple[int, tuple[float, float], tuple[float, float]]]:
+    """Strokes (k, (x, y), (x, y)) from cell k - 1 to cell k of a body; one across the edge is drawn on both sides.
+
+    Cells that are not beside each other have none.
+    """
+    found: list[tuple[int, tuple[float, float], tuple[float, float]]] = []
+    for k in range(1, len(body)):
+        (r0, c0), (r1, c1) = body[k - 1], body[k]
+        for dr, dc in zip(ROW_STEP, COLUMN_STEP, strict=True):
+            if ((r0 + dr) % board.height, (c0 + dc) % board.width) == (r1, c1):
+                found.append((k, (c0, r0), (c0 + dc, r0 + dr)))
+                if (r0 + dr, c0 + dc) != (r1, c1):
+                    found.append((k, (c1 - dc, r1 - dr), (c1, r1)))
+    return found
+
+
+def breadth(k: int, length: int) -> float:
+    """Breadth of a body at its cell k, in cells."""
+    return 0.80 - 0.40 * k / max(length - 1, 2)

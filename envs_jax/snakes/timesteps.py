@@ -1,0 +1,128 @@
+"""What a team is shown and paid, and what is measured. For one game, or many on lanes (see `board`)."""
+
+import functools
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Box, TimeStep
+from envs_jax.snakes import full, observation, reward, rules
+from envs_jax.snakes.board import total
+from envs_jax.snakes.rules import Game
+from envs_jax.snakes.teams import half_turn
+from envs_jax.snakes.types import Settings
+from envs_jax.stages import stage
+
+
+def observation_box(env: Settings) -> Box:
+    """What one snake is shown."""
+    most = max(env.height, env.width, env.snakes + 2)
+    boxes = {
+        "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
+        "obs30": Box((30,)),
+        "obs35": Box((35,)),
+        "obs_full": Box((full.Layout(env.snakes, env.beans).size,), jnp.int8, low=-full.ONE, high=full.ONE),
+    }
+    return boxes[env.observation]
+
+
+def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None) -> TimeStep:
+    """The time step of a game as a team sees it, its own snakes first.
+
+    Engine rewards int32[n, ...] and deaths bool[n, ...] are those of the step before, if any.
+    """
+    stuck, late = rules.ended(env.board, game, env.max_steps)
+    start = engine is None or hit is None
+    if engine is None or hit is None:
+        engine, hit = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool)
+        stuck = jnp.zeros_like(stuck)
+    done = stuck | late
+    truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
+    paid = _pay(env, game, engine, hit, done)
+    return TimeStep(
+        observation=stage(functools.partial(observe, env))(game),
+        action_mask=stage(functools.partial(open_directions, env))(game) if env.masks else None,
+        mask_state=(),
+        global_state=(),
+        reward=jnp.zeros_like(paid) if start else paid,
+        terminated=done & ~truncated,
+        truncated=truncated,
+        first=game.steps == 0,
+        metrics=_measure(env, game, engine, hit),
+    )
+
+
+def _both(env: Settings, values: Array) -> tuple[Array, Array]:
+    """Sums over the own team and over the other (0 where there is none)."""
+    if env.teams == 1:
+        return total(values), jnp.zeros_like(values[0])
+    half = env.snakes // 2
+    return total(values[:half]), total(values[half:])
+
+
+def _pay(env: Settings, game: Game, engine: Array, hit: Array, done: Array) -> Array:
+    """float32[A, ...]"""
+    if env.outside:  # each half as the learner's team
+        half = env.snakes // 2
+        other = half_turn(game, half)
+        return jnp.concatenate(
+            [
+                _pay_team(env, game, engine, hit, done, half),
+                _pay_team(env, other, jnp.roll(engine, half, 0), jnp.roll(hit, half, 0), done, half),
+            ]
+        )
+    return _pay_team(env, game, engine, hit, done, env.num_agents)
+
+
+def _pay_team(env: Settings, game: Game, engine: Array, hit: Array, done: Array, agents: int) -> Array:
+    if env.reward == "score":
+        if env.teams == 1:
+            return engine.astype(jnp.float32)
+        own, others = _both(env, engine)
+        return jnp.broadcast_to((own - others).astype(jnp.float32)[None], engine[:agents].shape)
+    own, others = _both(env, rules.score(game))
+    code = reward.lead_code(own, others, done) if env.teams == 2 else jnp.zeros_like(own)
+    return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)
+
+
+def open_directions(env: Settings, game: Game) -> Array:
+    """bool[A, 4, ...]: the directions that every agent may choose."""
+    if env.outside:
+        half = env.snakes // 2
+        return jnp.concatenate([full.open_directions(env.board, g, half) for g in (game, half_turn(game, half))])
+    return full.open_directions(env.board, game, env.num_agents)
+
+
+def observe(env: Settings, game: Game) -> Array:
+    """[A, F, ...]: what every agent sees."""
+    if env.outside:
+        half = env.snakes // 2
+        return jnp.concatenate([_observe_team(env, g, half) for g in (game, half_turn(game, half))])
+    return _observe_team(env, game, env.num_agents)
+
+
+def _observe_team(env: Settings, game: Game, agents: int) -> Array:
+    if env.observation == "obs_full":
+        return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)
+    layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
+    columns = layouts[env.observation](env.board, game, agents)
+    dtype = observation_box(env).dtype
+    return jnp.stack([x.astype(dtype) for x in columns], axis=1)
+
+
+def _measure(env: Settings, game: Game, engine: Array, hit: Array) -> dict[str, Array]:
+    """float32[...] for each metric."""
+    own, others = _both(env, rules.score(game))
+    deaths, other_deaths = _both(env, hit.astype(jnp.int32))
+    meals, other_meals = _both(env, (engine > 0).astype(jnp.int32))
+    values = {"score": own, "deaths": deaths, "meals": meals}
+    if env.teams == 2:
+        values |= {
+            "opponent_score": others,
+            "score_difference": own - others,
+            "win": own > others,
+            "draw": own == others,
+            "defeat": own < others,
+            "opponent_deaths": other_deaths,
+            "opponent_meals": other_meals,
+        }
+    return {name: value.astype(jnp.float32) for name, value in values.items()}

@@ -1,0 +1,135 @@
+"""What the environment, its scripted policies and its viewer share: the state and the settings of a game."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, shown
+from envs_jax.snakes import reward, schedule
+from envs_jax.snakes.board import MOST_COLUMNS, Board
+from envs_jax.snakes.room import always_room
+from envs_jax.snakes.rules import Game
+
+SEATS = ("first", "second", "both")
+TIME_LIMITS = ("terminate", "truncate")
+OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
+MOST_SNAKES = 14
+MOST_BEANS = 32
+MOST_STEPS = 1_000_000
+MOST_ROWS = 64
+
+
+@pytree
+class State:
+    """State of one game.
+
+    Attributes:
+        key: key[], of the draws of its steps.
+        game: what the rules know.
+        level: int32[], who plays the other team, index in `schedule.PLAYERS`.
+        second: bool[], the learner's team plays the second half of the snakes.
+        ghosts: what stale opponents see, () unless there are some.
+    """
+
+    key: Array
+    game: Game
+    level: Array
+    second: Array
+    ghosts: Any = ()
+
+
+def _known(name: str, value: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise ValueError(f"snakes: unknown {name} {shown(value)}: {closest(str(value), names)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Environment):
+    """The settings of a game, and what follows from them.
+
+    Raises:
+        ValueError: impossible settings.
+    """
+
+    height: int = setting(10, "rows of the board")
+    width: int = setting(20, "columns of the board, at most 32")
+    snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
+    beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
+    max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
+    teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
+    opponent: str = setting(
+        "2", "who plays the other team: 0 to 4, evasion, self, a mixture 0:1,2:3, a schedule or outside"
+    )
+    eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
+    exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
+    stale_opponents: bool = setting(
+        False, "whether scripted opponents go on seeing each snake where it first died, as the published weights' did"
+    )
+    seat: str = setting("first", f"which team the learner plays: {', '.join(SEATS)} (drawn for each game)")
+    observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
+    reward: str = setting("original", f"what snakes are paid: {', '.join(reward.NAMES)}")
+    masks: bool = setting(False, "whether snakes are told which directions are open, for --masking")
+    time_limit: str = setting("terminate", "what the end of the time does: terminate (as published) or truncate")
+    fixed_respawn: bool = setting(False, "whether snakes respawn connected and with true directions")
+
+    def __post_init__(self) -> None:
+        if self.height < 3 or self.width < 3:
+            raise ValueError(
+                f"snakes: the board is {self.height} x {self.width}; snakes need at least 3 rows and 3 columns"
+            )
+        if self.width > MOST_COLUMNS or self.height > MOST_ROWS:
+            raise ValueError(
+                f"snakes: the board is {self.height} x {self.width}; choose at most {MOST_ROWS} rows and "
+                f"{MOST_COLUMNS} columns"
+            )
+        check_settings(self)
+        if self.teams not in (1, 2):
+            raise ValueError(f"snakes: teams is {self.teams}; choose 2, or 1 where everyone plays for itself")
+        if self.teams == 2 and self.snakes % 2:
+            raise ValueError(f"snakes: {self.snakes} snakes make no two equal teams; choose an even number or teams 1")
+        if not always_room(self.board, self.snakes):
+            raise ValueError(
+                f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
+                "snakes; choose a larger board or fewer snakes"
+            )
+        _known("seat", self.seat, SEATS)
+        _known("observation", self.observation, OBSERVATIONS)
+        _known("reward", self.reward, reward.NAMES)
+        _known("time_limit", self.time_limit, TIME_LIMITS)
+        if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
+            raise ValueError(
+                f"snakes: {self.observation} is published for 2 teams, 6 snakes and 5 beans, not {self.teams}, "
+                f"{self.snakes} and {self.beans}; choose obs26 or obs_full"
+            )
+        schedule.parse(self.opponent)
+        if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
+            raise ValueError(f"snakes: eval_opponent is {shown(self.eval_opponent)}; choose scripted players")
+
+    # What follows from the settings
+
+    @property
+    def board(self) -> Board:
+        return Board(self.height, self.width)
+
+    @property
+    def outside(self) -> bool:
+        """Both teams are agents: the first half of them is one team, the second half the other."""
+        return self.teams == 2 and self.opponent == schedule.OUTSIDE
+
+    @property
+    def scripted(self) -> bool:
+        """Half of the snakes are played by scripted opponents."""
+        return self.teams == 2 and not self.outside
+
+    @property
+    def num_agents(self) -> int:
+        return self.snakes // 2 if self.scripted else self.snakes
+
+    @functools.cached_property
+    def schedule(self) -> schedule.Schedule:
+        return schedule.parse(self.opponent)
+
+    @property
+    def takes_rivals(self) -> bool:
+        """Some games' other team is played from outside: `step` takes its actions behind the learner's."""
+        return self.scripted and schedule.SELF in self.schedule.used

@@ -1,0 +1,60 @@
+"""`check_env`: the one contract that every environment keeps, the ones of this package and your own.
+
+    from envs_jax.testing import check_env
+    check_env(MyEnv(size=5))
+
+It plays some copies for one whole episode and into the next one, and raises `ContractError`, with one sentence that
+says what is wrong and how to mend it, at the first rule that is broken.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from envs_jax.base import Array, Environment
+from envs_jax.batch import batched
+from envs_jax.testing.play import MOST_STEPS, Check
+from envs_jax.testing.spec import ContractError, check_spec
+
+__all__ = ["ContractError", "check_env"]
+
+
+def check_env(
+    env: Environment,
+    steps: int | None = None,
+    key: Array | None = None,
+    copies: int = 4,
+    random: bool = True,
+    tolerance: float = 1e-6,
+) -> None:
+    """Check everything that training relies on.
+
+    Args:
+        env: the environment; choose small settings, every copy is looked at on the host at every step.
+        steps: calls of step; by default one episode, the restart and one step more (at most 2,000).
+        key: where randomness starts; key(0) by default.
+        copies: copies played side by side.
+        random: False for an environment in which nothing is random, so that copies never differ by their keys.
+        tolerance: how far floats of a copy played alone may be from the same copy in a batch,
+            |a - b| <= tolerance (1 + |b|); integers and booleans must be equal.
+
+    Raises:
+        ContractError: the first rule that is broken.
+    """
+    cls: Any = type(env)
+    if not (issubclass(cls, Environment) and dataclasses.is_dataclass(cls)):
+        raise ContractError(
+            f"{cls.__name__} must subclass envs_jax.Environment and be decorated with "
+            "@dataclasses.dataclass(frozen=True), so that its fields are its settings"
+        )
+    spec = check_spec(env)
+    check = Check(env, spec, batched(env), tolerance, copies)
+    key = jax.random.key(0) if key is None else key
+    context = check.context()
+    check.types(key, context)
+    check.repeatable(key, context)
+    start = check.play(key, context, min(spec.horizon + 2, MOST_STEPS) if steps is None else steps)
+    check.baselines(*start)
+    if random:
+        check.randomness(*start)

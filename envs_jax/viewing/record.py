@@ -1,0 +1,110 @@
+"""Recorded episodes, what is drawn beside them, and what a viewer offers."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from envs_jax.base import Environment, TimeStep
+
+INK, GREY = "#1d2733", "#8a94a0"
+_PLAIN = {"random": GREY, "learned": "#0072b2", "sampled": "#56b4e9"}
+_OTHERS = ("#d55e00", "#cc79a7", "#009e73", "#e69f00", "#7a5195", "#8c564b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One episode of T steps.
+
+    Attributes:
+        env: the environment.
+        title: what was recorded, in a few words.
+        subtitle: who acted and which episode it was.
+        policy: who acted.
+        states: the environment's states, leaves [T + 1, ...]; PRNG keys as they are, all else NumPy.
+        timesteps: time steps, leaves [T + 1, ...].
+        actions: [T, A, ...].
+        curves: {metric: float[T + 1]}, "return" too: what the episode would report if it ended there.
+        references: {policy: {metric: float[T + 1, 2]}}: mean over many episodes and half of its 95 % interval.
+        final_means: {opponent: {policy: {metric: mean at the end of many games}}}, where two teams play.
+    """
+
+    env: Environment
+    title: str
+    subtitle: str
+    policy: str
+    states: Any
+    timesteps: TimeStep
+    actions: np.ndarray
+    curves: Mapping[str, np.ndarray]
+    references: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    final_means: Mapping[str, Mapping[str, Mapping[str, float]]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        return len(self.actions)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float[T + 1]: mean reward over agents of the action that led to each time step."""
+        return np.asarray(self.timesteps.reward).mean(axis=-1)
+
+    def moment(self, step: int) -> str:
+        """The environment's words for a time step."""
+        return self.env.moment(step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve of an episode, with a label at its end.
+
+    Attributes:
+        label: a few words.
+        colour: as in HTML, "#rrggbb".
+        values: float[T + 1].
+    """
+
+    label: str
+    colour: str
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """A line at one value over the whole episode, with a label at its end: a limit, or what others have at the end."""
+
+    label: str
+    colour: str
+    value: float
+
+
+class Viewer(Protocol):
+    """Draws records of one environment.
+
+    Attributes:
+        rate: time steps per second that a reader can follow.
+    """
+
+    rate: int
+
+    def html(self, record: Record) -> str:
+        """A page that plays the record: one text without references to anything outside it."""
+
+    def frames(self, record: Record) -> list[Any]:
+        """PIL images of equal size, one per time step [T + 1], for an animation."""
+
+    def picture(self, record: Record) -> Any:
+        """A PIL image that tells the whole episode."""
+
+
+def colours(policies: Iterable[str]) -> dict[str, str]:
+    """A colour for every policy."""
+    others = [name for name in policies if name not in _PLAIN]
+    return _PLAIN | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(others)}
+
+
+def label(policy: str) -> str:
+    """How curves of `references` are called."""
+    return f"{policy} (mean)"

@@ -1,0 +1,138 @@
+"""A trained policy for loops of one's own: arrays in, actions out."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Environment, TimeStep, independent_mask
+from envs_jax.batch import batched
+from jaxrl.algos.base import Algorithm, Mode, start
+from jaxrl.evaluation.rollouts import ended
+from jaxrl.runtime.config import Config
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """A policy with its parameters. A pytree: its leaves are `params`.
+
+    Attributes:
+        env: the environment that it was trained in.
+        algo: the algorithm that trained it.
+        params: what acting needs, pytree of arrays.
+        weights: what another run can begin with, see `Algorithm.weights`; None where it is not known.
+        step: number of the checkpoint that it was read from, None if it was not.
+        config: of the run, None where there is none.
+    """
+
+    env: Environment
+    algo: Algorithm
+    params: Any
+    weights: Any = None
+    step: int | None = None
+    config: Config | None = None
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Leaves, and what is no leaf."""
+        return (self.params,), _Known(self)
+
+    @classmethod
+    def tree_unflatten(cls, known: "_Known", leaves: tuple[Any, ...]) -> "Policy":
+        """The inverse of `tree_flatten`."""
+        return dataclasses.replace(known.policy, params=leaves[0], weights=None)
+
+    def __call__(
+        self,
+        observation: Any,
+        *,
+        action_mask: Array | None = None,
+        carry: Any = None,
+        key: Array | None = None,
+        first: Array | bool = False,
+    ) -> tuple[Array, Any]:
+        """Return actions and the carry for the next step.
+
+        Args:
+            observation: [A, ...] or [B, A, ...] as `env.spec.observation` says; or a whole TimeStep, batched or not,
+                which holds masks and everything else.
+            action_mask: bool[A, n] or bool[B, A, n], the open actions; None = all.
+            carry: what the last call returned; None at the first step.
+            key: with a key (or keys key[B]) actions are drawn, without one the policy is greedy.
+            first: bool[] or bool[B], episodes that begin with this step: a recurrent policy forgets.
+
+        Returns:
+            actions [A, ...] or [B, A, ...], and the carry.
+
+        Raises:
+            ValueError: shapes that do not fit, or masks that only a TimeStep can hold.
+        """
+        timestep, single = self._timestep(observation, action_mask, first)
+        size = len(timestep.terminated)
+        if carry is None:
+            carry = self.algo.init_actor(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
+        if key is None:
+            keys, mode = jax.random.split(jax.random.key(0), size), "best"
+        else:
+            keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
+        action, carry = self._act(self.params, carry, timestep, keys, mode)
+        return (action[0] if single else action), carry
+
+    @functools.cached_property
+    def _act(self) -> Any:
+        def act(params: Any, carry: Any, timestep: TimeStep, keys: Array, mode: Mode) -> tuple[Array, Any]:
+            return self.algo.act(params, carry, timestep, keys, ended(), mode)[:2]
+
+        return jax.jit(act, static_argnames="mode")
+
+    @functools.cached_property
+    def _blank(self) -> TimeStep:
+        """ShapeDtypeStructs of a batch of one."""
+        env = batched(self.env)
+        context = jax.eval_shape(env.context, jax.eval_shape(start))
+        return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
+
+    def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
+        """A time step [B] of what the caller has, and whether it was that of a single environment."""
+        given = observation if isinstance(observation, TimeStep) else None
+        seen = observation if given is None else given.observation
+        wanted, found = jax.tree.leaves(self._blank.observation), [jnp.asarray(x) for x in jax.tree.leaves(seen)]
+        shapes = [x.shape[1:] for x in wanted]
+        single = [x.shape for x in found] == shapes
+        if not single and [x.shape[1:] for x in found] != shapes:
+            raise ValueError(
+                f"observations of '{self.env.spec.name}' have the shapes {shapes} (agents first), with or without a "
+                f"batch axis before them, not {[x.shape for x in found]}"
+            )
+        if given is not None:
+            return (jax.tree.map(lambda x: x[None], given) if single else given), single
+        if self.env.spec.next_mask is not independent_mask:
+            raise ValueError(
+                f"which actions of '{self.env.spec.name}' are open depends on what other agents choose: give the whole "
+                "time step instead of the observation"
+            )
+        size = 1 if single else len(found[0])
+        blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
+        if blank.action_mask is not None:
+            mask = jnp.ones(blank.action_mask.shape, bool) if mask is None else jnp.asarray(mask, bool)
+            blank = dataclasses.replace(blank, action_mask=mask.reshape(blank.action_mask.shape))
+        structure = jax.tree.structure(self._blank.observation)
+        observation = jax.tree.unflatten(structure, [x[None] if single else x for x in found])
+        return dataclasses.replace(
+            blank, observation=observation, first=jnp.broadcast_to(jnp.asarray(first, bool), (size,))
+        ), single
+
+
+class _Known:
+    """What of a policy is no array; equal to that of the same algorithm alone."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.policy.algo is other.policy.algo
+
+    def __hash__(self) -> int:
+        return id(self.policy.algo)

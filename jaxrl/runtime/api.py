@@ -1,0 +1,240 @@
+"""What `import jaxrl` offers: train, make_train, load, evaluate. Console, files and signals are the session's."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+
+from envs_jax import base as environments
+from envs_jax.base import Array, Environment
+from envs_jax.batch import batched
+from jaxrl import algos
+from jaxrl.algos.base import Algorithm, Custom
+from jaxrl.cli.presets import base
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation import policies, reports
+from jaxrl.evaluation.policy import Policy
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.report.console import Log
+from jaxrl.report.writer import read_metrics
+from jaxrl.runtime import run as runs
+from jaxrl.runtime.build import assemble
+from jaxrl.runtime.config import Config, changed
+from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.position import Position
+
+Networks = Mapping[str, Any]
+Optimizers = Mapping[str, optax.GradientTransformation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run of `train` gives back.
+
+    Attributes:
+        directory: of the run, with checkpoints and metrics.
+        metrics: {name: float64[rows]}, what metrics.jsonl holds, NaN where a row has no such metric.
+        policy: its best checkpoint's, else its newest's.
+        reason: why it ended, a sentence.
+    """
+
+    directory: Path
+    metrics: dict[str, np.ndarray]
+    policy: Policy
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Held-out episodes of a policy and of the environment's baselines, which begin in the same states.
+
+    Attributes:
+        metrics: {name: float32[episodes]}, at the end of each episode.
+        baselines: {name of a scripted policy: the same of it}.
+    """
+
+    metrics: dict[str, np.ndarray]
+    baselines: dict[str, dict[str, np.ndarray]]
+
+    def __getitem__(self, metric: str) -> np.ndarray:
+        return self.metrics[metric]
+
+    def __str__(self) -> str:
+        """A line for each metric: mean of the policy, then of each baseline."""
+        lines = []
+        for name, values in self.metrics.items():
+            beside = "".join(f", {other} {found[name].mean():.4g}" for other, found in self.baselines.items())
+            lines.append(f"{name} {values.mean():.4g}{beside}")
+        return "\n".join(lines)
+
+
+def train(
+    algo: str | type[Algorithm],
+    env: str | type[Environment] | Environment | None = None,
+    *,
+    preset: str | None = None,
+    networks: Networks | None = None,
+    optimizers: Optimizers | None = None,
+    callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+    **settings: Any,
+) -> Result:
+    """Train, as `python -m jaxrl.train` does; messages go to the logger "jaxrl".
+
+    Args:
+        algo: a registered name, "module:Class", or a class.
+        env: the same, or an environment; None for that of the preset.
+        preset: a name from configs/ or a YAML file; by default that of the algorithm, if it has one.
+        networks: flax modules of the user's own by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
+        optimizers: optax chains of the user's own by part, learning rates included.
+        callbacks: called after each block with what the console would show: "iteration", "env_steps", "return",
+            "losses", "environment" and, after an evaluation, "evaluation".
+        settings: every flag of the command line, such as num_envs=64.
+
+    Raises:
+        UserError: a sentence that says what is wrong and how to fix it.
+    """
+    enable_compilation_cache()
+    config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
+    ended = runs.start(config, log=Log(callbacks), custom=custom)
+    return Result(ended.directory, _columns(ended.directory), load(ended.directory, networks=networks), ended.sentence)
+
+
+def make_train(
+    algo: str | type[Algorithm],
+    env: str | type[Environment] | Environment | None = None,
+    *,
+    preset: str | None = None,
+    networks: Networks | None = None,
+    optimizers: Optimizers | None = None,
+    **settings: Any,
+) -> Callable[[Array], tuple[Policy, dict[str, dict[str, Array]]]]:
+    """Return a whole run as one pure function, for `jax.jit` and `jax.vmap` over seeds; arguments as of `train`.
+
+    It runs on one device, writes nothing and evaluates nothing. With key(seed) it computes what `train` does with this
+    seed on one device.
+
+    Returns:
+        key[] -> (policy, {phase: {metric: float32[iterations] or float32[iterations, updates]}}). Metrics of episodes
+        ("return", "length", those of the environment) are means over those that ended in an iteration, NaN where none
+        did.
+
+    Raises:
+        UserError: a sentence; for algorithms that begin with other runs, too.
+    """
+    config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
+    if config.run.devices != 1 or config.run.init_from or algos.find(config.algo).sources:
+        raise UsageError(
+            f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
+            f"'{config.algo}' with jaxrl.train if it begins with other runs"
+        )
+    setup = assemble(config, custom=_custom(networks, optimizers))
+    left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
+    whole = setup.trainer.make_whole(left)
+
+    def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
+        params, metrics = whole(key)
+        return Policy(setup.env.env, setup.algo, params, config=setup.config), metrics
+
+    return trained
+
+
+def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
+    """Return the policy of a run.
+
+    Args:
+        run: its directory, such as "runs/coma_coverage/0001".
+        best: its best checkpoint, if it has one, rather than its newest.
+        networks: those of the user's own that it was trained with.
+
+    Raises:
+        UserError: no run directory, a damaged checkpoint, or networks that do not fit.
+    """
+    return load_policy(run, best, _custom(networks, None))
+
+
+def evaluate(
+    policy: Policy | str | Path,
+    env: Environment | None = None,
+    *,
+    episodes: int = 200,
+    seed: int = 0,
+    baselines: Sequence[str] | None = None,
+    greedy: bool = True,
+) -> Evaluation:
+    """Play held-out episodes, on random numbers that training never uses.
+
+    Args:
+        policy: a policy, or the directory of a run.
+        env: the policy's environment with other settings; None for the one that it was trained in.
+        episodes: how many.
+        seed: of the held-out set.
+        baselines: scripted policies to play the same episodes; None = all of the environment.
+        greedy: take the best actions instead of drawing them.
+
+    Raises:
+        UserError: a sentence.
+    """
+    policy = policy if isinstance(policy, Policy) else load(policy)
+    if policy.config is None:
+        raise UsageError("this policy has no configuration: take one of load, train or make_train")
+    subject = policies.Subject(
+        batched(policy.env), policy.config.env, _settings(policy.env), None, policy.config, policy.algo, policy.params,
+        policy.step,
+    )  # fmt: skip
+    if env is not None:
+        if type(env) is not type(policy.env):
+            raise UsageError(
+                f"the policy was trained in {type(policy.env).__name__}, not in {type(env).__name__}: give that "
+                "environment, with any settings that its networks fit"
+            )
+        subject = subject.moved(_settings(env))
+    own = "learned" if greedy else "sampled"
+    scripted = policies.scripted_names(subject.env) if baselines is None else baselines
+    found = {
+        name: {metric: curve[-1] for metric, curve in curves.items()}
+        for name, curves in reports.fly(subject, [own, *scripted], episodes, seed)
+    }
+    return Evaluation(found.pop(own), found)
+
+
+def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
+    """The configuration of a run. Raises UserError."""
+    name = _name(algo) if isinstance(algo, type) else algo
+    own = {}
+    if isinstance(env, Environment):
+        own = _settings(env)
+        env = _registered(env)
+    elif isinstance(env, type):
+        env = _name(env)
+    return changed(base(name, preset, env), own | settings)
+
+
+def _registered(env: Environment) -> str:
+    """What `envs_jax.make` calls an environment."""
+    name = env.spec.name
+    known = name in environments.registered() and environments.find(name) is type(env)
+    return name if known else _name(type(env))
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _settings(env: Environment) -> dict[str, Any]:
+    """The settings of an environment by name."""
+    fields: Any = env
+    return {field.name: getattr(env, field.name) for field in dataclasses.fields(fields) if field.init}
+
+
+def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
+    return Custom(dict(networks or {}), dict(optimizers or {}))
+
+
+def _columns(directory: Path) -> dict[str, np.ndarray]:
+    """Rows of metrics as columns."""
+    rows = read_metrics(directory)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}

@@ -1,0 +1,139 @@
+"""`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
+
+import logging
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.tiny import Corridor, PointMass, TinyQ
+
+import envs_jax
+import jaxrl
+from jaxrl.common.errors import UsageError
+from jaxrl.nn import optimizers
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(FILES[name].splitlines()) <= 30
+    assert "._" not in FILES[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(FILES[name])
+    runpy.run_path(str(tmp_path / name))
+
+
+def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+    with caplog.at_level(logging.INFO, "jaxrl"):
+        result = jaxrl.train(TinyQ, Corridor(length=3), callbacks=[seen.append], runs=str(tmp_path), **TINY)
+    assert result.reason.startswith("finished at iteration 20 (640 environment steps)")
+    assert list(result.metrics["iteration"]) == list(range(1, 21))
+    assert seen[-1]["iteration"] == 20
+    assert any(record.name == "jaxrl" and "run directory" in record.message for record in caplog.records)
+    assert result.policy.env == Corridor(length=3) and result.policy.step == 20
+
+
+def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> None:
+    run = jaxrl.make_train(TinyQ, Corridor, **TINY)
+    policies, metrics = jax.jit(jax.vmap(run))(jax.vmap(jax.random.key)(jnp.arange(3)))
+    assert metrics["train"]["loss"].shape == (3, 18, 4) and metrics["fill"]["episodes"].shape == (3, 2)
+    for seed in (0, 2):
+        alone = jaxrl.train(TinyQ, Corridor, seed=seed, runs=str(tmp_path), **TINY)
+        np.testing.assert_allclose(policies.params[seed], alone.policy.params, rtol=1e-5)
+        rewards = alone.metrics["episode/return"]
+        ours = np.concatenate([metrics["fill"]["return"][seed], metrics["train"]["return"][seed]])
+        np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def point() -> jaxrl.Policy:
+    """A policy of SAC on a point mass, hardly trained."""
+    settings = {"units": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "init_steps": 64}
+    run = jaxrl.make_train("sac", PointMass, num_envs=8, total_env_steps=256, **settings)
+    return jax.jit(run)(jax.random.key(0))[0]
+
+
+def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> None:
+    shape = point.env.spec.observation.shape
+    batch = jax.random.normal(jax.random.key(1), (5, 1, *shape))
+    actions, carry = point(batch)
+    assert actions.shape == (5, 1, *point.env.spec.action.shape) and carry == ()
+    np.testing.assert_allclose(point(batch[3])[0], actions[3], rtol=1e-6)
+    np.testing.assert_array_equal(actions, point(batch)[0])  # greedy: no chance in it
+    drawn = [point(batch, key=jax.random.key(seed))[0] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.allclose(drawn[0], drawn[2])
+    with pytest.raises(ValueError, match=r"observations of 'point_mass' have the shapes \[\(1, "):
+        point(batch[0, 0])
+
+
+def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
+    found = jaxrl.evaluate(point, episodes=6, baselines=["random"])
+    assert found["return"].shape == (6,) and set(found.baselines) == {"random"}
+    assert np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[])["return"])
+    assert not np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[], seed=1)["return"])
+    assert "return " in str(found)
+
+
+def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None:
+    rng = np.random.default_rng(0)
+    tree = {"kernel": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "bias": jnp.zeros(2)}
+    chain = optax.chain(optax.add_decayed_weights(0.5, mask={"kernel": True, "bias": False}), optax.sgd(0.1))
+    packed = optimizers.of_tree(chain, tree)
+    vector = optimizers.flat(tree)
+    step, _ = packed.update(jnp.ones_like(vector), packed.init(vector), vector)
+    found = optimizers.unflat(step, tree)
+    np.testing.assert_allclose(found["kernel"], -0.1 * (1 + 0.5 * np.asarray(tree["kernel"])), rtol=1e-6)
+    np.testing.assert_allclose(found["bias"], -0.1, rtol=1e-6)
+
+
+def test_with_an_optimizer_that_stands_still_nothing_moves() -> None:
+    settings = {"units": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "init_steps": 64, "num_envs": 8}
+    still = {"actor": optax.set_to_zero()}
+    one, other = (
+        jax.jit(jaxrl.make_train("sac", PointMass, optimizers=still, total_env_steps=steps, **settings))(
+            jax.random.key(0)
+        )[0]
+        for steps in (96, 256)
+    )
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
+    for arguments, words in (
+        (("koma", "coverage"), "did you mean 'coma'"),
+        (("sac", "reech"), "did you mean 'reach'"),
+        (("sac", "coverage"), "sac needs continuous actions"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            jaxrl.make_train(*arguments, total_env_steps=64)
+    with pytest.raises(UsageError, match="unknown setting 'num_env': did you mean 'num_envs'"):
+        jaxrl.make_train("sac", "reach", num_env=3)
+    with pytest.raises(UsageError, match="networks names 'aktor': choose from: actor, critic"):
+        jaxrl.make_train("sac", "reach", networks={"aktor": None})
+    with pytest.raises(UsageError, match="optimizers names 'actor': this algorithm takes none"):
+        jaxrl.make_train(TinyQ, Corridor, optimizers={"actor": optax.sgd(1.0)}, **TINY)
+    with pytest.raises(UsageError, match="one device"):
+        jaxrl.make_train("student", "reach", total_env_steps=64)
+    with pytest.raises(UsageError, match="was trained in PointMass, not in Corridor"):
+        jaxrl.evaluate(point, Corridor())
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        jaxrl.trian  # noqa: B018
+
+
+def test_coverage_needs_the_whole_time_step() -> None:
+    run = jaxrl.make_train("coma", envs_jax.make("coverage", q=2, num_agents=2, budget=2), width=4, total_episodes=1)
+    policy = jax.eval_shape(run, jax.random.key(0))[0]
+    with pytest.raises(ValueError, match="give the whole time step"):
+        policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
