@@ -26,6 +26,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.report import rates
 from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
+from jaxrl.rl import opponent_pool
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Setup, prepare
 from jaxrl.runtime.config import Config
@@ -132,7 +133,8 @@ class Parts:
         """The first half of an iteration, as the trainer makes it."""
         trainer, phase = self.setup.trainer, self.phase
         kept = ((),) * 4 if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
-        policy, context = trainer.algo.policy(state.algo), trainer.env.context(state.progress, state.pool)
+        policy = trainer.algo.policy(state.algo)
+        context = opponent_pool.context(trainer.env, state.progress, state.pool)
 
         def fly(part: Any) -> Any:
             return trainer._collect(

@@ -1,8 +1,46 @@
 """Jittable reinforcement-learning environments: pure functions from (state, action) to (state, timestep)."""
 
-from envs_jax.base import Box, Discrete, Environment, EnvSpec, TimeStep, make, register, registered
+from envs_jax.base import (
+    Array,
+    Box,
+    Discrete,
+    Environment,
+    EnvSpec,
+    TimeStep,
+    make,
+    pytree,
+    register,
+    registered,
+    restart,
+    setting,
+    termination,
+    transition,
+    truncation,
+)
+from envs_jax.batch import batched
+from envs_jax.progress import Progress
+from envs_jax.testing import check_env
 
-__all__ = ["Box", "Discrete", "EnvSpec", "Environment", "TimeStep", "make", "register", "registered"]
+__all__ = [
+    "Array",
+    "Box",
+    "Discrete",
+    "EnvSpec",
+    "Environment",
+    "Progress",
+    "TimeStep",
+    "batched",
+    "check_env",
+    "make",
+    "pytree",
+    "register",
+    "registered",
+    "restart",
+    "setting",
+    "termination",
+    "transition",
+    "truncation",
+]
 
 register("coverage", "envs_jax.coverage.env:Coverage")
 register("reach", "envs_jax.reach.env:Reach")

@@ -14,6 +14,9 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 
+from envs_jax.matches import MatchRules
+from envs_jax.progress import Progress
+
 T = TypeVar("T")
 Array = jax.Array
 Reduction = Literal["last", "sum", "max", "any"]
@@ -95,35 +98,77 @@ class Box:
 class TimeStep:
     """What one environment shows after a reset or a step. The agent axis A is present also when A = 1.
 
+    `restart`, `transition`, `termination` and `truncation` make one; many environments need no field with a default.
+
     Attributes:
         observation: pytree of arrays [A, ...] following `EnvSpec.observation`.
-        action_mask: bool[A, n], actions open to each agent before the others of this step are known;
-            None where every action is always open (and for continuous actions).
-        mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
-        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
         reward: float32[A], reward of the action that led here; 0 after a reset.
         terminated: bool[], the episode ended here for good (the value of what follows is 0).
         truncated: bool[], the episode was cut here by a limit (bootstrap from `observation`).
         first: bool[], this is the first time step of an episode.
         metrics: {name: float32[]}, the names of `EnvSpec.metrics`.
+        action_mask: bool[A, n], actions open to each agent before the others of this step are known;
+            None where every action is always open (and for continuous actions).
+        mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
+        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
     """
 
     observation: Any
-    action_mask: Any
-    mask_state: Any
-    global_state: Any
     reward: Array
     terminated: Array
     truncated: Array
     first: Array
-    metrics: Any
+    metrics: Any = dataclasses.field(default_factory=dict)
+    action_mask: Any = None
+    mask_state: Any = ()
+    global_state: Any = ()
     task: Any = ()
 
     @property
     def done(self) -> Array:
         """bool[], the episode ended with this time step, one way or the other."""
         return self.terminated | self.truncated
+
+
+def restart(observation: Any, **optional: Any) -> TimeStep:
+    """Return the first time step of an episode; `optional` are the fields of `TimeStep` that have a default."""
+    return dataclasses.replace(transition(0.0, observation, **optional), first=jnp.bool_(True))
+
+
+def transition(
+    reward: Any, observation: Any, terminated: Any = False, truncated: Any = False, **optional: Any
+) -> TimeStep:
+    """Return the time step after an action.
+
+    Args:
+        reward: float32[A], or one number for all agents.
+        observation: pytree of arrays [A, ...].
+        terminated: bool[], the episode ended here for good.
+        truncated: bool[], the episode was cut here by a limit.
+        optional: fields of `TimeStep` that have a default; metrics may be any numbers.
+    """
+    agents = jax.tree.leaves(observation)[0].shape[0]
+    metrics = {name: jnp.asarray(value, jnp.float32) for name, value in optional.pop("metrics", {}).items()}
+    return TimeStep(
+        observation=observation,
+        reward=jnp.broadcast_to(jnp.asarray(reward, jnp.float32), (agents,)),
+        terminated=jnp.asarray(terminated, jnp.bool_),
+        truncated=jnp.asarray(truncated, jnp.bool_),
+        first=jnp.bool_(False),
+        metrics=metrics,
+        **optional,
+    )
+
+
+def termination(reward: Any, observation: Any, **optional: Any) -> TimeStep:
+    """Return the last time step of an episode that ended for good; see `transition`."""
+    return transition(reward, observation, terminated=True, **optional)
+
+
+def truncation(reward: Any, observation: Any, **optional: Any) -> TimeStep:
+    """Return the last time step of an episode that was cut by a limit; see `transition`."""
+    return transition(reward, observation, truncated=True, **optional)
 
 
 def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
@@ -187,36 +232,6 @@ class EnvSpec:
         return words + (f" ({task})" if task else "") + comma + unit
 
 
-@dataclasses.dataclass(frozen=True)
-class Contest:
-    """How policies are compared where another team plays: by `EnvSpec.score` at the end of games, and by who wins.
-
-    The metrics "win", "draw" and "defeat" (0 or 1) tell how a game stands. Where `outside` is set, the batched
-    environment shows `rivals(state)` what the other team sees, and `play` takes its actions behind the learner's.
-
-    Attributes:
-        game: {setting: value}: what two policies must have been trained with alike to play one another.
-        settings: {setting: value}: how games against scripted players are set, where the user names nothing else.
-        league: the same for games that policies play among themselves, too.
-        rivals: {baseline: context}: the scripted players of the other team, and the context in which they play it.
-        outside: the context in which the other team's actions come from outside; None where they cannot.
-        beside: the baselines that a policy is compared with.
-        anchor: the baseline whose rating is fixed, and that rating.
-        games: how many a pair plays unless the user says.
-        drawn: the policy that counts draws its actions, and does not take the most probable one.
-    """
-
-    game: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    league: Mapping[str, Any]
-    rivals: Mapping[str, Any]
-    outside: Any
-    beside: tuple[str, ...]
-    anchor: tuple[str, float]
-    games: int = 1000
-    drawn: bool = False
-
-
 class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
@@ -233,15 +248,15 @@ class Environment:
     def spec(self) -> EnvSpec:
         raise NotImplementedError("an environment needs a `spec` property that returns an EnvSpec")
 
-    def reset(self, key: Array, context: Any) -> tuple[Any, TimeStep]:
-        """Start an episode. `context` is what `self.context` returned."""
-        raise NotImplementedError("an environment needs reset(key, context)")
+    def reset(self, key: Array, context: Any = None) -> tuple[Any, TimeStep]:
+        """Start an episode. `context` is what `self.context` returned; None: that of the start of training."""
+        raise NotImplementedError("an environment needs reset(key, context=None)")
 
-    def step(self, state: Any, action: Array, context: Any) -> tuple[Any, TimeStep]:
-        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box)."""
-        raise NotImplementedError("an environment needs step(state, action, context)")
+    def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
+        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box); `context` as in `reset`."""
+        raise NotImplementedError("an environment needs step(state, action, context=None)")
 
-    def context(self, progress: Any) -> Any:
+    def context(self, progress: Progress) -> Any:
         """Schedules over training progress, read by `reset` and `step`; a pytree of arrays without batch axis."""
         del progress
         return ()
@@ -273,8 +288,8 @@ class Environment:
         return f"step {step}"
 
     @property
-    def contest(self) -> Contest | None:
-        """How policies are compared where another team plays; None where none does."""
+    def match_rules(self) -> MatchRules | None:
+        """How policies meet opponents where another team plays; None where none does."""
         return None
 
     def viewer(self) -> Any:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
+from envs_jax.progress import Progress
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
@@ -49,23 +50,15 @@ class BatchedEnvironment:
     def spec(self) -> EnvSpec:
         return self.env.spec
 
-    def context(self, progress: Any, pool: Any = ()) -> Any:
-        """See `Environment.context`; `pool` is what `init_pool` and `update_pool` made of the run's policies."""
-        del pool
+    def context(self, progress: Progress) -> Any:
+        """See `Environment.context`."""
         return self.env.context(progress)
 
-    def init_pool(self, policy: Any) -> Any:
-        """What the environment keeps of the policy that is trained in it, a pytree that is the same on all devices."""
-        del policy
-        return ()
+    def reset(self, keys: Array, context: Any = None, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
+        """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode.
 
-    def update_pool(self, pool: Any, policy: Any, progress: Any) -> Any:
-        """The same behind an iteration."""
-        del policy, progress
-        return pool
-
-    def reset(self, keys: Array, context: Any, episode: Array | int = 0) -> tuple[BatchState, TimeStep]:
-        """Start every copy; keys key[B] (one root per copy), `episode` the number of the first episode."""
+        `context` is what `self.context` returned; None: that of the start of training. So in `step`.
+        """
         episode = jnp.broadcast_to(jnp.asarray(episode, jnp.uint32), keys.shape)
         return self._start(keys, episode, context)
 
@@ -79,7 +72,9 @@ class BatchedEnvironment:
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
 
-    def step(self, state: BatchState, previous: TimeStep, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step(
+        self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
+    ) -> tuple[BatchState, TimeStep]:
         """One step with next-step auto-reset; `previous` is the time step [B] that the actions answer."""
         done = previous.done
 
@@ -98,6 +93,36 @@ class BatchedEnvironment:
             return where(done, restart(state), play(state))
 
         return jax.lax.cond(jnp.any(done), mixed, play, state)
+
+
+def batch_first(tree: Any) -> Any:
+    """Return leaves [..., B] as [B, ...]."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
+
+
+def batch_last(tree: Any) -> Any:
+    """Return leaves [B, ...] as [..., B]."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
+
+
+def for_keys(function: Callable[..., Any], keys: Array, *arrays: Array) -> Any:
+    """Return function(key, ...) of one key, or of keys [B] and arrays [B] with leaves [..., B]."""
+    return jax.vmap(function, out_axes=-1)(keys, *arrays) if keys.ndim else function(keys, *arrays)
+
+
+class BatchLast(BatchedEnvironment):
+    """B copies that are the last axis inside a step, so that every operation runs over copies.
+
+    For environments whose `reset` and `step` take one copy, or many with leaves [..., B] (and keys [B]).
+    """
+
+    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        state, timestep = self.env.reset(jax.vmap(jax.random.fold_in)(keys, episode), context)
+        return BatchState(env=batch_first(state), key=keys, episode=episode), batch_first(timestep)
+
+    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+        env, timestep = self.env.step(batch_last(state.env), batch_last(action), context)
+        return dataclasses.replace(state, env=batch_first(env)), batch_first(timestep)
 
 
 def batched(env: Environment) -> BatchedEnvironment:

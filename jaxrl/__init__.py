@@ -2,12 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.common.version import __version__
+
 if TYPE_CHECKING:
     from jaxrl.evaluation.policy import Policy
     from jaxrl.runtime.api import Evaluation, Result, evaluate, load, make_train, train
 
-__version__ = "0.1.0"
-__all__ = ["Evaluation", "Policy", "Result", "evaluate", "load", "make_train", "train"]
+
+__all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "load", "make_train", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -101,8 +101,8 @@ MUTATIONS = [
         (
             "targets", "the self-play pool gets the policy before the update",
             "jaxrl/runtime/trainer.py",
-            "self.env.update_pool(state.pool, self.algo.policy(algo), progress)",
-            "self.env.update_pool(state.pool, self.algo.policy(state.algo), progress)",
+            "opponent_pool.update(self.env, state.pool, self.algo.policy(algo), progress)",
+            "opponent_pool.update(self.env, state.pool, self.algo.policy(state.algo), progress)",
             "tests/test_trainer.py::test_the_pool_gets_the_policy_of_after_the_update",
         ),
         (

@@ -48,11 +48,11 @@ class Clock(Environment):
             metrics={},
         )
 
-    def reset(self, key: jax.Array, context: Any) -> tuple[ClockState, TimeStep]:
+    def reset(self, key: jax.Array, context: Any = None) -> tuple[ClockState, TimeStep]:
         state = ClockState(jnp.sin(jax.random.key_data(key)[0].astype(jnp.float32)), jnp.int32(0))
         return state, self._timestep(state)
 
-    def step(self, state: ClockState, action: jax.Array, context: Any) -> tuple[ClockState, TimeStep]:
+    def step(self, state: ClockState, action: jax.Array, context: Any = None) -> tuple[ClockState, TimeStep]:
         state = ClockState(jnp.cos(state.value + action[0].astype(jnp.float32)), state.t + 1)
         return state, self._timestep(state)
 

@@ -33,9 +33,9 @@ def played(env, policy="random", games=1):
     return np.array(ends)
 
 
-@pytest.mark.parametrize("seat", ["first", "second", "both"])
-def test_random_games_are_lost_to_level_2_in_either_seat(seat):
-    ends = played(settings(seat=seat, max_steps=60), games=4)
+@pytest.mark.parametrize("side", ["first", "second", "both"])
+def test_random_games_are_lost_to_level_2_in_either_seat(side):
+    ends = played(settings(side=side, max_steps=60), games=4)
     assert (ends[:, 0] == 60).all() and (ends[:, 2] > ends[:, 1]).all()
 
 
@@ -46,7 +46,7 @@ def test_a_scripted_policy_wins_against_random_opponents():
 
 @pytest.mark.parametrize(
     ("env", "changes", "agents"),
-    [("snakes_3v3", {"opponent": "outside"}, 6), ("snakes_5p", {}, 5), ("snakes_1v1", {"seat": "second"}, 1)],
+    [("snakes_3v3", {"opponent": "outside"}, 6), ("snakes_5p", {}, 5), ("snakes_1v1", {"side": "second"}, 1)],
 )
 def test_all_configurations_are_played(env, changes, agents):
     env = settings(env, max_steps=3, **changes)
@@ -111,5 +111,5 @@ def test_the_published_settings_in_pytorch_learn_and_are_judged(tmp_path, capsys
     assert published_learning.main(["--episodes", "1", "--games", "2", "--out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["episodes"] == 1 and found["against_random"]["games"] == 4
-    assert "random, both seats" in capsys.readouterr().out
+    assert "random, both sides" in capsys.readouterr().out
     assert published_learning.main(["--episodes", "0"]) == 2

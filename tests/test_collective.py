@@ -62,7 +62,7 @@ class Corners(PointMass):
         task = state.task if self.spec.num_tasks > 1 else ()
         return dataclasses.replace(timestep, observation=hidden, task=task)
 
-    def reset(self, key: Any, context: Any) -> tuple[PointState, TimeStep]:
+    def reset(self, key: Any, context: Any = None) -> tuple[PointState, TimeStep]:
         state, _ = super().reset(key, context)
         task = jax.random.randint(jax.random.fold_in(key, 1), (), 0, self.spec.num_tasks)
         state = dataclasses.replace(state, task=task)

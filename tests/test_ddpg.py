@@ -18,10 +18,10 @@ from jax.test_util import check_grads
 from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
+from envs_jax.progress import ended
 from jaxrl import algos
 from jaxrl.algos import ddpg, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
-from jaxrl.evaluation.rollouts import ended
 from jaxrl.nn import networks
 from jaxrl.rl.replay import GOES_ON, TERMINATED
 from jaxrl.runtime.data_parallel import Layout

@@ -6,6 +6,7 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,14 +50,26 @@ def trained(folder: Path) -> Path:
     return Path((folder / "runs" / "latest").read_text().strip())
 
 
-def test_the_page_shows_four_files(folder: Path) -> None:
-    assert sorted(path.name for path in folder.glob("*.py")) == ["actor_critic.py", "check.py", "orchard.py", "sgd.py"]
+def test_the_page_shows_its_files(folder: Path) -> None:
+    assert sorted(path.name for path in folder.glob("*.py")) == [
+        "actor_critic.py",
+        "check.py",
+        "orchard.py",
+        "play.py",
+        "sgd.py",
+    ]
     for path in folder.glob("*.py"):
         assert max(map(len, path.read_text().splitlines())) <= 120
 
 
 def test_the_environment_of_the_page_keeps_the_contract(folder: Path) -> None:
     runpy.run_path(str(folder / "check.py"))
+    assert len((folder / "orchard.py").read_text().splitlines()) <= 50
+
+
+def test_the_environment_of_the_page_is_played_without_a_trainer(folder: Path, capsys: Any) -> None:
+    runpy.run_path(str(folder / "play.py"))
+    assert capsys.readouterr().out == "(8, 1)\n"
 
 
 @pytest.mark.long
@@ -83,7 +96,7 @@ def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixt
     text = " ".join(capsys.readouterr().out.split())
     assert "--size" in text and "rows and columns of the orchard" in text and "lambda of the TD(lambda) targets" in text
     assert jaxrl.cli.train.main([*command("train")[:4], "--size", "1", "--total_env_steps", "1000"]) == 2
-    assert "size must be at least 2, not 1" in capsys.readouterr().err
+    assert "--size must lie between 2 and 100, not 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", [README, *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.snakes import OPTIONS
 from helpers.tiny import Corridor, CorridorState
 
 import envs_jax
 from envs_jax import Box, EnvSpec, TimeStep
 from envs_jax.base import pytree
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.progress import start
 from envs_jax.testing import ContractError, check_env
 
 # Settings that are small and quick; the first of each registered environment are played in every run, the others
@@ -45,8 +47,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "snakes": [
         {"height": 5, "width": 6, "max_steps": 6},
-        {"max_steps": 6, "observation": "obs30", "reward": "plus", "seat": "second", "opponent": "evasion"},
-        {"max_steps": 6, "observation": "obs35", "reward": "v1.1", "seat": "both", "opponent": "curriculum"},
+        {"max_steps": 6, "observation": "obs30", "reward": "plus", "side": "second", "opponent": "evasion"},
+        {"max_steps": 6, "observation": "obs35", "reward": "v1.1", "side": "both", "opponent": "curriculum"},
         {"max_steps": 6, "height": 12, "width": 24, "snakes": 8, "beans": 8, "exclusive_beans": True, "opponent": "4"},
     ],
     "snakes_3v3": [
@@ -54,8 +56,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"max_steps": 6, "opponent": "outside", "observation": "obs_full", "reward": "score", "masks": True},
     ],
     "snakes_1v1": [
-        {"max_steps": 4, "seat": "both", "time_limit": "truncate", "opponent": "0:1,1:1", "reward": "score"},
-        {"max_steps": 6, "seat": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
+        {"max_steps": 4, "side": "both", "time_limit": "truncate", "opponent": "0:1,1:1", "reward": "score"},
+        {"max_steps": 6, "side": "both", "time_limit": "truncate", "opponent": "0:1,2:1,evasion:1", "reward": "score"},
         {
             "max_steps": 6,
             "height": 3,
@@ -140,8 +142,6 @@ class Drift(envs_jax.Environment):
         way = jnp.abs(state.at).sum()
         return TimeStep(
             observation={"own": state.at, "clock": jnp.broadcast_to(state.t, (2,)).astype(jnp.uint8)},
-            action_mask=None,
-            mask_state=(),
             global_state=state.at,
             reward=jnp.where(state.t > 0, -jnp.abs(state.at).sum(1), 0.0),
             terminated=jnp.bool_(False),
@@ -150,11 +150,12 @@ class Drift(envs_jax.Environment):
             metrics={"far": (way > 1).astype(jnp.float32), "way": way},
         )
 
-    def reset(self, key: jax.Array, context: Any) -> tuple[Place, TimeStep]:
+    def reset(self, key: jax.Array, context: Any = None) -> tuple[Place, TimeStep]:
         state = Place(jax.random.normal(key, (2, 2)), jnp.int32(0), key)
         return state, self._timestep(state)
 
-    def step(self, state: Place, action: jax.Array, context: Any) -> tuple[Place, TimeStep]:
+    def step(self, state: Place, action: jax.Array, context: Any = None) -> tuple[Place, TimeStep]:
+        context = self.context(start()) if context is None else context
         noise = jax.random.normal(jax.random.fold_in(state.key, state.t), (2, 2))
         state = Place(state.at + action + context["wind"] + 0.1 * noise, state.t + 1, state.key)
         return state, self._timestep(state)
@@ -168,13 +169,50 @@ def test_continuous_actions_nested_observations_and_schedules_keep_the_contract(
 
 def test_an_environment_without_randomness_says_so() -> None:
     class Still(Corridor):
-        def reset(self, key: Any, context: Any) -> Any:
+        def reset(self, key: Any, context: Any = None) -> Any:
             state = CorridorState(jnp.zeros(self.num_agents, jnp.int32), jnp.int32(0), jax.random.key(0))
             return state, self._timestep(state, 0.0, True)
 
     check_env(Still(), random=False)
     with pytest.raises(ContractError, match=r"never differ: .*random=False"):
         check_env(Still())
+
+
+@pytest.mark.parametrize("name", envs_jax.registered())
+def test_reset_and_step_need_no_context(name: str) -> None:
+    env = envs_jax.make(name)
+    spec = env.spec
+    state, timestep = jax.eval_shape(jax.jit(jax.vmap(env.reset)), jax.random.split(jax.random.key(1), 2))
+    action = jax.ShapeDtypeStruct((2, spec.num_agents, *spec.action.shape), spec.action.dtype)
+    after, following = jax.eval_shape(jax.jit(jax.vmap(env.step)), state, action)
+    assert after == state and following == timestep and timestep.reward.shape == (2, spec.num_agents)
+
+
+def test_without_a_context_it_is_the_start_of_training() -> None:
+    env = envs_jax.make("snakes_1v1", opponent="0 2@0.5")
+    reset = jax.jit(env.reset, compiler_options=OPTIONS)
+    at_start, without = reset(jax.random.key(1), env.context(start())), reset(jax.random.key(1))
+    for a, b in zip(jax.tree.leaves(at_start[1]), jax.tree.leaves(without[1]), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert without[0].level == 0
+
+
+def test_time_steps_are_made_of_what_there_is() -> None:
+    observation = {"own": jnp.ones((3, 2))}
+    first = envs_jax.restart(observation, metrics={"apples": 0})
+    assert first.first and not first.done and first.metrics["apples"].dtype == jnp.float32
+    np.testing.assert_array_equal(first.reward, np.zeros(3, np.float32))
+    assert first.action_mask is None and first.mask_state == first.global_state == first.task == ()
+    middle = envs_jax.transition(2, observation, metrics={"apples": jnp.bool_(True)}, task=jnp.int32(1))
+    np.testing.assert_array_equal(middle.reward, np.full(3, 2, np.float32))
+    assert not (middle.first | middle.done) and middle.metrics["apples"] == 1 and middle.task == 1
+    last = envs_jax.termination(np.arange(3.0), observation)
+    np.testing.assert_array_equal(last.reward, np.arange(3, dtype=np.float32))
+    assert last.terminated and not last.truncated
+    cut = envs_jax.truncation(0.0, observation)
+    assert cut.truncated and not cut.terminated
+    types = [jax.tree.map(lambda x: (x.shape, x.dtype), t) for t in (last, cut, envs_jax.restart(observation))]
+    assert types[0] == types[1] == types[2]
 
 
 # Broken environments. Each class breaks one rule of the corridor; the sentence must name it.
@@ -196,11 +234,11 @@ class Broken(Corridor):
     def spec(self) -> EnvSpec:
         return self.spoil_spec(super().spec)
 
-    def reset(self, key: Any, context: Any) -> Any:
+    def reset(self, key: Any, context: Any = None) -> Any:
         state, timestep = super().reset(key, context)
         return self.spoil_state(state, True), self.spoil(timestep, state)
 
-    def step(self, state: Any, action: Any, context: Any) -> Any:
+    def step(self, state: Any, action: Any, context: Any = None) -> Any:
         state, timestep = super().step(state, action, context)
         return self.spoil_state(state, False), self.spoil(timestep, state)
 
@@ -228,14 +266,28 @@ class Undecorated(envs_jax.Environment):
 
 
 class BranchesInPython(Broken):
-    def step(self, state: Any, action: Any, context: Any) -> Any:
+    def step(self, state: Any, action: Any, context: Any = None) -> Any:
         if state.t > 3:
             action = 1 - action
         return super().step(state, action, context)
 
 
+class NeedsAContext(Broken):
+    def reset(self, key: Any, context: Any) -> Any:  # type: ignore[override]
+        return super().reset(key, context)
+
+
+class ReadsTheContext(Broken):
+    def context(self, progress: Any) -> Any:
+        return {"wind": progress.fraction}
+
+    def reset(self, key: Any, context: Any = None) -> Any:
+        state, timestep = super().reset(key, context)
+        return state, dataclasses.replace(timestep, reward=timestep.reward * context["wind"])
+
+
 class NoPair(Broken):
-    def reset(self, key: Any, context: Any) -> Any:
+    def reset(self, key: Any, context: Any = None) -> Any:
         return super().reset(key, context)[1]
 
 
@@ -246,7 +298,7 @@ class NumpyNoise(Broken):
 
 
 class NumpyStart(Broken):
-    def reset(self, key: Any, context: Any) -> Any:
+    def reset(self, key: Any, context: Any = None) -> Any:
         key = jax.random.fold_in(key, np.random.default_rng().integers(1 << 30))
         return super().reset(key, context)
 
@@ -270,12 +322,12 @@ class NanState(Broken):
     def spoil_state(self, state: CorridorState, after_reset: bool) -> Any:
         return state, jnp.where(state.t == 2, jnp.nan, 0.0)
 
-    def step(self, state: Any, action: Any, context: Any) -> Any:
+    def step(self, state: Any, action: Any, context: Any = None) -> Any:
         return super().step(state[0], action, context)
 
 
 class ForgetsItsKey(Broken):
-    def reset(self, key: Any, context: Any) -> Any:
+    def reset(self, key: Any, context: Any = None) -> Any:
         return super().reset(jax.random.key(7), context)
 
 
@@ -322,6 +374,13 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
     ("tasks", spec_with(num_tasks=0), {}, "spec.num_tasks is 0: it must be a Python int of at least 1"),
     # types
     ("python branch", BranchesInPython, {}, r"step cannot be compiled \(TracerBoolConversionError: .*jax.lax.cond"),
+    (
+        "no default",
+        NeedsAContext,
+        {},
+        r"reset must take \(key\) and \(key, context\): define reset\(self, key, context=None\)",
+    ),
+    ("no context", ReadsTheContext, {}, "reset and step do not work without a context: take that of the start"),
     ("no pair", NoPair, {}, r"reset returns TimeStep: it must return the pair \(state, TimeStep\)"),
     ("no task", spec_with(num_tasks=2), {}, r"reset returns task as \(\), the contract says int32\[\]"),
     ("one task", timestep_with(task=lambda t, s: jnp.int32(0)), {}, "returns a task, but spec.num_tasks is 1: set it"),

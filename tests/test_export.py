@@ -73,8 +73,8 @@ def played(settings: oracle.Settings, number: int) -> list[oracle.State]:
         pair = levels[len(states) // settings.max_step % len(levels)]
         while not game.done and len(states) < number:
             states.append(game.state)
-            snakes = [settings.team(seat) for seat in (0, 1)]
-            game.step([a for seat in (0, 1) for a in choose(game.state, settings, snakes[seat], pair[seat], rng)])
+            snakes = [settings.team(side) for side in (0, 1)]
+            game.step([a for side in (0, 1) for a in choose(game.state, settings, snakes[side], pair[side], rng)])
     return states
 
 
@@ -86,7 +86,7 @@ def heading(state: oracle.State, settings: oracle.Settings) -> list[int]:
 
 
 def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -> tuple[np.ndarray, np.ndarray]:
-    """Observations [2, N, A, F] and masks bool[2, N, A, 4] of the JAX environment in both seats."""
+    """Observations [2, N, A, F] and masks bool[2, N, A, 4] of the JAX environment in both sides."""
     games = stack(
         [
             segments.from_segments(env.board, s.bodies, heading(s, settings), s.beans, env.beans, s.step_count - 1)
@@ -126,9 +126,9 @@ AT_NIGHT = {"3v3 obs26", "1v1 obs_full"}  # each of whose parts is in another ca
     "case", [pytest.param(case, marks=pytest.mark.long if case in AT_NIGHT else ()) for case in CASES]
 )
 def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
-    """Observations, masks, logits and drawn actions on some 500 states, half of them in each seat."""
+    """Observations, masks, logits and drawn actions on some 500 states, half of them in each side."""
     name, layout, options = CASES[case]
-    env, settings = make(name, observation=layout, seat="both", masks=True), oracle.CONFIGURATIONS[name]
+    env, settings = make(name, observation=layout, side="both", masks=True), oracle.CONFIGURATIONS[name]
     states = played(settings, PLAYED)
     pointed = [heading(s, settings) == s.directions for s in states]
     assert 0.8 < np.mean(pointed) < 1  # some respawns point into the neck
@@ -148,18 +148,18 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
     logits, chances = map(np.asarray, policy(params, seen, masks))
     assert len(np.unique(np.argmax(logits, -1))) == 4
     agent, rng, bound = exported(tmp_path, env, algo, params), np.random.default_rng(2), 0
-    for seat, number in np.ndindex(2, len(states)):
-        snake = int(rng.choice(settings.team(seat)))
+    for side, number in np.ndindex(2, len(states)):
+        snake = int(rng.choice(settings.team(side)))
         observation = agent_games.observation(states[number], settings, snake, None)
         board = agent.Board(observation, agent.POLICY.settings)
         team = agent.POLICY.team(board)
-        np.testing.assert_allclose(team, seen[seat, number], rtol=1e-6, atol=1e-6)
-        assert [board.open_directions(i) for i in range(board.half)] == masks[seat, number].tolist()
-        np.testing.assert_allclose(agent.POLICY.logits(team), logits[seat, number], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(team, seen[side, number], rtol=1e-6, atol=1e-6)
+        assert [board.open_directions(i) for i in range(board.half)] == masks[side, number].tolist()
+        np.testing.assert_allclose(agent.POLICY.logits(team), logits[side, number], rtol=1e-4, atol=1e-4)
         np.random.seed(number)
         noise, own = np.random.gumbel(size=4), snake % settings.team_size
-        sums = chances[seat, number, own] + noise
-        bound += np.argmax(sums) != np.argmax(logits[seat, number, own] + noise)
+        sums = chances[side, number, own] + noise
+        bound += np.argmax(sums) != np.argmax(logits[side, number, own] + noise)
         np.random.seed(number)
         chosen = agent.my_controller(observation, None, False)
         second, first = np.sort(sums)[-2:]
@@ -198,15 +198,15 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
 
 
 def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
-    """A policy that goes for beans and avoids walls of snakes beats random players in either seat, fast enough."""
+    """A policy that goes for beans and avoids walls of snakes beats random players in either side, fast enough."""
     env = make("snakes_3v3", observation="obs_full")
     algo = algorithm(env, units=4, depth=1)
     agent = exported(tmp_path, env, algo, hand_made(env, algo), greedy=True)
     seconds: list[float] = []
     policy = agent_games.controlled(agent.my_controller, seconds)
     settings = oracle.Settings(max_step=60)
-    for seat in (0, 1):
-        own, other = agent_games.games(policy, scripted(0), settings, 10, seat, seed=4)
+    for side in (0, 1):
+        own, other = agent_games.games(policy, scripted(0), settings, 10, side, seed=4)
         assert (own > other).sum() >= 9 and own.mean() > 8 + other.mean()
     assert len(seconds) == 2 * 10 * 60 * 3
     assert np.median(seconds) < 0.005
@@ -230,7 +230,7 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
 
 
 RUN = "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"
-RUN += " --opponent 0 --stale_opponents false"
+RUN += " --opponent 0 --stale_observation_bug false"
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

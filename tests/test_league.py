@@ -94,7 +94,7 @@ def test_who_wins_everything_has_a_finite_rating():
 
 def by_hand(first: Subject, second: Subject, games: int, seed: int) -> dict[str, np.ndarray]:
     """Both teams' best actions, each from its own observation, in an environment that takes the actions of both."""
-    common = {"max_steps": STEPS, "opponent": "outside", "seat": "both"}
+    common = {"max_steps": STEPS, "opponent": "outside", "side": "both"}
     envs = [make("snakes_1v1", **common, observation=s.settings["observation"]) for s in (first, second)]
     batches = [batched(env) for env in envs]
     context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
@@ -124,21 +124,21 @@ def test_runs_meet_each_with_its_own_eyes(two):
         np.testing.assert_array_equal(played["ddpg/1", "ddpg/2"][name], wanted[name], err_msg=name)
     assert len(np.unique(wanted["score_difference"])) > 1
     turned = by_hand(two[1], two[0], 40, 3)
-    assert not np.array_equal(turned["score_difference"], -wanted["score_difference"])  # seats are not symmetric
+    assert not np.array_equal(turned["score_difference"], -wanted["score_difference"])  # sides are not symmetric
 
 
 def test_each_scripted_player_is_the_level_of_its_name():
     wanted = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    rivals = evaluate._set_for_contest(wanted).env.env.contest.rivals
+    opponents = evaluate._set_for_matches(wanted).env.env.match_rules.opponents
     levels = {"random": "0", "level1": "1", "level2": "2", "level3": "3", "level4": "4", "evasion": "evasion"}
-    assert list(rivals) == list(levels)
-    for name, context in rivals.items():
+    assert list(opponents) == list(levels)
+    for name, context in opponents.items():
         np.testing.assert_array_equal(context, wanted.moved({"opponent": levels[name]}).context)
-    assert list(wanted.moved({"opponent": "0:1,3:2"}).env.env.contest.rivals) == ["random", "level3"]
+    assert list(wanted.moved({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == ["random", "level3"]
 
 
 def test_a_scripted_player_plays_as_it_does_alone():
-    alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, seat="both")))
+    alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, side="both")))
     among = alone.moved({"opponent": "0,3"})
     ((_, curves),) = reports.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
     ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
@@ -273,7 +273,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     report = json.loads((runs[0] / evaluate.FILE).read_text())
     first = list(dict.fromkeys(match["first"] for match in report["matches"]))
     assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 6
-    assert report["env_settings"]["seat"] == "both" and report["settings"]["seat"] == "first"
+    assert report["env_settings"]["side"] == "both" and report["settings"]["side"] == "first"
     match = report["matches"][0]
     rows = out.splitlines()
     row = rows[rows.index("sampled") + 1]

@@ -335,7 +335,7 @@ def test_a_snake_off_the_board_counts_as_zeros() -> None:
     one = {layout: game.observe(layout)[1] for layout in oracle.LAYOUTS}
     assert not one["26"][16:18].any() and not one["30"][26:28].any() and not one["35"][23:25].any()
     assert one["30"][12] == 0 < one["30"][13]
-    other = game.observe("35", seat=1)[0]
+    other = game.observe("35", side=1)[0]
     assert other[33] == 0 < other[34]
     for variant in oracle.REWARDS:
         shaped = oracle.shaped_rewards(variant, game.state, [0] * 6, [True] + [False] * 5, 3, range(3))
@@ -413,7 +413,7 @@ def test_invariants_of_ordinary_play() -> None:
         while not game.done:
             before = game.state
             copy = State([list(b) for b in before.bodies], list(before.directions), list(before.beans))
-            game.step([a for seat in (0, 1) for a in scripted(level)(game, seat)])
+            game.step([a for side in (0, 1) for a in scripted(level)(game, side)])
             assert before == replace(copy, step_count=before.step_count)  # nothing is changed in place
             bodies = game.state.bodies
             assert min(map(len, bodies)) >= 3 and len(game.state.beans) == 5
@@ -452,8 +452,8 @@ def test_the_second_seat_sees_the_game_as_the_first_one_does(layout: str) -> Non
             [state.directions[(k + 3) % 6] for k in range(6)],
             state.beans,
         )
-        np.testing.assert_array_equal(game.observe(layout, seat=1), oracle.observe(exchanged, BOARD, layout))
-    assert game.observe("26", seat=1)[0, :2].tolist() == list(game.state.bodies[3][0])
+        np.testing.assert_array_equal(game.observe(layout, side=1), oracle.observe(exchanged, BOARD, layout))
+    assert game.observe("26", side=1)[0, :2].tolist() == list(game.state.bodies[3][0])
 
 
 def test_observations_of_other_configurations() -> None:
@@ -490,12 +490,12 @@ def test_a_game_pays_the_lead_of_each_seat() -> None:
     game = Game(BOARD, np.random.default_rng(3))
     seen = set()
     while not game.done:
-        game.step([a for seat in (0, 1) for a in scripted(2)(game, seat)])
+        game.step([a for side in (0, 1) for a in scripted(2)(game, side)])
         one, other = game.totals[:3].sum(), game.totals[3:].sum()
         codes = (oracle.lead_code(game.done, one, other), oracle.lead_code(game.done, other, one))
-        for seat, code in enumerate(codes):
-            expected = oracle.shaped_rewards("plus", game.state, game.rewards, game.hit, code, game.settings.team(seat))
-            np.testing.assert_array_equal(game.shaped("plus", seat), expected)
+        for side, code in enumerate(codes):
+            expected = oracle.shaped_rewards("plus", game.state, game.rewards, game.hit, code, game.settings.team(side))
+            np.testing.assert_array_equal(game.shaped("plus", side), expected)
         seen.add(codes)
     assert {(3, 4), (4, 3)} <= seen
 
@@ -598,7 +598,7 @@ def test_wrong_settings_are_refused_with_a_sentence() -> None:
         Settings(height=2)
     with pytest.raises(ValueError, match="cannot form 2 equal teams"):
         Settings(num_snakes=5)
-    with pytest.raises(ValueError, match="no seat 1"):
+    with pytest.raises(ValueError, match="no side 1"):
         Settings(num_snakes=5, teams=1).team(1)
     with pytest.raises(ValueError, match="no room for 4 snakes"):
         oracle.reset(replace(Settings(3, 3), num_snakes=4, num_beans=0), np.random.default_rng(0))

@@ -133,14 +133,14 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
     """Opponents may be others, each has matches of its own; a board of another size is another game."""
     one, other, wide = (
         load(None, "snakes_1v1", dict(make("snakes_1v1", **settings).__dict__))
-        for settings in ({"opponent": "2"}, {"opponent": "0,1,2", "seat": "both"}, {"width": 9})
+        for settings in ({"opponent": "2"}, {"opponent": "0,1,2", "side": "both"}, {"width": 9})
     )
     path = tmp_path / "evaluation.json"
     matches = [
         {"first": first, "second": second, "score": {"mean": mean, "std": 1.0}, "win": {"mean": mean / 10, "std": 1.0}}
         for mean, (first, second) in enumerate(itertools.product(("sampled", "random"), ("level1", "level2")))
     ]
-    report = {"env": "snakes_1v1", "env_settings": other.settings, "set": {"seat": "both"}, "matches": matches}
+    report = {"env": "snakes_1v1", "env_settings": other.settings, "set": {"side": "both"}, "matches": matches}
     path.write_text(json.dumps(report))
     assert render.read_final_means(path, one) == {
         "level1": {"sampled": {"score": 0.0, "win": 0.0}, "random": {"score": 2.0, "win": 0.2}},

@@ -42,7 +42,7 @@ class Sum(Algorithm):
 class Echo(BatchedEnvironment):
     """Shows the other team of a game its number times 100; a step returns the actions."""
 
-    def rivals(self, state: Any) -> Any:
+    def opponent_view(self, state: Any) -> Any:
         return 100 * state, jax.random.split(jax.random.key(0), len(state))
 
     def play(self, state: Any, action: Array, context: Any) -> Any:
@@ -80,22 +80,22 @@ def test_the_oldest_snapshot_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "observation"), [pytest.param("first", "obs_full", marks=pytest.mark.long), ("second", "obs26")]
+    ("side", "observation"), [pytest.param("first", "obs_full", marks=pytest.mark.long), ("second", "obs26")]
 )
-def test_rivals_see_and_play_as_the_other_team_does(seat: str, observation: str) -> None:
+def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: str) -> None:
     """A game whose other team is "self", beside the same game with both teams outside."""
     settings = BOARD | {"observation": observation}
-    with_self = batched(envs_jax.make("snakes", opponent="self", seat=seat, **settings))
-    outside = batched(envs_jax.make("snakes", opponent="outside", seat=seat, **settings))
+    with_self = batched(envs_jax.make("snakes", opponent="self", side=side, **settings))
+    outside = batched(envs_jax.make("snakes", opponent="outside", side=side, **settings))
     keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
     one, seen = jax.jit(with_self.reset)(keys, with_self.context(start()))
     both, shown = jax.jit(outside.reset)(keys, outside.context(start()))
-    rivals, play, play_both = (jax.jit(f) for f in (with_self.rivals, with_self.play, outside.play))
+    opponents, play, play_both = (jax.jit(f) for f in (with_self.opponent_view, with_self.play, outside.play))
     drawn = []
     for _ in range(12):
-        theirs, rival_keys = rivals(one)
+        theirs, opponent_keys = opponents(one)
         np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), shown.observation)
-        drawn.append(jax.random.bits(rival_keys[0]))
+        drawn.append(jax.random.bits(opponent_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
         one, seen = play(one, action, with_self.context(start()))
         both, shown = play_both(both, action, outside.context(start()))
@@ -104,7 +104,7 @@ def test_rivals_see_and_play_as_the_other_team_does(seat: str, observation: str)
     assert len({int(x) for x in drawn}) == 12
 
 
-def test_scripted_games_of_a_mixture_ignore_the_rivals() -> None:
+def test_scripted_games_of_a_mixture_ignore_the_opponents() -> None:
     mixed, plain = (batched(envs_jax.make("snakes", opponent=o, **BOARD)) for o in ("self,1", "1"))
     keys, random = jax.random.split(jax.random.key(3), 40), np.random.default_rng(0)
     one, _ = jax.jit(mixed.reset)(keys, mixed.context(start()))

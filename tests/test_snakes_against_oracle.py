@@ -1,4 +1,4 @@
-"""Snakes against the NumPy oracle of bench/snakes: any board, crowded or played positions, both seats, all players."""
+"""Snakes against the NumPy oracle of bench/snakes: any board, crowded or played positions, both sides, all players."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from bench.parity.snakes import lane, stack
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import LEVELS, choose
 from bench.reference.snakes.oracle import Settings, State
-from envs_jax.snakes import draws, ghosts, observation, opponents, respawn, reward, rules, segments, teams
+from envs_jax.snakes import draws, observation, opponents, respawn, reward, rules, segments, stale_observation, teams
 from envs_jax.snakes.board import Board
 
 BOARDS = [  # height, width, snakes, beans, teams
@@ -117,7 +117,7 @@ def columns(parts: list[jax.Array]) -> jax.Array:
 
 @functools.cache
 def program(case: tuple[int, ...]) -> Any:
-    """What is seen and chosen in a game, its step, and what the step pays, for every seat."""
+    """What is seen and chosen in a game, its step, and what the step pays, for every side."""
     height, width, snakes, beans, count = case
     board, agents = Board(height, width), snakes // count
     builders = {"26": observation.classic}
@@ -127,7 +127,7 @@ def program(case: tuple[int, ...]) -> Any:
     @jit
     def run(game: Any, action: Any, turns: Any, words: Any, level: Any, code: Any, fixed: Any) -> dict[str, Any]:
         turn = functools.partial(teams.half_turn, half=agents)
-        seats = [game] if count == 1 else [game, turn(game)]
+        sides = [game] if count == 1 else [game, turn(game)]
         direction = rules.resolved(game.direction, action, turns)
         moved, engine, hit, _ = rules.move(board, game, direction)
         ways = (respawn.respawn(board, moved, way) for way in (True, False))
@@ -135,10 +135,10 @@ def program(case: tuple[int, ...]) -> Any:
         after = draws.refill(board, kept, words)
         afters = [after] if count == 1 else [after, turn(after)]
         return {
-            "seen": {name: [columns(build(board, g, agents)) for g in seats] for name, build in builders.items()},
+            "seen": {name: [columns(build(board, g, agents)) for g in sides] for name, build in builders.items()},
             "chosen": [  # by the first snakes of each view; whether they exclude each other's beans
                 [opponents.act(board, g, slice(0, agents), level, words[0], SCRIPTED, own) for own in (False, True)]
-                for g in seats
+                for g in sides
             ],
             "direction": direction,
             "after": after,
@@ -170,12 +170,12 @@ def of_the_living(state: State) -> tuple[Any, ...]:
 
 
 def check_view(rule: Settings, state: State, out: Any, level: int) -> None:
-    for seat in range(rule.teams):
+    for side in range(rule.teams):
         for layout, seen in out["seen"].items():
-            wanted = oracle.observe(state, rule, layout, seat)
-            np.testing.assert_allclose(seen[seat], wanted, rtol=1e-6 if layout != "26" else 0)
-        for exclusive, chosen in enumerate(out["chosen"][seat]):
-            wanted = choose(state, rule, rule.team(seat), LEVELS[level], exclusive_beans=bool(exclusive))
+            wanted = oracle.observe(state, rule, layout, side)
+            np.testing.assert_allclose(seen[side], wanted, rtol=1e-6 if layout != "26" else 0)
+        for exclusive, chosen in enumerate(out["chosen"][side]):
+            wanted = choose(state, rule, rule.team(side), LEVELS[level], exclusive_beans=bool(exclusive))
             assert chosen.tolist() == wanted, (LEVELS[level], exclusive)
 
 
@@ -191,10 +191,10 @@ def check_step(rule: Settings, before: State, action: list[int], out: Any, after
     assert out["hit"].tolist() == outcome.hit
     assert any(out["ended"]) == outcome.done
     for name, paid in out["paid"].items():
-        for seat in range(rule.teams):
-            team = rule.team(seat)
+        for side in range(rule.teams):
+            team = rule.team(side)
             wanted = oracle.shaped_rewards(name, after, outcome.rewards, outcome.hit, code, team)
-            np.testing.assert_allclose(paid[seat], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(paid[side], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
     return events(rule, before, resolved, after, outcome)
 
 
@@ -263,32 +263,32 @@ def test_level_3_weighs_ties_as_square_roots_do() -> None:
 
 MIXTURE = "1:1,2:1,3:1,4:1,evasion:1"
 ENVIRONMENTS: list[Any] = [
-    {"seat": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
-    {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "seat": "both", "exclusive_beans": True,
-     "fixed_respawn": True, "stale_opponents": True, "reward": "v1.1_fixed"},
+    {"side": "both", "opponent": MIXTURE, "observation": "obs35", "reward": "plus"},
+    {"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "side": "both", "exclusive_beans": True,
+     "fixed_respawn": True, "stale_observation_bug": True, "reward": "v1.1_fixed"},
     {"height": 3, "width": 4, "snakes": 2, "beans": 2, "opponent": "outside", "reward": "original",
      "time_limit": "truncate"},
     {"height": 3, "width": 5, "snakes": 3, "beans": 4, "teams": 1, "reward": "lives"},
-    pytest.param({"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "seat": "both",
+    pytest.param({"height": 4, "width": 6, "snakes": 4, "beans": 3, "opponent": MIXTURE, "side": "both",
                   "exclusive_beans": True, "fixed_respawn": True, "reward": "v1.1_fixed"}, marks=pytest.mark.long),
-    pytest.param({"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "seat": "both",
-                  "stale_opponents": True, "reward": "score"}, marks=pytest.mark.long),
-    pytest.param({"height": 5, "width": 9, "seat": "second", "observation": "obs30", "reward": "v1.1",
+    pytest.param({"height": 5, "width": 6, "snakes": 4, "beans": 6, "opponent": MIXTURE, "side": "both",
+                  "stale_observation_bug": True, "reward": "score"}, marks=pytest.mark.long),
+    pytest.param({"height": 5, "width": 9, "side": "second", "observation": "obs30", "reward": "v1.1",
                   "time_limit": "truncate"}, marks=pytest.mark.long),
-    pytest.param({"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "seat": "both", "reward": "score"},
+    pytest.param({"height": 6, "width": 8, "snakes": 2, "opponent": "evasion", "side": "both", "reward": "score"},
                  marks=pytest.mark.long),
 ]  # fmt: skip
 
 
-def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> None:
-    seats = range(2) if env.outside else [seat]
+def check_timestep(env: Any, game: oracle.Game, timestep: Any, side: int) -> None:
+    sides = range(2) if env.outside else [side]
     layout = env.observation.removeprefix("obs")
-    wanted = np.concatenate([game.observe(layout, s) for s in seats])
+    wanted = np.concatenate([game.observe(layout, s) for s in sides])
     np.testing.assert_allclose(timestep.observation, wanted, rtol=1e-6)
     own, other = game.totals, np.zeros_like(game.totals)
-    mine, theirs = game.settings.team(seat), range(0)
+    mine, theirs = game.settings.team(side), range(0)
     if game.settings.teams == 2:
-        theirs = game.settings.team(1 - seat)
+        theirs = game.settings.team(1 - side)
         own, other = game.totals[mine], game.totals[theirs]
     cells = env.beans + sum(map(len, game.state.bodies))
     late = game.state.step_count > env.max_steps and all(game.state.bodies) and cells <= env.height * env.width
@@ -300,7 +300,7 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, seat: int) -> Non
     if env.reward == "lives":
         paid = game.rewards - game.hit
     else:
-        paid = np.concatenate([game.shaped(env.reward, s) for s in seats])
+        paid = np.concatenate([game.shaped(env.reward, s) for s in sides])
     np.testing.assert_allclose(timestep.reward, paid, rtol=1e-6, atol=1e-6)
     measured = {
         "score": own.sum(),
@@ -331,7 +331,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
         rng = np.random.default_rng(seed)
         state, timestep = reset(jax.random.split(jax.random.key(seed), LANES), now)
         starts = jax.tree.map(np.asarray, (state.env.game, state.env.second, state.env.level))
-        seats, levels = np.asarray(starts[1]).astype(int), starts[2]
+        sides, levels = np.asarray(starts[1]).astype(int), starts[2]
         games = []
         for i in range(LANES):
             start = as_state(env.board, jax.tree.map(lambda x, i=i: x[i], starts[0]))
@@ -341,21 +341,21 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
             shown = jax.tree.map(np.asarray, timestep)
             for i, game in enumerate(games):
                 if game.state.step_count == step + 1:  # else it has ended before
-                    check_timestep(env, game, jax.tree.map(lambda x, i=i: x[i], shown), seats[i])
+                    check_timestep(env, game, jax.tree.map(lambda x, i=i: x[i], shown), sides[i])
             wanted = [wishes(rule, game.state, rng, greed) for game in games]
             agents = [
-                game.settings.team(seats[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
+                game.settings.team(sides[i]) if env.scripted else range(env.snakes) for i, game in enumerate(games)
             ]
             action = np.array([[w[k] for k in a] for w, a in zip(wanted, agents, strict=True)], np.int32)
             digits = np.asarray(draws.turns(words_of(state.env)[:, env.beans :].T, env.snakes)).T
             state, timestep = play(state, jnp.asarray(action), now)
-            after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.ghosts))
+            after, ghosts_after = jax.tree.map(np.asarray, (state.env.game, state.env.stale))
             for i, game in enumerate(games):
                 if game.done:
                     continue
                 if env.scripted:
-                    others = rule.team(1 - seats[i])
-                    stale = game.ghosts if env.stale_opponents else None
+                    others = rule.team(1 - sides[i])
+                    stale = game.ghosts if env.stale_observation_bug else None
                     answers = choose(game.state, rule, others, LEVELS[levels[i]], None, env.exclusive_beans, stale)
                     for k, answer in zip(others, answers, strict=True):
                         wanted[i][k] = answer
@@ -368,7 +368,7 @@ def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
                 game.step(wanted[i], resolved, reached.beans[len(outcome.state.beans) :])
                 assert of_the_living(game.state) == of_the_living(reached)
                 assert game.state.beans == reached.beans
-                if env.stale_opponents:
+                if env.stale_observation_bug:
                     assert seen_ghosts(env.board, jax.tree.map(lambda x, i=i: x[i], ghosts_after)) == {
                         k: (cells[0], frozenset(cells)) for k, cells in game.ghosts.items()
                     }
@@ -396,7 +396,7 @@ def test_a_snake_that_eats_as_it_dies_leaves_its_tail_too() -> None:
     @jit
     def advance(before: Any, direction: Any) -> Any:
         moved, _, hit, ate = rules.move(board, before, direction)
-        return ghosts.update(board, ghosts.begin(before), before, moved, ate, hit), ate
+        return stale_observation.update(board, stale_observation.begin(before), before, moved, ate, hit), ate
 
     found, ate = advance(before, jnp.asarray(resolved))
     outcome = oracle.advance(State(bodies, resolved, [(2, 3)]), resolved, rule)

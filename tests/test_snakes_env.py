@@ -1,4 +1,4 @@
-"""Snakes as an environment: settings, schedules, seats, rewards, the observation of our own."""
+"""Snakes as an environment: settings, schedules, sides, rewards, the observation of our own."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ from envs_jax.snakes.board import Board
         ({"height": 3, "width": 4, "snakes": 4}, "no room"),
         ({"height": 4, "width": 4, "beans": 5, "observation": "obs30", "snakes": 2}, "obs_full"),
         ({"beans": 4, "observation": "obs35"}, "6 snakes and 5 beans"),
-        ({"seat": "third"}, "unknown seat"),
+        ({"side": "third"}, "unknown side"),
         ({"observation": "obs_ful"}, "did you mean 'obs_full'"),
         ({"reward": "v1.1_fix"}, "did you mean 'v1.1_fixed'"),
         ({"time_limit": "truncated"}, "did you mean 'truncate'"),
@@ -70,7 +70,7 @@ def test_published_schedules(name):
 
 
 def test_levels_are_drawn_as_the_mixture_says():
-    env = envs_jax.make("snakes_1v1", opponent="0:1,2:2,evasion:1", seat="both")
+    env = envs_jax.make("snakes_1v1", opponent="0:1,2:2,evasion:1", side="both")
     keys = jax.random.split(jax.random.key(3), 4000)
     state, _ = jax.jit(lambda keys: batched(env).reset(keys, context(env)))(keys)
     shares = np.bincount(np.asarray(state.env.level), minlength=6) / 4000
@@ -105,8 +105,8 @@ def test_score_reward_is_the_difference_of_the_team_scores():
 
 
 def test_the_seat_only_renames_snakes():
-    """What the second seat sees of a game is what the first sees of the game with exchanged halves."""
-    first, second = (envs_jax.make("snakes", seat=seat, observation="obs_full") for seat in ("first", "second"))
+    """What the second side sees of a game is what the first sees of the game with exchanged halves."""
+    first, second = (envs_jax.make("snakes", side=side, observation="obs_full") for side in ("first", "second"))
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
     turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
     seen = (
@@ -117,28 +117,28 @@ def test_the_seat_only_renames_snakes():
         np.testing.assert_array_equal(a, b)
 
 
-def test_outside_both_teams_see_and_are_paid_as_the_learner_in_its_seat():
+def test_outside_both_teams_see_and_are_paid_as_the_learner_on_its_side():
     """The same game, played with both teams outside and with the choices of level 1 for the other team."""
     settings = {"max_steps": 30, "reward": "plus"}
-    inside = {seat: envs_jax.make("snakes", seat=seat, opponent="1", **settings) for seat in ("first", "second")}
+    inside = {side: envs_jax.make("snakes", side=side, opponent="1", **settings) for side in ("first", "second")}
     outside = envs_jax.make("snakes", opponent="outside", **settings)
-    states = {seat: jax.jit(env.reset)(jax.random.key(7), context(env)) for seat, env in inside.items()}
+    states = {side: jax.jit(env.reset)(jax.random.key(7), context(env)) for side, env in inside.items()}
     both = jax.jit(outside.reset)(jax.random.key(7), context(outside))
     step, step_outside = {s: jax.jit(e.step) for s, e in inside.items()}, jax.jit(outside.step)
     level1 = {
-        seat: jax.jit(lambda state, env=env: env.baselines["level1"](env, state, None, jax.random.key(0)))
-        for seat, env in inside.items()
+        side: jax.jit(lambda state, env=env: env.baselines["level1"](env, state, None, jax.random.key(0)))
+        for side, env in inside.items()
     }
     for _ in range(30):
-        actions = {seat: level1[seat](states[seat][0]) for seat in inside}
-        states = {seat: step[seat](states[seat][0], actions[seat], context(inside[seat])) for seat in inside}
+        actions = {side: level1[side](states[side][0]) for side in inside}
+        states = {side: step[side](states[side][0], actions[side], context(inside[side])) for side in inside}
         action = jnp.concatenate([actions["first"], actions["second"]])
         both = step_outside(both[0], action, context(outside))
-        for part, seat in ((slice(0, 3), "first"), (slice(3, 6), "second")):
-            timestep = states[seat][1]
+        for part, side in ((slice(0, 3), "first"), (slice(3, 6), "second")):
+            timestep = states[side][1]
             np.testing.assert_array_equal(both[1].observation[part], timestep.observation)
             np.testing.assert_allclose(both[1].reward[part], timestep.reward, rtol=1e-6)
-            for a, b in zip(jax.tree.leaves(both[0].game), jax.tree.leaves(states[seat][0].game), strict=True):
+            for a, b in zip(jax.tree.leaves(both[0].game), jax.tree.leaves(states[side][0].game), strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -168,13 +168,13 @@ def _see(bodies, directions, beans, agents=1, teams=2):
 def test_the_full_observation_by_hand():
     bodies = [[(0, 0), (0, 1), (0, 2), (1, 2)], [(5, 0), (5, 7), (4, 7)]]
     crop, rest = _see(bodies, [2, 3], [(1, 0), (3, 4)])
-    body, mates, rivals, bean = crop[..., 0]
+    body, mates, opponents, bean = crop[..., 0]
     wanted = np.zeros((7, 7), int)
     wanted[3, 3], wanted[3, 4], wanted[3, 5], wanted[4, 5] = 83, 66, 50, 33  # it may eat at (1, 0)
     wanted[2, 3], wanted[2, 2], wanted[1, 2] = 50, 33, 16
     np.testing.assert_array_equal(body, wanted)
     assert mates[3, 3] == 100 and mates.sum() == 100
-    assert rivals[2, 3] == 100 and rivals.sum() == 100
+    assert opponents[2, 3] == 100 and opponents.sum() == 100
     assert bean[4, 3] == 100 and bean.astype(int).sum() == 100  # (3, 4) is 4 columns away
     direction, blocked, length, beans, other, _ = np.split(rest[:, 0], [4, 8, 9, 24, 29])
     assert direction.tolist() == [0, 0, 100, 0]
@@ -280,9 +280,11 @@ def test_fixed_reward_counts_deaths():
 
 
 def test_opponents_are_stale_in_training_alone() -> None:
-    env = envs_jax.make("snakes", stale_opponents=True, opponent="1", eval_opponent="2")
+    env = envs_jax.make("snakes", stale_observation_bug=True, opponent="1", eval_opponent="2")
     judged = env.for_evaluation()
-    assert env.stale_opponents and not judged.stale_opponents and judged.opponent == "2"
-    assert env.contest.settings["stale_opponents"] is False
-    assert all(envs_jax.make("snakes", stale_opponents=s).contest.league["stale_opponents"] is False for s in (0, 1))
-    assert "stale_opponents" not in envs_jax.make("snakes").contest.settings
+    assert env.stale_observation_bug and not judged.stale_observation_bug and judged.opponent == "2"
+    assert env.match_rules.settings["stale_observation_bug"] is False
+    for bug in (False, True):
+        rules = envs_jax.make("snakes", stale_observation_bug=bug).match_rules
+        assert rules.league["stale_observation_bug"] is False
+    assert "stale_observation_bug" not in envs_jax.make("snakes").match_rules.settings

@@ -22,10 +22,11 @@ from jaxrl.cli import render
 from jaxrl.evaluation.policies import load
 
 GAMES = {  # name: (settings, policy, episode)
-    "second seat": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "seat": "second", "opponent": "0:1,1:1",
-                     "stale_opponents": True}, "level1", 1),
-    "outside": ({"height": 5, "width": 6, "opponent": "outside", "seat": "both"}, "random", 0),
-    "stale opponents": ({"height": 5, "width": 6, "snakes": 4, "opponent": "2", "stale_opponents": True}, "random", 0),
+    "second side": ({"height": 4, "width": 5, "snakes": 4, "beans": 2, "side": "second", "opponent": "0:1,1:1",
+                     "stale_observation_bug": True}, "level1", 1),
+    "outside": ({"height": 5, "width": 6, "opponent": "outside", "side": "both"}, "random", 0),
+    "stale observation": ({"height": 5, "width": 6, "snakes": 4, "opponent": "2",
+                           "stale_observation_bug": True}, "random", 0),
     "one team": ({"height": 3, "width": 4, "snakes": 3, "beans": 1, "teams": 1}, "random", 0),
 }  # fmt: skip
 AT_NIGHT = {"outside", "stale opponents"}
@@ -193,11 +194,11 @@ def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
 
 
 def test_games_of_a_run_are_drawn_against_opponents_that_see_the_game():
-    made = make("snakes_1v1", opponent="2", stale_opponents=True)
+    made = make("snakes_1v1", opponent="2", stale_observation_bug=True)
     subject = load(None, "snakes_1v1", dict(made.__dict__))
     assert render._with_opponents(subject) is subject
     of_run = dataclasses.replace(subject, run=Path("0001"))
-    assert render._with_opponents(of_run).settings["stale_opponents"] is False
+    assert render._with_opponents(of_run).settings["stale_observation_bug"] is False
 
 
 def test_events_in_words(scene):

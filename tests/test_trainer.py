@@ -15,9 +15,10 @@ from helpers.tiny import Corridor, CorridorState, TinyQ
 
 import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
-from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
 from jaxrl.algos.coma import Coma
+from jaxrl.rl.opponent_pool import PoolEnvironment
 from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
@@ -131,11 +132,11 @@ def test_the_environments_go_on_from_block_to_block(corridor_run: Any) -> None:
 class Treadmill(Corridor):
     """Pays 1 at every step and is only ever cut, never over: with discount 0.9 every state is worth 10."""
 
-    def reset(self, key: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def reset(self, key: jax.Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         state, timestep = super().reset(key, context)
         return state, self._cut(state, timestep, 0.0)
 
-    def step(self, state: CorridorState, action: jax.Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def step(self, state: CorridorState, action: jax.Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         state, timestep = super().step(state, action, context)
         return state, self._cut(state, timestep, 1.0)
 
@@ -290,7 +291,7 @@ def test_steps_and_environments_draw_from_other_keys(corridor_run: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pooled(BatchedEnvironment):
+class Pooled(PoolEnvironment):
     """Keeps the policy that it was given last."""
 
     def init_pool(self, policy: Any) -> Any:

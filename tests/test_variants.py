@@ -44,11 +44,11 @@ class Paced(Corridor):
         rows = 0 if self.way == "slow" else 1
         return dataclasses.replace(state, position=jnp.pad(state.position, (0, rows)))
 
-    def reset(self, key: Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         state, timestep = super().reset(key, context)
         return self._stored(state), timestep
 
-    def step(self, state: CorridorState, action: Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def step(self, state: CorridorState, action: Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         if self.way == "breaks":
             raise NotImplementedError("no such kernel\non this device")
         if self.way == "dies":

@@ -1,7 +1,7 @@
 """python -m bench.parity.agent_games DIR: games of an exported agent by the original rules, in plain NumPy.
 
 DIR is what `python -m jaxrl.export RUN --format jidi --out DIR` wrote. The agent is called as the Jidi platform calls
-it, once per snake and step, and plays the scripted players in both seats. Prints a table of means with standard errors,
+it, once per snake and step, and plays the scripted players in both sides. Prints a table of means with standard errors,
 and how long calls take.
 """
 
@@ -56,11 +56,11 @@ def controlled(controller: Controller, seconds: list[float] | None = None) -> Po
     """A platform's controller as a policy of the oracle; `seconds` receives the duration of each call."""
     before: list[int] = []
 
-    def policy(game: oracle.Game, seat: int) -> list[int]:
+    def policy(game: oracle.Game, side: int) -> list[int]:
         last = list(before) if game.state.step_count > 1 else None
         before[:] = game.state.directions
         actions = []
-        for snake in game.settings.team(seat):
+        for snake in game.settings.team(side):
             seen = observation(game.state, game.settings, snake, last)
             began = time.perf_counter()
             answer = controller(seen, None, False)
@@ -73,14 +73,14 @@ def controlled(controller: Controller, seconds: list[float] | None = None) -> Po
 
 
 def games(
-    agent: Policy, opponent: Policy, settings: oracle.Settings, number: int, seat: int, seed: int
+    agent: Policy, opponent: Policy, settings: oracle.Settings, number: int, side: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Team scores of the agent and of its opponent, int[number] each; game i starts alike in both seats."""
+    """Team scores of the agent and of its opponent, int[number] each; game i starts alike in both sides."""
     scores = []
     for i in range(number):
-        policies = (agent, opponent) if seat == 0 else (opponent, agent)
+        policies = (agent, opponent) if side == 0 else (opponent, agent)
         scores.append(play(oracle.Game(settings, np.random.default_rng((seed, i))), policies))
-    own, other = np.array(scores).T if seat == 0 else np.array(scores)[:, ::-1].T
+    own, other = np.array(scores).T if side == 0 else np.array(scores)[:, ::-1].T
     return own, other
 
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("directory", metavar="DIR", type=Path, help="what jaxrl.export wrote")
     parser.add_argument("--games", metavar="N", type=int, default=200,
-                        help="games against each opponent in each seat (default: 200)")  # fmt: skip
+                        help="games against each opponent in each side (default: 200)")  # fmt: skip
     parser.add_argument("--opponents", metavar="A,B,...", default="random,2",
                         help=f"of {', '.join(OPPONENTS)} (default: random,2)")  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of games and actions (default: 0)")
@@ -119,12 +119,12 @@ def main(argv: Sequence[str]) -> int:
     seconds: list[float] = []
     policy = controlled(agent.my_controller, seconds)
     print(f"{flags.games} games per line; team scores, mean ± standard error; win / loss / draw in %")
-    print(f"{'opponent':10}{'seat':8}{'own':>13}  {'opponent':>13}  {'difference':>13}  win / loss / draw")
+    print(f"{'opponent':10}{'side':8}{'own':>13}  {'opponent':>13}  {'difference':>13}  win / loss / draw")
     for name in opponents:
         both = []
-        for seat in (0, 1):
-            both.append(games(policy, scripted(OPPONENTS[name]), settings, flags.games, seat, flags.seed))
-            print(f"{name:10}{('first', 'second')[seat]:8}{row(*both[-1])}", flush=True)
+        for side in (0, 1):
+            both.append(games(policy, scripted(OPPONENTS[name]), settings, flags.games, side, flags.seed))
+            print(f"{name:10}{('first', 'second')[side]:8}{row(*both[-1])}", flush=True)
         print(f"{name:10}{'both':8}{row(*np.concatenate(both, axis=1))}", flush=True)
     times = 1000 * np.array(seconds)
     print(f"calls: median {np.median(times):.2f} ms, 99 % below {np.quantile(times, 0.99):.2f} ms, longest "

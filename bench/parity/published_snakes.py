@@ -96,7 +96,7 @@ def play_numpy(case: Case, episodes: int, seed: int) -> Games:
         game = oracle.Game(rng=np.random.default_rng((seed, number)))
         deaths, meals = np.zeros((2, 2))
         while not game.done:
-            game.step([action for seat, policy in enumerate(scripted) for action in policy(game, seat)])
+            game.step([action for side, policy in enumerate(scripted) for action in policy(game, side)])
             deaths += game.hit.reshape(2, -1).sum(1)
             meals += (game.rewards > 0).reshape(2, -1).sum(1)
         own, other = game.totals.reshape(2, -1).sum(1)

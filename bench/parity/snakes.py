@@ -163,7 +163,7 @@ def compare_choices(found: Comparison, configuration: Configuration, source: str
         wanted = record["opp_action"][:, place, :half].T
         known = wanted >= 0
         chosen = by_lanes(made.choose, games, np.full(len(rows), level, np.int32))
-        found.exact(f"choices, {opponents.LEVELS[level]}", chosen[known], wanted[known])
+        found.exact(f"choices, {opponents.NAMES[level]}", chosen[known], wanted[known])
         checked[:, place, :half] = known.T
     found.exact("choices that are recorded", checked, record["opp_action"] >= 0)  # none is left out
 

@@ -89,7 +89,7 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
 
 
 def _find(evaluation: dict[str, Any], match: str, metric: str) -> Any:
-    """The figures of a metric against a player, or of a policy where there are no contests.
+    """The figures of a metric against a player, or of a policy where there are no matches.
 
     Raises:
         UserError: the evaluation does not have them.

@@ -2,7 +2,7 @@
 
 Neither the environment nor the learner here shares code with envs_jax or jaxrl: if `ddpg_competition` scores the same,
 it is the settings that score so. Plays one game after another against the opponent of the preset, then games against
-random players in both seats by the published protocol: sampled actions, no exploration.
+random players in both sides by the published protocol: sampled actions, no exploration.
 """
 
 import sys
@@ -31,7 +31,7 @@ def train(play: TorchGames, episodes: int) -> list[int]:
     scores, began = [], time.perf_counter()
     for episode in range(1, episodes + 1):
         play.collect(1, after_step=play.learn)
-        team = play.match.settings.team(play.match.seats[0])
+        team = play.match.settings.team(play.match.sides[0])
         scores.append(int(play.match.game.totals[team].sum()))
         if episode % 100 == 0:
             seconds = time.perf_counter() - began
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = measure.parser("python -m bench.studies.published_learning", __doc__)
     parser.add_argument("--episodes", default="2000", metavar="N", help="games of 200 steps (default: 2000)")
-    parser.add_argument("--games", default="500", metavar="N", help="evaluation games in each seat (default: 500)")
+    parser.add_argument("--games", default="500", metavar="N", help="evaluation games in each side (default: 500)")
     parser.add_argument("--seed", default="1", metavar="N", help="of everything (default: 1)")
     parser.add_argument("--fresh_opponents", action="store_true", help="opponents see the game as it is, as in the "
                         "published trainer since December 2021")  # fmt: skip
@@ -59,21 +59,21 @@ def main(argv: Sequence[str]) -> int:
     except ImportError as error:
         raise UserError(str(error)) from None
     config = command_line.parse(["--config", PRESET]).config
-    stale = {"stale_opponents": not parsed.fresh_opponents}
+    stale = {"stale_observation_bug": not parsed.fresh_opponents}
     play = TorchGames(config.env_settings | stale, config.algo_settings, seed)
     training = train(play, episodes)
     play.learner.epsilon = 0.0
 
-    def policy(game: Game, seat: int) -> list[int]:
-        return [int(action) for action in play.learner.act(game.observe(play.match.layout, seat))[0]]
+    def policy(game: Game, side: int) -> list[int]:
+        return [int(action) for action in play.learner.act(game.observe(play.match.layout, side))[0]]
 
     print("own, opponent, difference; mean ± standard error; win / loss / draw in %")
-    seats = []
-    for seat in (0, 1):
-        seats.append(games(policy, scripted(0), play.match.settings, number, seat, seed))
-        print(f"random, {('first', 'second')[seat]} seat: {row(*seats[-1])}", flush=True)
-    own, other = np.concatenate(seats, axis=1)
-    print(f"random, both seats: {row(own, other)}")
+    sides = []
+    for side in (0, 1):
+        sides.append(games(policy, scripted(0), play.match.settings, number, side, seed))
+        print(f"random, {('first', 'second')[side]} side: {row(*sides[-1])}", flush=True)
+    own, other = np.concatenate(sides, axis=1)
+    print(f"random, both sides: {row(own, other)}")
     if parsed.out:
         hundreds = np.array(training[: len(training) // 100 * 100]).reshape(-1, 100).mean(1)
         result = measure.header("snakes.published_learning", argv, quick=False) | {

@@ -50,8 +50,8 @@ class Match:
         self.settings = Settings(**{ours: env[theirs] for theirs, ours in _SAME.items()})
         self.layout = _known("observation", env["observation"], tuple(f"obs{x}" for x in LAYOUTS)).removeprefix("obs")
         self._reward = _known("reward", env["reward"], REWARDS)
-        self._rng, self._seats, self._exclusive = rng, env["seat"], env["exclusive_beans"]
-        self._stale = env["stale_opponents"]
+        self._rng, self._sides, self._exclusive = rng, env["side"], env["exclusive_beans"]
+        self._stale = env["stale_observation_bug"]
         outside = self.settings.teams == 1 or env["opponent"] == schedule.OUTSIDE
         drawn = None if outside else schedule.parse(env["opponent"])
         if drawn is not None and len(drawn.mixtures) > 1:
@@ -62,37 +62,37 @@ class Match:
         self.reset()
 
     def reset(self) -> None:
-        """A new game; its seat and its opponent are drawn as the settings say."""
+        """A new game; its side and its opponent are drawn as the settings say."""
         self.game = Game(self.settings, self._rng)
-        second = {"first": False, "second": True}.get(self._seats, self._rng.random() < 0.5)
+        second = {"first": False, "second": True}.get(self._sides, self._rng.random() < 0.5)
         first, other = (1, 0) if second and self.settings.teams == 2 else (0, 1)
         scripted = self._chances is not None
-        self.seats = (first,) if scripted or self.settings.teams == 1 else (first, other)
+        self.sides = (first,) if scripted or self.settings.teams == 1 else (first, other)
         self._level: int | str | None = None
         if self._chances is not None:
-            level = opponents.LEVELS[self._rng.choice(len(self._chances), p=self._chances)]
+            level = opponents.NAMES[self._rng.choice(len(self._chances), p=self._chances)]
             self._level = level if level == oracle_opponents.EVASION else int(level)
 
     def act(self, level: int | str) -> np.ndarray:
         """[A] what scripted players would do in the learner's place."""
-        return np.concatenate([self._choose(level, seat) for seat in self.seats])
+        return np.concatenate([self._choose(level, side) for side in self.sides])
 
     def observe(self) -> np.ndarray:
         """[A, D] float32."""
-        return np.concatenate([self.game.observe(self.layout, seat) for seat in self.seats])
+        return np.concatenate([self.game.observe(self.layout, side) for side in self.sides])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
         """Rewards [A] and whether the game is over, after the learner's actions [A]."""
-        of_seat = dict(zip(self.seats, np.split(action, len(self.seats)), strict=True))
-        for seat in range(self.settings.teams):
-            if seat not in of_seat:
+        of_side = dict(zip(self.sides, np.split(action, len(self.sides)), strict=True))
+        for side in range(self.settings.teams):
+            if side not in of_side:
                 assert self._level is not None
-                of_seat[seat] = self._choose(self._level, seat, self._stale)
-        _, done = self.game.step(np.concatenate([of_seat[seat] for seat in sorted(of_seat)]))
-        return np.concatenate([self.game.shaped(self._reward, seat) for seat in self.seats]), done
+                of_side[side] = self._choose(self._level, side, self._stale)
+        _, done = self.game.step(np.concatenate([of_side[side] for side in sorted(of_side)]))
+        return np.concatenate([self.game.shaped(self._reward, side) for side in self.sides]), done
 
-    def _choose(self, level: int | str, seat: int, stale: bool = False) -> np.ndarray:
-        return np.array(oracle_opponents.scripted(level, self._exclusive, stale)(self.game, seat))
+    def _choose(self, level: int | str, side: int, stale: bool = False) -> np.ndarray:
+        return np.array(oracle_opponents.scripted(level, self._exclusive, stale)(self.game, side))
 
 
 class NumpyGames:
@@ -125,7 +125,7 @@ class NumpyGames:
     def measure(self) -> Mapping[str, float]:
         """Scores of the teams."""
         teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
-        own = self._match.seats[0]
+        own = self._match.sides[0]
         return {"score": float(teams[own])} | ({"opponent_score": float(teams[1 - own])} if len(teams) == 2 else {})
 
 

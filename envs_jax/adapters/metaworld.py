@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, EnvSpec, TimeStep, closest
-from envs_jax.batch import BatchState
+from envs_jax.batch import BatchState, batch_first, batch_last
 from envs_jax.reach import goals, tasks
 from envs_jax.reach.dynamics import Pose
-from envs_jax.reach.env import Reach, ReachBatch, lanes_first, lanes_last
+from envs_jax.reach.env import Reach, ReachBatch
 from envs_jax.reach.observation import FRAME
 
 REACH = "reach-v3"
@@ -238,4 +238,4 @@ def _show(env: Reach, state: Any, steps: Array, observation: Array, tool: Array)
     """A state [B, ...], so many steps later, with the frame of observations [B, 39], and its time step."""
     state = dataclasses.replace(state, t=state.t + steps, seen=observation[:, :FRAME])
     pose = Pose(hand=observation[:, :3].T, tool=tool.T, opening=observation[:, 3])
-    return state, lanes_first(env.show(lanes_last(state), observation[:, FRAME : 2 * FRAME].T, pose))
+    return state, batch_first(env.show(batch_last(state), observation[:, FRAME : 2 * FRAME].T, pose))

@@ -110,11 +110,11 @@ class Coverage(Settings):
 
     # Environment
 
-    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
         state = self._draw_mission(key)
         return self.observe_and_fuse(state, state.positions, *self._draw(state, state.positions))
 
-    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
+    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         positions = actions.move(state.positions, action, self.num_actions)
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
-from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import TARGET_UNIT, Settings, State
 
@@ -50,12 +50,12 @@ class Reach(Settings):
             alike={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},
         )
 
-    # Environment: one arm without lanes
+    # Environment: one arm, or many in the last axis
 
-    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
-        return self.begin(*self._draw(key))
+    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
+        return self.begin(*for_keys(self._draw, key))
 
-    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
+    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
         return self.advance(state, action)
 
     def batched(self) -> BatchedEnvironment:
@@ -67,7 +67,7 @@ class Reach(Settings):
 
         return ReachViewer()
 
-    # Parts, for one arm or many on lanes (trailing axes)
+    # Parts, for one arm or many in the last axis
 
     def _draw(self, key: Array) -> tuple[Array, Array, Array]:
         """Puck and goal float32[3], and the index of the task, int32[]."""
@@ -129,9 +129,6 @@ class Reach(Settings):
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
             observation=observation.observe(state.seen, before, goal)[None],
-            action_mask=None,
-            mask_state=(),
-            global_state=(),
             reward=jnp.where(start, 0.0, paid)[None],
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,
@@ -156,19 +153,9 @@ class ReachFamily(Reach):
     name = "reach_family"
 
 
-def lanes_first(tree: Any) -> Any:
-    """Leaves [..., B] as [B, ...]."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
-
-
-def lanes_last(tree: Any) -> Any:
-    """Leaves [B, ...] as [..., B]."""
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
-
-
 @dataclasses.dataclass(frozen=True)
-class ReachBatch(BatchedEnvironment):
-    """[B] arms: inside a step they are the last axis, so that every operation runs over arms."""
+class ReachBatch(BatchLast):
+    """[B] arms, whose goals may come in order."""
 
     @property
     def reach(self) -> Reach:
@@ -177,24 +164,16 @@ class ReachBatch(BatchedEnvironment):
         return self.env
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self.reach
-        if env.goals == "order":
-            of_list = goals.POOL * len(env.tasks)
-            first = jax.vmap(lambda key: jax.random.randint(key, (), 0, of_list, jnp.int32))(keys)
-            listed, timestep = self.in_order(keys, first + (episode % jnp.uint32(of_list)).astype(jnp.int32))
-            return dataclasses.replace(listed, episode=episode), timestep
-        puck, goal, task = jax.vmap(lambda key, e: env._draw(jax.random.fold_in(key, e)))(keys, episode)
-        state, timestep = env.begin(puck.T, goal.T, task)
-        return BatchState(env=lanes_first(state), key=keys, episode=episode), lanes_first(timestep)
+        if self.reach.goals != "order":
+            return super()._start(keys, episode, context)
+        length = goals.POOL * len(self.reach.tasks)
+        first = jax.vmap(lambda key: jax.random.randint(key, (), 0, length, jnp.int32))(keys)
+        state, timestep = self.in_order(keys, first + (episode % jnp.uint32(length)).astype(jnp.int32))
+        return dataclasses.replace(state, episode=episode), timestep
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
         """Episodes int32[B] of one list without end, see `goals.listed`, each pair for all tasks; keys key[B]."""
-        env = self.reach
-        count = len(env.tasks)
+        env, count = self.reach, len(self.reach.tasks)
         pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
-        return BatchState(env=lanes_first(state), key=keys, episode=numbers.astype(jnp.uint32)), lanes_first(timestep)
-
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        after, timestep = self.reach.advance(lanes_last(state.env), jnp.moveaxis(action, 0, -1))
-        return dataclasses.replace(state, env=lanes_first(after)), lanes_first(timestep)
+        return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)

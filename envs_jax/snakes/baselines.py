@@ -1,4 +1,4 @@
-"""Scripted policies in the learner's seat: policy(env, state, timestep, key) -> int32[A]; rules in `opponents`.
+"""Scripted policies in the learner's place: policy(env, state, timestep, key) -> int32[A]; rules in `opponents`.
 
 And how policies are compared: in games against each of them.
 
@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Contest, TimeStep
+from envs_jax.base import Array, TimeStep
+from envs_jax.matches import MatchRules
 from envs_jax.snakes import opponents, schedule, teams
 from envs_jax.snakes.types import Settings, State
 
@@ -29,31 +30,31 @@ def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, lev
 
 
 BASELINES: dict[str, Callable[..., Array]] = {
-    name: functools.partial(scripted, level=level)
-    for level, name in enumerate(("random", "level1", "level2", "level3", "level4", "evasion"))
+    opponent.baseline: functools.partial(scripted, level=level) for level, opponent in enumerate(opponents.OPPONENTS)
 }
 
 
 GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that make a game
 
 
-def contest(env: Settings) -> Contest:
-    """As published, but in both seats: drawn actions, games against each player of the opponent's mixture."""
+def match_rules(env: Settings) -> MatchRules:
+    """As published, but on both sides: sampled actions, games against each player of the opponent's mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()
-    everyone = ",".join(opponents.LEVELS)
-    return Contest(
+    everyone = ",".join(opponents.NAMES)
+    fixed = {"stale_observation_bug": False} if env.stale_observation_bug else {}
+    return MatchRules(
         game={name: getattr(env, name) for name in GAME},
-        settings={"opponent": everyone, "seat": "both"} | ({"stale_opponents": False} if env.stale_opponents else {}),
+        settings={"opponent": everyone, "side": "both"} | fixed,
         league={
             "opponent": f"{everyone},self",
-            "seat": "both",
+            "side": "both",
             "exclusive_beans": env.exclusive_beans,
-            "stale_opponents": False,
+            "stale_observation_bug": False,
         },
-        rivals={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
+        opponents={name: jnp.asarray(only[k]) for k, name in enumerate(BASELINES) if k in used},
         outside=jnp.asarray(only[schedule.SELF]) if schedule.SELF in used else None,
-        beside=("random", "level2"),
+        baselines=("random", "level2"),
         anchor=("level2", 1000.0),
-        drawn=True,
+        sampled=True,
     )

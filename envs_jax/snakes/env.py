@@ -4,12 +4,13 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Contest, Discrete, EnvSpec, Reduction, TimeStep, setting
-from envs_jax.batch import BatchedEnvironment, BatchState
-from envs_jax.snakes import baselines, draws, ghosts, respawn, rules, teams, timesteps
+from envs_jax.base import Array, Discrete, EnvSpec, Reduction, TimeStep, setting
+from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
+from envs_jax.matches import MatchRules
+from envs_jax.progress import Progress, start
+from envs_jax.snakes import baselines, draws, respawn, rules, stale_observation, teams, timesteps
 from envs_jax.snakes.types import MOST_SNAKES, MOST_STEPS, Settings, State
 
 _LABELS = {
@@ -60,38 +61,40 @@ class Snakes(Settings):
             score="score_difference" if self.teams == 2 else "score",
         )
 
-    def context(self, progress: Any) -> Any:
+    def context(self, progress: Progress) -> Any:
         """float32[7]: chances of the players of the other team in the games that begin now."""
         return self.schedule.at(progress.fraction)
 
     def for_evaluation(self) -> "Snakes":
         """Against `eval_opponent`, who sees the game as it is."""
-        return self if self.outside else dataclasses.replace(self, opponent=self.eval_opponent, stale_opponents=False)
+        if self.outside:
+            return self
+        return dataclasses.replace(self, opponent=self.eval_opponent, stale_observation_bug=False)
 
     @property
-    def contest(self) -> Contest | None:
-        return baselines.contest(self) if self.teams == 2 else None
+    def match_rules(self) -> MatchRules | None:
+        return baselines.match_rules(self) if self.teams == 2 else None
 
-    # Environment: one game without lanes
+    # Environment: one game, or many in the last axis (see `board`)
 
-    def reset(self, key: Array, context: Any) -> tuple[State, TimeStep]:
-        state = self._begin(*draws.start_words(self.snakes, self.beans, key), context)
+    def reset(self, key: Array, context: Any = None) -> tuple[State, TimeStep]:
+        context = self.context(start()) if context is None else context
+        key, words = for_keys(functools.partial(draws.start_words, self.snakes, self.beans), key)
+        state = self._begin(key, words, context)
         return state, timesteps.show(self, teams.seen(self, state))
 
-    def step(self, state: State, action: Array, context: Any) -> tuple[State, TimeStep]:
-        words = draws.step_words(self.snakes, self.beans, state.key, state.game.steps)
-        return self._advance(state, words, action)
+    def step(self, state: State, action: Array, context: Any = None) -> tuple[State, TimeStep]:
+        draw = functools.partial(draws.step_words, self.snakes, self.beans)
+        return self._advance(state, for_keys(draw, state.key, state.game.steps), action)
 
-    def rivals(self, state: State) -> tuple[TimeStep, Array]:
+    def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
         """What the other team sees, as if it were the learner's, and a key for what it draws in this step."""
         theirs = teams.half_turn(teams.seen(self, state), self.snakes // 2)
-        return timesteps.show(self, theirs), draws.opponent_key(state.key, state.game.steps)
+        return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
         """The batch that `envs_jax.batch.batched` makes of this environment."""
         return SnakesBatch(self)
-
-    # Parts, for one game or many on lanes
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
         """The state at the start, for random words uint32[n + K + 2, ...]."""
@@ -103,26 +106,26 @@ class Snakes(Settings):
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
         second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
-        stale = ghosts.begin(game) if self.stale_opponents and self.scripted else ()
-        return State(key, game, level, second[self.seat] != 0, stale)
+        stale = stale_observation.begin(game) if self.stale_observation_bug and self.scripted else ()
+        return State(key, game, level, second[self.side] != 0, stale)
 
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """One step for random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        wanted = snakes if self.takes_rivals else self.num_agents
+        wanted = snakes if self.takes_opponents else self.num_agents
         if len(action) != wanted:
             raise ValueError(
                 f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
-                + ("; 'self' needs a run with --self_play" if self.takes_rivals else "")
+                + ("; 'self' needs a run with --self_play" if self.takes_opponents else "")
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)
         action = teams.swapped(self, action, state.second)
         direction = rules.resolved(state.game.direction, action, draws.turns(words[beans:], snakes))
         game, engine, hit, ate = rules.move(board, state.game, direction)
-        if self.stale_opponents and self.scripted:
-            stale = ghosts.update(board, state.ghosts, state.game, game, ate, hit)
-            state = dataclasses.replace(state, ghosts=stale)
+        if self.stale_observation_bug and self.scripted:
+            stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
+            state = dataclasses.replace(state, stale=stale)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
@@ -169,41 +172,12 @@ class Snakes5p(Snakes):
     name = "snakes_5p"
 
 
-def _lanes_first(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), tree)
-
-
-def _lanes_last(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), tree)
-
-
 @dataclasses.dataclass(frozen=True)
-class SnakesBatch(BatchedEnvironment):
-    """[B] games: inside a step they are the last axis, so that every loop runs over games; see `board`."""
+class SnakesBatch(BatchLast):
+    """[B] games, whose other team may be played from outside."""
 
-    @property
-    def _snakes(self) -> Snakes:
+    def opponent_view(self, state: BatchState) -> tuple[TimeStep, Array]:
+        """See `Snakes.opponent_view`; leaves [B, ...]."""
         assert isinstance(self.env, Snakes)
-        return self.env
-
-    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._snakes
-        draw = functools.partial(draws.start_words, env.snakes, env.beans)
-        step_keys, words = jax.vmap(lambda key, e: draw(jax.random.fold_in(key, e)))(keys, episode)
-        state = env._begin(step_keys, words.T, context)
-        timestep = timesteps.show(env, teams.seen(env, state))
-        return BatchState(env=_lanes_first(state), key=keys, episode=episode), _lanes_first(timestep)
-
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._snakes
-        draw = functools.partial(draws.step_words, env.snakes, env.beans)
-        words = jax.vmap(draw)(state.env.key, state.env.game.steps)
-        games, timestep = env._advance(_lanes_last(state.env), words.T, action.T)
-        return dataclasses.replace(state, env=_lanes_first(games)), _lanes_first(timestep)
-
-    def rivals(self, state: BatchState) -> tuple[TimeStep, Array]:
-        """See `Snakes.rivals`; leaves [B, ...]."""
-        env = self._snakes
-        theirs = teams.half_turn(teams.seen(env, _lanes_last(state.env)), env.snakes // 2)
-        keys = jax.vmap(draws.opponent_key)(state.env.key, state.env.game.steps)
-        return _lanes_first(timesteps.show(env, theirs)), keys
+        timestep, keys = self.env.opponent_view(batch_last(state.env))
+        return batch_first(timestep), keys

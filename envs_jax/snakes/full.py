@@ -7,7 +7,7 @@ in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the
               free after k moves of its snake (k = 1 for a tail), one later where the snake may eat: a bean lies beside
               its head
     mates     heads of the own team; at the centre the own head
-    rivals    heads of others
+    opponents    heads of others
     bean
 
 then columns (see `columns`): direction, blocked neighbours, lengths, beans by wrapped distance, heads of all others,
@@ -120,14 +120,14 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
     half, lanes = game.head.shape[0] // 2, game.steps.shape
     heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     mates = union(heads[:, :half], 1)[:, None] if teams == 2 else heads[:, :agents]
-    rivals = union(heads, 1)[:, None] & ~mates
+    opponents = union(heads, 1)[:, None] & ~mates
 
     stays = body_plane(game) & ~union(jnp.stack(leave))
     times = [  # in binary, how long cells are taken: 0 free, k for `leave`, REACH + 1 for longer
         union(jnp.stack([plane for k, plane in enumerate((*leave, stays), 1) if k >> p & 1]))[:, None]
         for p in range((REACH + 1).bit_length())
     ]
-    planes = [jnp.broadcast_to(x, mates.shape) for x in (*times, mates, rivals, bean_plane(board, game)[:, None])]
+    planes = [jnp.broadcast_to(x, mates.shape) for x in (*times, mates, opponents, bean_plane(board, game)[:, None])]
 
     def cut(planes: Array, place: Array) -> Array:
         """uint32[S, planes, A, ...]: rows of the crop."""

@@ -1,4 +1,4 @@
-"""Scripted players, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
+"""Scripted opponents, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
 
 They act on the state before the step. Each looks for the bean nearest to its head by plain distance, not across the
 edge, and compares its four neighbour cells by their plain distance to that bean; ties go to up, down, left, right in
@@ -11,8 +11,14 @@ this order, and to the earlier bean. `blocked` is a neighbour cell that holds an
     4         like 2, but several snakes may want the same bean
     evasion   like 1 among the cells with a way on that no earlier direction has claimed, else among all
 
-`exclusive`: 3, 4 and evasion choose their beans in turn too, as 2 does.
+`exclusive`: 3, 4 and evasion choose their beans in turn too, as 2 does. A new opponent is one more entry of
+`OPPONENTS`, at its end.
 """
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -20,8 +26,6 @@ from envs_jax.base import Array
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
 
-LEVELS = ("0", "1", "2", "3", "4", "evasion")
-RANDOM, CARELESS, EXCLUSIVE, WEIGHING, GREEDY, EVASION = 0, 1, 2, 3, 4, 5
 _FAR = 1 << 20
 
 
@@ -91,6 +95,101 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
     return chosen
 
 
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What m scripted snakes see before the step; worked out when it is asked for. Four values: by direction.
+
+    Attributes:
+        board: its size.
+        game: before the step.
+        heads: int32[m, ...], places.
+        word: uint32[...], random; two bits of it for each snake.
+        exclusive: see the module's docstring.
+    """
+
+    board: Board
+    game: Game
+    heads: Array
+    word: Array
+    exclusive: bool
+
+    @functools.cached_property
+    def near(self) -> list[Array]:
+        """uint32[m, ...] five times: rows of the cells around the head that hold a snake, see `Board.around`."""
+        return self.board.around(body_plane(self.game)[:, None], self.heads, 2)
+
+    @functools.cached_property
+    def blocked(self) -> list[Array]:
+        """bool[m, ...] four times: the neighbour cell holds a snake."""
+        return [bit(self.near[2 + ROW_STEP[d]], 2 + COLUMN_STEP[d]) for d in range(4)]
+
+    @property
+    def unblocked(self) -> list[Array]:
+        """bool[m, ...] four times."""
+        return [~blocked for blocked in self.blocked]
+
+    @property
+    def everywhere(self) -> list[Array]:
+        """bool[m, ...] four times: true."""
+        return [jnp.ones_like(self.heads, bool)] * 4
+
+    @functools.cached_property
+    def cost(self) -> list[Array]:
+        """int32[m, ...] four times: squared distance of the neighbour cell from the bean nearest to the head."""
+        return self._cost(False)
+
+    @functools.cached_property
+    def cost_in_turn(self) -> list[Array]:
+        """The same where snakes choose their beans in turn, each its own."""
+        return self._cost(True)
+
+    @property
+    def cost_as_set(self) -> list[Array]:
+        """One of these two, by `exclusive`."""
+        return self.cost_in_turn if self.exclusive else self.cost
+
+    def _cost(self, in_turn: bool) -> list[Array]:
+        bean = targets(self.heads, self.game.beans, in_turn)
+        steps = [self.board.shift(self.heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+        return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
+
+
+def _random(view: View) -> Array:
+    shift = 2 * counting(len(view.heads), view.word).astype(jnp.uint32)
+    return (view.word[None] >> shift).astype(jnp.int32) & 3
+
+
+def _evade(view: View) -> Array:
+    safe = _evasive(view.board, view.near)
+    none = ~(safe[0] | safe[1] | safe[2] | safe[3])
+    return _first_of([one | none for one in safe], view.cost_as_set)
+
+
+class Opponent(NamedTuple):
+    """A scripted opponent.
+
+    Attributes:
+        name: in the settings `opponent` and `eval_opponent`.
+        baseline: as a policy in the learner's place.
+        choose: what its snakes do, int32[m, ...].
+    """
+
+    name: str
+    baseline: str
+    choose: Callable[[View], Array]
+
+
+OPPONENTS = (
+    Opponent("0", "random", _random),
+    Opponent("1", "level1", lambda view: _first_of(view.everywhere, view.cost)),
+    Opponent("2", "level2", lambda view: _first_of(view.unblocked, view.cost_in_turn)),
+    Opponent("3", "level3", lambda view: _weigh(view.blocked, view.cost_as_set)),
+    Opponent("4", "level4", lambda view: _first_of(view.unblocked, view.cost_as_set)),
+    Opponent("evasion", "evasion", _evade),
+)
+NAMES = tuple(opponent.name for opponent in OPPONENTS)
+
+
 def act(
     board: Board, game: Game, snakes: slice, level: Array, word: Array, used: tuple[int, ...], exclusive: bool = False
 ) -> Array:
@@ -100,35 +199,13 @@ def act(
         board: its size.
         game: before the step.
         snakes: which m snakes they are.
-        level: int32[...], index in LEVELS.
+        level: int32[...], index in OPPONENTS.
         word: uint32[...], random; two bits of it for each snake.
-        used: the levels that can occur; no others are computed.
+        used: the indices that can occur; no others are computed.
         exclusive: see the module's docstring.
     """
     heads, alive = game.head[snakes], game.length[snakes] > 0
-    near = board.around(body_plane(game)[:, None], heads, 2)
-    blocked = [bit(near[2 + ROW_STEP[d]], 2 + COLUMN_STEP[d]) for d in range(4)]
-    unblocked = [~b for b in blocked]
-    in_turn = {EXCLUSIVE, *((WEIGHING, GREEDY, EVASION) if exclusive else ())}
-    costs = {}
-    for turn in {index in in_turn for index in used if index != RANDOM}:
-        bean = targets(heads, game.beans, turn)
-        steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
-        costs[turn] = [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
-    everywhere = [jnp.ones_like(alive)] * 4
-    chosen = [jnp.zeros_like(heads)] * len(LEVELS)
-    for index in used:
-        if index == RANDOM:
-            chosen[index] = (word[None] >> 2 * counting(len(heads), word).astype(jnp.uint32)).astype(jnp.int32) & 3
-            continue
-        cost = costs[index in in_turn]
-        if index == WEIGHING:
-            chosen[index] = _weigh(blocked, cost)
-        elif index == EVASION:
-            safe = _evasive(board, near)
-            none = ~(safe[0] | safe[1] | safe[2] | safe[3])
-            chosen[index] = _first_of([s | none for s in safe], cost)
-        else:
-            chosen[index] = _first_of(everywhere if index == CARELESS else unblocked, cost)
+    view = View(board, game, heads, word, exclusive)
+    chosen = [OPPONENTS[k].choose(view) if k in used else jnp.zeros_like(heads) for k in range(len(OPPONENTS))]
     action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]
     return jnp.where(alive, action, 0)

@@ -135,7 +135,7 @@ def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
         moved, _, hit, _ = rules.move(env.board, state.game, direction)
         return hit.T, jnp.stack([row(moved.head), column(moved.head)], axis=-1).swapaxes(0, 1)
 
-    rest = {name: getattr(states, name) for name in ("game", "level", "second", "ghosts")}
+    rest = {name: getattr(states, name) for name in ("game", "level", "second", "stale")}
     hit, cells = play(states.key[:steps], rest, jnp.asarray(actions, jnp.int32).T)
     return np.asarray(hit), np.asarray(cells)
 

@@ -4,7 +4,7 @@
 0:1,2:3                  each episode draws its player: a quarter level 0, three quarters level 2
 0@0 1@0.1 2:1,evasion:1@0.5    mixtures, each from a share of training on; the shares rise from 0
 linear, exponential, curriculum     the published schedules of levels
-self:3,2:1               "self" is played from outside, by snapshots of the learner: see `Snakes.rivals`
+self:3,2:1               "self" is played from outside, by snapshots of the learner: see `Snakes.opponent_view`
 outside                  nobody: the actions of both teams come from outside
 """
 
@@ -14,10 +14,10 @@ import itertools
 import jax.numpy as jnp
 
 from envs_jax.base import Array, closest, shown
-from envs_jax.snakes.opponents import LEVELS
+from envs_jax.snakes.opponents import NAMES
 
 OUTSIDE = "outside"
-PLAYERS = (*LEVELS, "self")
+PLAYERS = (*NAMES, "self")
 SELF = PLAYERS.index("self")
 PUBLISHED = {  # share of training from which each level plays, zhizhengzhao/snake
     "linear": (0.0, 0.25, 0.5, 0.75, 1.0),
@@ -85,7 +85,7 @@ def parse(text: str) -> Schedule:
         return parse("0")
     if text in PUBLISHED:
         shares: tuple[float, ...] = PUBLISHED[text]
-        return Schedule(shares, tuple(_mixture(LEVELS[k], text) for k in range(len(shares))))
+        return Schedule(shares, tuple(_mixture(NAMES[k], text) for k in range(len(shares))))
     parts = [part.partition("@") for part in text.split()]
     if not parts:
         raise ValueError(f"snakes: the opponent is empty; choose from {', '.join((*PLAYERS, *PUBLISHED, OUTSIDE))}")

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes import ghosts, opponents, schedule
+from envs_jax.snakes import opponents, schedule, stale_observation
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.types import Settings, State
 
@@ -19,10 +19,10 @@ def half_turn(game: Game, half: int) -> Game:
 
 def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
     """Values along an axis of all snakes, the halves exchanged where the learner plays the second."""
-    if env.seat == "first" or env.teams == 1:
+    if env.side == "first" or env.teams == 1:
         return values
     swapped = jnp.roll(values, env.snakes // 2, axis)
-    return swapped if env.seat == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
+    return swapped if env.side == "second" else jnp.where(second[(None,) * (axis + 1)], swapped, values)
 
 
 def seen(env: Settings, state: State) -> Game:
@@ -35,9 +35,9 @@ def seen(env: Settings, state: State) -> Game:
 
 def _shown_to_opponents(env: Settings, state: State) -> Game:
     """The game as scripted opponents see it, whose snakes come last."""
-    if not env.stale_opponents:
+    if not env.stale_observation_bug:
         return seen(env, state)
-    return seen(env, dataclasses.replace(state, game=ghosts.shown(env.board, state.ghosts, state.game)))
+    return seen(env, dataclasses.replace(state, game=stale_observation.shown(env.board, state.stale, state.game)))
 
 
 def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:
@@ -55,6 +55,6 @@ def with_opponents(env: Settings, state: State, word: Array, action: Array) -> A
         players,
         env.exclusive_beans,
     )
-    if env.takes_rivals:
+    if env.takes_opponents:
         others = jnp.where((state.level == schedule.SELF)[None], action[half:], others)
     return jnp.concatenate([action[:half], others])

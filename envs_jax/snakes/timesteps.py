@@ -41,8 +41,6 @@ def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | No
     return TimeStep(
         observation=stage(functools.partial(observe, env))(game),
         action_mask=stage(functools.partial(open_directions, env))(game) if env.masks else None,
-        mask_state=(),
-        global_state=(),
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,

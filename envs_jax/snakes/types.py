@@ -10,7 +10,7 @@ from envs_jax.snakes.board import MOST_COLUMNS, Board
 from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
-SEATS = ("first", "second", "both")
+SIDES = ("first", "second", "both")
 TIME_LIMITS = ("terminate", "truncate")
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
 MOST_SNAKES = 14
@@ -28,14 +28,14 @@ class State:
         game: what the rules know.
         level: int32[], who plays the other team, index in `schedule.PLAYERS`.
         second: bool[], the learner's team plays the second half of the snakes.
-        ghosts: what stale opponents see, () unless there are some.
+        stale: what scripted opponents go on seeing, () without `stale_observation_bug`.
     """
 
     key: Array
     game: Game
     level: Array
     second: Array
-    ghosts: Any = ()
+    stale: Any = ()
 
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
@@ -58,14 +58,15 @@ class Settings(Environment):
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
     teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
     opponent: str = setting(
-        "2", "who plays the other team: 0 to 4, evasion, self, a mixture 0:1,2:3, a schedule or outside"
+        "2", f"who plays the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
     )
     eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
     exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
-    stale_opponents: bool = setting(
-        False, "whether scripted opponents go on seeing each snake where it first died, as the published weights' did"
+    stale_observation_bug: bool = setting(
+        False,
+        "whether scripted opponents go on seeing each snake where it first died, as those of the published weights",
     )
-    seat: str = setting("first", f"which team the learner plays: {', '.join(SEATS)} (drawn for each game)")
+    side: str = setting("first", f"which team the learner plays: {', '.join(SIDES)} (drawn for each game)")
     observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
     reward: str = setting("original", f"what snakes are paid: {', '.join(reward.NAMES)}")
     masks: bool = setting(False, "whether snakes are told which directions are open, for --masking")
@@ -92,7 +93,7 @@ class Settings(Environment):
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
                 "snakes; choose a larger board or fewer snakes"
             )
-        _known("seat", self.seat, SEATS)
+        _known("side", self.side, SIDES)
         _known("observation", self.observation, OBSERVATIONS)
         _known("reward", self.reward, reward.NAMES)
         _known("time_limit", self.time_limit, TIME_LIMITS)
@@ -130,6 +131,6 @@ class Settings(Environment):
         return schedule.parse(self.opponent)
 
     @property
-    def takes_rivals(self) -> bool:
+    def takes_opponents(self) -> bool:
         """Some games' other team is played from outside: `step` takes its actions behind the learner's."""
         return self.scripted and schedule.SELF in self.schedule.used

@@ -1,6 +1,7 @@
 """What has to be played: types, repetition, masks, values, the course of episodes, a copy alone and in a batch."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -9,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.progress import start as progress_at_start
 from envs_jax.testing.spec import ContractError
 from envs_jax.testing.trees import difference, is_box, named_leaves, program_text, structure, to_host, type_name
 
@@ -21,18 +23,6 @@ MOST_STEPS = 2000  # what is played without being asked for
 # a product and a sum in vectors and twice in single numbers: a copy alone and in a batch would differ.
 _LEVEL = 0 if jax.__version_info__ < (0, 12) else 1
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": _LEVEL})
-
-
-@pytree
-class Progress:
-    """Training progress as environments may read it in `context`: counters are uint32[2] (high word, low word)."""
-
-    env_steps: Array
-    vector_steps: Array
-    updates: Array
-    learn_calls: Array
-    episodes: Array
-    fraction: Array
 
 
 class Check:
@@ -56,10 +46,7 @@ class Check:
 
     def context(self) -> Any:
         """The context at the start of training."""
-
-        counter: Any = np.zeros(2, np.uint32)
-        fraction: Any = np.float32(0.0)
-        progress = Progress(counter, counter, counter, counter, counter, fraction)
+        progress = progress_at_start()
         program = _jit(self.env.context)
         start = self._traced("context", lambda: program.trace(progress).out_info)
         again = self._traced("context", lambda: jax.eval_shape(lambda p: self.env.context(p), progress))
@@ -95,6 +82,16 @@ class Check:
 
     def types(self, key: Array, context: Any) -> None:
         """Structure, shapes and dtypes of what reset and step return."""
+        for name, given in (("reset", ("key",)), ("step", ("state", "action"))):
+            try:
+                signature = inspect.signature(getattr(self.env, name))
+                signature.bind(*given)
+                signature.bind(*given, "context")
+            except TypeError:
+                names = ", ".join(given)
+                self.fail(
+                    f"{name} must take ({names}) and ({names}, context): define {name}(self, {names}, context=None)"
+                )
         pair = self._traced("reset", lambda: self.reset.trace(key, context).out_info)
         state, first = self._pair("reset", pair)
         self._timestep_types("reset", first)
@@ -104,6 +101,15 @@ class Check:
         self._timestep_types("step", timestep)
         self._same_types("state that step returns", next_state, "after reset", state)
         self._same_types("time step that step returns", timestep, "after reset", first)
+        if jax.tree.leaves(context):  # a schedule that reset and step read
+            try:
+                jax.eval_shape(
+                    lambda key, state, action: (self.env.reset(key), self.env.step(state, action)), key, state, action
+                )
+            except (TypeError, ValueError, AttributeError, KeyError) as error:
+                self.fail(
+                    "reset and step do not work without a context: take that of the start of training for None", error
+                )
 
     def _pair(self, what: str, pair: Any) -> Any:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, shown
+from envs_jax.progress import Progress, add, count, start, total
 from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import Layout
 
@@ -28,8 +28,10 @@ __all__ = [
     "Progress",
     "Source",
     "Trajectory",
+    "add",
     "count",
     "setting",
+    "start",
     "total",
 ]
 
@@ -57,48 +59,6 @@ class Phase:
     updates: int
     iterations: int | None = None
     restart: bool = False
-
-
-def count(number: int = 0) -> Array:
-    """A 64-bit counter as uint32[2] (high word, low word): JAX has no 64-bit integers by default."""
-    return jnp.asarray(np.array([number >> 32, number & 0xFFFFFFFF], np.uint32))
-
-
-def add(counter: Array, number: Array | int) -> Array:
-    """`counter` + `number` (below 2^32) with carry."""
-    low = counter[1] + jnp.asarray(number, jnp.uint32)
-    return jnp.stack([counter[0] + (low < counter[1]).astype(jnp.uint32), low])
-
-
-def total(counter: Array) -> Array:
-    """A counter as float32, exact below 2^24 and to a relative 6e-8 above."""
-    return counter[0].astype(jnp.float32) * jnp.float32(2.0**32) + counter[1].astype(jnp.float32)
-
-
-@pytree
-class Progress:
-    """Where training stands; schedules name the counter that they read.
-
-    Attributes:
-        env_steps: uint32[2], steps of all copies together.
-        vector_steps: uint32[2], steps of the batch.
-        updates: uint32[2], gradient updates.
-        learn_calls: uint32[2], calls of `learn` (COMA's training steps).
-        episodes: uint32[2], episodes finished.
-        fraction: float32[], share of the run's configured total, never of its seconds.
-    """
-
-    env_steps: Array
-    vector_steps: Array
-    updates: Array
-    learn_calls: Array
-    episodes: Array
-    fraction: Array
-
-
-def start() -> Progress:
-    """Nothing done yet."""
-    return Progress(count(), count(), count(), count(), count(), jnp.float32(0))
 
 
 @pytree

@@ -5,7 +5,7 @@ equal numbers of time steps. Prints a table and writes every metric as a curve o
 Without RUN, scripted policies alone: python -m jaxrl.evaluate --policy ig --env coverage --q 7. The environment's
 settings are flags; they may differ from those of the run as far as its networks fit.
 
-Where two teams play, policies meet every scripted player of the other team, in both seats, and the ends of the games
+Where two teams play, policies meet every scripted player of the other team, in both sides, and the ends of the games
 count. python -m jaxrl.evaluate RUN --against RUN2 --out league.json lets runs and scripted players all meet each other
 and rates them.
 
@@ -68,8 +68,8 @@ def _own_file(wanted: Subject, names: Sequence[str], usual: Sequence[str]) -> Pa
     """Where a run keeps its evaluation: of the usual policies, in its own environment; None for anything else."""
     if wanted.run is None or wanted.config is None:
         return None
-    contest = wanted.env.env.contest
-    own = {**wanted.config.env_settings, **(contest.settings if contest else {})}
+    rules = wanted.env.env.match_rules
+    own = {**wanted.config.env_settings, **(rules.settings if rules else {})}
     return wanted.run / FILE if wanted.settings == own and set(names) == set(usual) else None
 
 
@@ -95,18 +95,18 @@ def main(argv: Sequence[str]) -> int:
         metaworld.reach_of(wanted)
         if flags.devices is not None:
             raise UsageError("--simulator plays on the first device, step by step: leave --devices out")
-    wanted = _set_for_contest(wanted)
-    contest = wanted.env.env.contest
-    if contest and not contest.rivals:
-        players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
+    wanted = _set_for_matches(wanted)
+    rules = wanted.env.env.match_rules
+    if rules and not rules.opponents:
+        players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
         raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
-    usual = [*league.ranked(wanted), *contest.beside] if contest and wanted.run else list(wanted.policies)
+    usual = [*league.ranked(wanted), *rules.baselines] if rules and wanted.run else list(wanted.policies)
     names = usual if flags.policy is None else several(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
-    if contest and flags.at is not None:
+    if rules and flags.at is not None:
         raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
     at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in several(flags.at or ""))
     path = _own_file(wanted, names, usual)
@@ -119,8 +119,8 @@ def main(argv: Sequence[str]) -> int:
         episodes = episodes or metaworld.EPISODES
         usual_lanes = metaworld.ARMS if flags.simulator == "metaworld" else episodes
         world = metaworld.world_of(flags.simulator, wanted, task, min(chunk or usual_lanes, episodes))
-    if contest:
-        report = compete(wanted, names, episodes or contest.games, seed, devices, chunk, say)
+    if rules:
+        report = compete(wanted, names, episodes or rules.num_games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])
     else:
         report = evaluate(wanted, names, episodes or _EPISODES, seed, at, devices, chunk, say, world)
@@ -129,10 +129,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _set_for_contest(wanted: Subject) -> Subject:
-    """With the settings that its environment's contest is played with, but for those that the user gave."""
-    contest = wanted.env.env.contest
-    settings = contest.settings if contest else {}
+def _set_for_matches(wanted: Subject) -> Subject:
+    """With the settings that matches of its environment are played with, but for those that the user gave."""
+    rules = wanted.env.env.match_rules
+    settings = rules.settings if rules else {}
     return wanted.moved({name: value for name, value in settings.items() if name not in wanted.given})
 
 
@@ -150,7 +150,7 @@ def _league(
     ]
     found = league.league([wanted, *others], players)
     path = output(flags.json, "--json") if flags.json else None
-    report = compete_in_league(found, episodes or found.contest.games, seed, devices, chunk, say)
+    report = compete_in_league(found, episodes or found.rules.num_games, seed, devices, chunk, say)
     show_league(report)
     _write(path, report)
     return 0

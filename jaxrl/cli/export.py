@@ -1,6 +1,6 @@
 """python -m jaxrl.export RUN --format jidi --out DIR: the policy of a run as files that play without jaxrl.
 
-jidi: submission.py and weights.npz for the snakes games of the Jidi platform, 3v3 and 1v1, in either seat, with NumPy
+jidi: submission.py and weights.npz for the snakes games of the Jidi platform, 3v3 and 1v1, in either side, with NumPy
 alone. It draws from the policy, without exploration, or with --greedy plays its best action.
 """
 

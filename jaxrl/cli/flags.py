@@ -107,7 +107,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
 
 # The settings of a run that the help begins with, and those that it shows where an environment has this attribute.
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
-_SHOWN_WITH = {"self_play": "takes_rivals", "self_play_every": "takes_rivals"}
+_SHOWN_WITH = {"self_play": "takes_opponents", "self_play_every": "takes_opponents"}
 
 
 def parse(

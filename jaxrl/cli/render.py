@@ -231,7 +231,7 @@ def main(argv: Sequence[str]) -> int:
         )
     references = _references(flags.evaluation, subject, name)
     games = Path(flags.evaluation) if flags.evaluation else subject.run / FILE if subject.run else None
-    means = read_final_means(games, subject) if games and subject.env.env.contest else {}
+    means = read_final_means(games, subject) if games and subject.env.env.match_rules else {}
     shown = record(subject, name, episode, seed, references, means)
     content = draw(viewer, shown, path.suffix.lower(), rate or viewer.rate)
     try:
@@ -251,9 +251,9 @@ def _with_opponents(subject: Subject) -> Subject:
 
     It is as strong throughout, and sees the game as it is; snapshots of the learner are not at hand.
     """
-    contest = subject.env.env.contest
-    own = subject.run is not None or (contest is not None and contest.outside is not None)
-    if contest is None or not own or subject.given & frozenset(contest.settings):
+    rules = subject.env.env.match_rules
+    own = subject.run is not None or (rules is not None and rules.outside is not None)
+    if rules is None or not own or subject.given & frozenset(rules.settings):
         return subject
     evaluated = subject.env.env.for_evaluation()
     return subject.moved({name: getattr(evaluated, name) for name in subject.settings})

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from rich.text import Text
 
-from envs_jax.base import Contest, closest, shown
+from envs_jax.base import closest, shown
+from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, Subject
-from jaxrl.evaluation.rollouts import Rival, held_out_key, interval, learned
+from jaxrl.evaluation.rollouts import Opponent, held_out_key, interval, learned
 from jaxrl.report import tables
 
 OUTCOMES = ("win", "draw", "defeat")
@@ -73,7 +74,7 @@ def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple
 def play(
     subject: Subject,
     matches: Sequence[tuple[str, str]],
-    rivals: Mapping[str, Subject],
+    opponents: Mapping[str, Subject],
     games: int,
     seed: int,
     devices: int = 1,
@@ -83,41 +84,41 @@ def play(
 
     Args:
         subject: the environment and the first policies.
-        matches: pairs of one of its policies and a scripted player of the other team or one of `rivals`.
-        rivals: runs that play the other team.
+        matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
+        opponents: runs that play the other team.
         games: of each match; game i begins alike in all of them.
         seed, devices, chunk: see `Subject.evaluator`.
     """
-    contest, names, others = _contest(subject), list(dict.fromkeys(first for first, _ in matches)), list(rivals)
-    seats = None if contest.outside is None else [_seat(other) for other in rivals.values()]
-    program = subject.evaluator(names, games, devices, chunk, seats).compiled(final=True)
-    theirs = [other.params for other in rivals.values()]
+    rules, names, others = _rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
+    sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
+    program = subject.evaluator(names, games, devices, chunk, sides).compiled(final=True)
+    theirs = [other.params for other in opponents.values()]
     for first, second in matches:
         params: Any = subject.parameters(names.index(first))
-        if seats is not None:
-            index = others.index(second) if second in rivals else len(others)
+        if sides is not None:
+            index = others.index(second) if second in opponents else len(others)
             params = (params, (jnp.int32(index), theirs))
-        context = contest.outside if second in rivals else contest.rivals[second]
+        context = rules.outside if second in opponents else rules.opponents[second]
         ended = program(params, held_out_key(seed, "evaluation"), context)
         yield first, second, {metric: np.asarray(values)[:games] for metric, values in ended.items()}
 
 
-def _seat(subject: Subject) -> Rival:
+def _opponent(subject: Subject) -> Opponent:
     """A run's policy for the other team."""
     assert subject.algo is not None
     see: Any = subject.env
-    return Rival(see.rivals, learned(subject.algo, LEARNED[ranked(subject)[0]]))
+    return Opponent(see.opponent_view, learned(subject.algo, LEARNED[ranked(subject)[0]]))
 
 
-def _contest(subject: Subject) -> Contest:
-    contest = subject.env.env.contest
-    assert contest is not None
-    return contest
+def _rules_of(subject: Subject) -> MatchRules:
+    rules = subject.env.env.match_rules
+    assert rules is not None
+    return rules
 
 
 def ranked(subject: Subject) -> list[str]:
-    """The names of a run's policy, the one that counts in contests first."""
-    return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _contest(subject).drawn)
+    """The names of a run's policy, the one that counts in matches first."""
+    return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _rules_of(subject).sampled)
 
 
 def results(
@@ -180,7 +181,7 @@ class League:
             i, j = number[match["first"]], number[match["second"]]
             wins[i, j], wins[j, i] = (round(games * match[outcome]["mean"]) for outcome in ("win", "defeat"))
             draws[i, j] = draws[j, i] = round(games * match["draw"]["mean"])
-        rating, half = elo(wins, draws, number[self.anchor], self.contest.anchor[1])
+        rating, half = elo(wins, draws, number[self.anchor], self.rules.anchor[1])
         points = (wins + draws / 2).sum(1) / (games * (len(number) - 1))
         order = sorted(number, key=lambda name: -rating[number[name]])
         return {
@@ -194,14 +195,14 @@ class League:
         }
 
     @property
-    def contest(self) -> Contest:
-        """How the runs compete."""
-        return _contest(next(iter(self.runs.values())))
+    def rules(self) -> MatchRules:
+        """How the runs meet."""
+        return _rules_of(next(iter(self.runs.values())))
 
     @property
     def anchor(self) -> str:
         """Whose rating is fixed: the environment's choice, or the first run if that does not take part."""
-        wanted = self.contest.anchor[0]
+        wanted = self.rules.anchor[0]
         return wanted if wanted in self.scripted else self.players[0]
 
 
@@ -218,27 +219,27 @@ def league(runs: Sequence[Subject], scripted: Sequence[str] | None = None) -> Le
     first = runs[0]
     for k, run in enumerate(runs):
         _check_meets(run, runs[:k])
-    contest = _contest(first)
-    wanted = {name: first.settings[name] for name in first.given if name in contest.league}
-    settings = {**{name: first.settings[name] for name in contest.game}, **contest.league, **wanted}
+    rules = _rules_of(first)
+    wanted = {name: first.settings[name] for name in first.given if name in rules.league}
+    settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **wanted}
     moved = [run.moved(settings) for run in runs]
-    contest = _contest(moved[0])
-    if contest.outside is None:
+    rules = _rules_of(moved[0])
+    if rules.outside is None:
         told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
         raise UsageError(f"runs cannot meet where the other team is played as {told} says: leave it out")
     for name in scripted or ():
-        if name not in contest.rivals:
-            raise UsageError(f"unknown player {shown(name)}: {closest(name, contest.rivals)}")
+        if name not in rules.opponents:
+            raise UsageError(f"unknown player {shown(name)}: {closest(name, rules.opponents)}")
     names = [str(run.run_name) for run in runs]
     if len(set(names)) < len(names):  # of several folders of runs
         names = [str(run.run) for run in runs]
-    return League(dict(zip(names, moved, strict=True)), tuple(contest.rivals if scripted is None else scripted))
+    return League(dict(zip(names, moved, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
 def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
     """Raises UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
-    if run.env.env.contest is None:
+    if run.env.env.match_rules is None:
         raise UsageError(f"{run.run}: in its environment '{run.name}' no two teams meet; --against is for such runs")
     if run.algo.recurrent:
         raise UsageError(f"{run.run} remembers what it saw, which the other team's policies cannot: leave it out")
@@ -246,7 +247,7 @@ def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
         assert other.run and other.config
         if run.run.resolve() == other.run.resolve():
             raise UsageError(f"{run.run} is named twice: against itself a policy is neither better nor worse")
-        games = [_contest(one.moved(one.config.env_settings)).game for one in (run, other) if one.config]
+        games = [_rules_of(one.moved(one.config.env_settings)).game for one in (run, other) if one.config]
         odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if odd:
             told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from envs_jax import base as environments
 from envs_jax.base import closest, shown
 from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.cli.flags import EnvironmentFlags, Parser
 from jaxrl.common import errors
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.rollouts import Evaluator, Rival, either, ended, learned, scripted, scripted_names, versus
+from jaxrl.evaluation.rollouts import Evaluator, Opponent, either, learned, scripted, scripted_names, versus
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
@@ -95,27 +96,27 @@ class Subject:
         episodes: int,
         devices: int = 1,
         chunk: int = 0,
-        rivals: Sequence[Rival] | None = None,
+        opponents: Sequence[Opponent] | None = None,
     ) -> Evaluator:
         """Flies the policies `names` for at least so many episodes.
 
-        Its parameters are those of `parameters`; with rivals see `versus`.
+        Its parameters are those of `parameters`; with opponents see `versus`.
 
         Args:
             names: some of `policies`.
             episodes: how many; a few more are flown where devices and chunks would not be full.
             devices: how many share the episodes.
             chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
-            rivals: who may play the other team where its actions come from outside.
+            opponents: who may play the other team where its actions come from outside.
 
         Raises:
             UsageError: an unknown policy, or nobody to play the other team.
         """
         for name in names:
             self.check_policy(name)
-        contest = self.env.env.contest
-        if contest and contest.outside is not None and rivals is None:
-            players = " ".join(f"--{name} {value}" for name, value in contest.settings.items())
+        rules = self.env.env.match_rules
+        if rules and rules.outside is not None and opponents is None:
+            players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
             raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
         policies = [
             learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
@@ -124,7 +125,7 @@ class Subject:
         policy = either(self.env, policies)
 
         def init_memory(params: Any, timestep: Any, indices: Any) -> Any:
-            own = params if rivals is None else params[0]
+            own = params if opponents is None else params[0]
             return self.algo.init_actor(own[1], timestep, indices) if self.algo else ()
 
         devices = min(devices, episodes)
@@ -133,7 +134,7 @@ class Subject:
         size = -(-local // rounds)
         return Evaluator(
             self.env,
-            policy if rivals is None else versus(policy, rivals),
+            policy if opponents is None else versus(policy, opponents),
             devices * rounds * size,
             make_mesh(devices),
             size,

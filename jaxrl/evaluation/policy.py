@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Environment, TimeStep, independent_mask
 from envs_jax.batch import batched
-from jaxrl.algos.base import Algorithm, Mode, start
-from jaxrl.evaluation.rollouts import ended
+from envs_jax.progress import ended, start
+from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.runtime.config import Config
 
 

@@ -125,14 +125,14 @@ def compete(
         games: of each match.
         seed, devices, chunk, say: see `evaluate`.
     """
-    contest, spec = subject.env.env.contest, subject.env.spec
-    assert contest is not None
-    matches = [(name, rival) for name in names for rival in contest.rivals]
+    rules, spec = subject.env.env.match_rules, subject.env.spec
+    assert rules is not None
+    matches = [(name, opponent) for name in names for opponent in rules.opponents]
     played = league.play(subject, matches, {}, games, seed, devices, chunk)
     metrics = dict.fromkeys((spec.score, *spec.metrics, "return"))
     return {
         **_head(subject, games, seed),
-        "set": {name: subject.settings[name] for name in contest.settings},
+        "set": {name: subject.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode, of which there are none
         "matches": league.results(played, list(metrics), say),
     }

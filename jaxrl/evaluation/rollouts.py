@@ -11,18 +11,13 @@ from jax.sharding import Mesh
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
-from jaxrl.algos.base import Algorithm, Mode, Progress, count
+from envs_jax.progress import ended
+from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
 Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
-
-
-def ended() -> Progress:
-    """Progress at which every schedule, whatever counter it reads, has come to its end."""
-    far = count(1 << 62)
-    return Progress(far, far, far, far, far, jnp.float32(1))
 
 
 def learned(algo: Algorithm, mode: Mode = "best") -> Policy:
@@ -87,31 +82,31 @@ def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     return policy
 
 
-class Rival(NamedTuple):
+class Opponent(NamedTuple):
     """A policy without memory for the other team: what that team sees, with a key per game, and how it acts on it."""
 
     see: Callable[[BatchState], tuple[TimeStep, Array]]
     policy: Policy
 
 
-def versus(first: Policy, rivals: Sequence[Rival]) -> Policy:
-    """The actions [B, A + A] of both teams, for parameters (the first team's, (k, those of all rivals)).
+def versus(first: Policy, opponents: Sequence[Opponent]) -> Policy:
+    """The actions [B, A + A] of both teams, for parameters (the first team's, (k, those of all opponents)).
 
-    Rival k plays the other team; behind the last one nobody does, and the actions are 0.
+    Opponent k plays the other team; behind the last one nobody does, and the actions are 0.
     """
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
         own, (k, others) = params
         action, memory = first(own, memory, state, timestep, keys)
 
-        def branch(rival: Rival, params: Any) -> Callable[[], Array]:
+        def branch(opponent: Opponent, params: Any) -> Callable[[], Array]:
             def act() -> Array:
-                seen, rival_keys = rival.see(state)
-                return rival.policy(params, (), state, seen, rival_keys)[0].astype(action.dtype)
+                seen, opponent_keys = opponent.see(state)
+                return opponent.policy(params, (), state, seen, opponent_keys)[0].astype(action.dtype)
 
             return act
 
-        branches = [branch(rival, params) for rival, params in zip(rivals, others, strict=True)]
+        branches = [branch(opponent, params) for opponent, params in zip(opponents, others, strict=True)]
         reaction = jax.lax.switch(k, [*branches, lambda: jnp.zeros_like(action)])
         return jnp.concatenate([action, reaction], axis=1), memory
 

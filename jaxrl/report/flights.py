@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
-from jaxrl.algos.base import start
+from envs_jax.progress import start
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.timing import Sampler
 from jaxrl.runtime import memory_plan

@@ -5,9 +5,9 @@ one snapshot each, so that a group's networks are evaluated at once and paramete
 a snapshot is replaced, its games go on against the new one
 (Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
 
-An environment that takes part says so by `takes_rivals`; its batched form has `rivals(state)`, what the other team
-sees as if it were the learner's, with a key per game, and its `play` expects the other team's actions behind the
-learner's.
+An environment that takes part says so by `takes_opponents`; its batched form has `opponent_view(state)`, what the
+other team sees as if it were the learner's, with a key per game, and its `play` expects the other team's actions behind
+the learner's.
 """
 
 import dataclasses
@@ -18,17 +18,18 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
+from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Progress
-from jaxrl.evaluation.rollouts import ended
+from jaxrl.rl.opponent_pool import PoolEnvironment
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfPlay(BatchedEnvironment):
+class SelfPlay(PoolEnvironment):
     """A batched environment whose other team is played by the snapshots in its context.
 
     Attributes:
         env: as of `inner`.
-        inner: the environment that takes rivals.
+        inner: the environment that takes opponents.
         algo: who plays; its policy must have no memory.
         group: games that follow each other and share a snapshot.
         snapshots: P, size of the pool, whose oldest snapshot is replaced now and then.
@@ -51,7 +52,7 @@ class SelfPlay(BatchedEnvironment):
             ValueError: games that do not divide into groups for each snapshot.
         """
         own, parameters = context
-        timestep, keys = self.inner.rivals(state)  # type: ignore[attr-defined]
+        timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
         players, group, games = self.snapshots, self.group, len(keys)
         if games % (players * group):
             raise ValueError(f"{games} games do not divide into groups of {group} for each of {players} snapshots")
@@ -65,8 +66,8 @@ class SelfPlay(BatchedEnvironment):
 
         chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
-        rivals = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
-        return self.inner.play(state, jnp.concatenate([action, rivals], axis=1), own)
+        opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
+        return self.inner.play(state, jnp.concatenate([action, opponents], axis=1), own)
 
     def init_pool(self, policy: Any) -> Any:
         """P copies of a policy, leaves [P, ...]."""

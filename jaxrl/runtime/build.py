@@ -215,7 +215,7 @@ def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tupl
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
     """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
-    if not getattr(env.env, "takes_rivals", False):
+    if not getattr(env.env, "takes_opponents", False):
         return env
     games = algo.layout.num_envs // algo.layout.shards
     snapshots = largest_divisor(games, run.self_play)
@@ -337,11 +337,11 @@ def compile_programs(
     ]
     evaluate = start = None
     key = place(jax.eval_shape(lambda: jax.random.key(0)))
-    contest = setup.env.env.contest
+    rules = setup.env.env.match_rules
     if run.eval_every and (any(left) or evaluated != at.iterations):
         evaluator = Evaluator(
             setup.eval_env,
-            learned(setup.algo, "sample" if contest and contest.drawn else "best"),
+            learned(setup.algo, "sample" if rules and rules.sampled else "best"),
             setup.eval_episodes,
             setup.mesh,
             run.rollout_chunk,

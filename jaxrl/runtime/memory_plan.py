@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.batch import BatchedEnvironment
-from jaxrl.algos.base import Algorithm, Phase, start
+from envs_jax.progress import start
+from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.console import gibibytes
 from jaxrl.runtime.data_parallel import largest_divisor

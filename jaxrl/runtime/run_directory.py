@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.extend.backend
 
-import jaxrl
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, write_atomically
+from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
 _LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
@@ -121,7 +121,7 @@ def write_latest(root: Path | str, run: Path) -> None:
 
 def versions() -> dict[str, str]:
     """What the numbers of a run depend on beside its configuration and seed; initialises JAX's devices."""
-    found = {"python": platform.python_version(), "jaxrl": jaxrl.__version__}
+    found = {"python": platform.python_version(), "jaxrl": __version__}
     found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
     found["platform"] = f"{platform.system()} {platform.machine()}"

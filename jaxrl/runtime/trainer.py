@@ -22,8 +22,10 @@ from envs_jax.batch import (
     start_statistics,
     update_statistics,
 )
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Progress, Trajectory, add, start, total
+from envs_jax.progress import Progress, add, start, total
+from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.nn import precision
+from jaxrl.rl import opponent_pool
 from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings, traced_once
 
 
@@ -161,7 +163,7 @@ class Trainer:
 
         def first_row(state: TrainState) -> Trajectory:
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
-            policy, context = self.algo.policy(state.algo), self.env.context(state.progress, state.pool)
+            policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, state.progress, state.pool)
             batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
             indices, actor, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
             return self._act(policy, actor, timestep, indices, state.key, state.progress)[-1]
@@ -178,9 +180,9 @@ class Trainer:
         timestep: Any = ()
         statistics: Any = ()
         policy = self.algo.policy(algo)
-        pool = self.env.init_pool(policy)
+        pool = opponent_pool.init(self.env, policy)
         if self.keeps_envs:
-            context = self.env.context(progress, pool)
+            context = opponent_pool.context(self.env, progress, pool)
 
             def begin(indices: Array) -> Any:
                 env, timestep = self._start(key_run, indices, 0, context)
@@ -254,7 +256,7 @@ class Trainer:
         trajectory = last = None
         episodes: dict[str, Array] = {}
         if phase.steps:
-            policy, context = self.algo.policy(state.algo), self.env.context(progress, state.pool)
+            policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, progress, state.pool)
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
             batch = (layout.env_indices(), *(kept or ((), (), (), ())))
             trajectory, last, kept, ended = map_chunks(
@@ -285,7 +287,7 @@ class Trainer:
         state = dataclasses.replace(
             state,
             algo=algo,
-            pool=self.env.update_pool(state.pool, self.algo.policy(algo), progress),
+            pool=opponent_pool.update(self.env, state.pool, self.algo.policy(algo), progress),
             progress=progress,
             iteration=state.iteration + jnp.uint32(1),
             iterations=state.iterations + jnp.uint32(1),

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Environment
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl.algos.base import start
+from envs_jax.progress import start
 from jaxrl.common.errors import one_line
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured

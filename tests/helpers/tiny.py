@@ -65,12 +65,12 @@ class Corridor(Environment):
             metrics={"reached": reached.astype(jnp.float32)},
         )
 
-    def reset(self, key: Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         position = jax.random.randint(key, (self.num_agents,), 0, self.length)
         state = CorridorState(position, jnp.int32(0), key)
         return state, self._timestep(state, 0.0, True)
 
-    def step(self, state: CorridorState, action: Array, context: Any) -> tuple[CorridorState, TimeStep]:
+    def step(self, state: CorridorState, action: Array, context: Any = None) -> tuple[CorridorState, TimeStep]:
         position = jnp.clip(state.position + 2 * action - 1, 0, self.length)
         state = CorridorState(position, state.t + 1, state.key)
         return state, self._timestep(state, jnp.all(position == self.length).astype(jnp.float32), False)
@@ -254,13 +254,13 @@ class PointMass(Environment):
             task=state.task if self.tasks > 1 else (),
         )
 
-    def reset(self, key: Array, context: Any) -> tuple[PointState, TimeStep]:
+    def reset(self, key: Array, context: Any = None) -> tuple[PointState, TimeStep]:
         key_place, key_task = jax.random.split(key)
         place = jax.random.uniform(key_place, (self.num_agents, self.dimensions), minval=-1.0, maxval=1.0)
         state = PointState(place, jax.random.randint(key_task, (), 0, self.tasks), jnp.int32(0), key)
         return state, self._timestep(state, True)
 
-    def step(self, state: PointState, action: Array, context: Any) -> tuple[PointState, TimeStep]:
+    def step(self, state: PointState, action: Array, context: Any = None) -> tuple[PointState, TimeStep]:
         push = self.reach / self.box * jnp.clip(action, -self.box, self.box)
         state = dataclasses.replace(state, place=jnp.clip(state.place + push, -1.0, 1.0), t=state.t + 1)
         return state, self._timestep(state, False)

@@ -15,7 +15,7 @@ from bench.reference.snakes.oracle import DIRECTIONS, UP, Cell, Game, Settings, 
 EVASION = "evasion"
 LEVELS: tuple[int | str, ...] = (0, 1, 2, 3, 4, EVASION)
 
-Policy = Callable[[Game, int], list[int]]  # (game, seat) -> actions of the seat's team; the game is not changed
+Policy = Callable[[Game, int], list[int]]  # (game, side) -> actions of the side's team; the game is not changed
 
 
 def choose(
@@ -109,17 +109,17 @@ def safe_directions(head: Cell, bodies: Collection[Cell], settings: Settings) ->
 def scripted(level: int | str, exclusive_beans: bool = False, stale: bool = False) -> Policy:
     """A level as a policy; it takes the random numbers of the game, and sees its ghosts if `stale`."""
 
-    def policy(game: Game, seat: int) -> list[int]:
+    def policy(game: Game, side: int) -> list[int]:
         rng, ghosts = game.rng if level == 0 else None, game.ghosts if stale else None
-        return choose(game.state, game.settings, game.settings.team(seat), level, rng, exclusive_beans, ghosts)
+        return choose(game.state, game.settings, game.settings.team(side), level, rng, exclusive_beans, ghosts)
 
     return policy
 
 
 def play(game: Game, policies: Sequence[Policy]) -> np.ndarray:
-    """Play a game to its end, one policy per seat; sums of engine rewards [teams] int."""
+    """Play a game to its end, one policy per side; sums of engine rewards [teams] int."""
     while not game.done:
-        game.step([action for seat, policy in enumerate(policies) for action in policy(game, seat)])
+        game.step([action for side, policy in enumerate(policies) for action in policy(game, side)])
     return game.totals.reshape(game.settings.teams, game.settings.team_size).sum(axis=1)
 
 

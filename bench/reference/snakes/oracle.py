@@ -64,11 +64,11 @@ class Settings:
         """A, the number of snakes of a team."""
         return self.num_snakes // self.teams
 
-    def team(self, seat: int) -> range:
-        """Indices of the snakes of seat 0 or 1."""
-        if not 0 <= seat < self.teams:
-            raise ValueError(f"no seat {seat} in a game of {self.teams} team(s).")
-        return range(seat * self.team_size, (seat + 1) * self.team_size)
+    def team(self, side: int) -> range:
+        """Indices of the snakes of side 0 or 1."""
+        if not 0 <= side < self.teams:
+            raise ValueError(f"no side {side} in a game of {self.teams} team(s).")
+        return range(side * self.team_size, (side + 1) * self.team_size)
 
     def cells(self) -> Iterator[Cell]:
         """All cells, row by row."""
@@ -347,22 +347,22 @@ class Game:
         self.ghosts = outcome.fallen | self.ghosts
         return self.rewards, self.done
 
-    def observe(self, layout: str = "26", seat: int = 0) -> np.ndarray:
-        """Observations [A, D] float32 of the team of a seat; see `observe`."""
-        return observe(self.state, self.settings, layout, seat)
+    def observe(self, layout: str = "26", side: int = 0) -> np.ndarray:
+        """Observations [A, D] float32 of the team of a side; see `observe`."""
+        return observe(self.state, self.settings, layout, side)
 
-    def shaped(self, variant: str = "original", seat: int = 0) -> np.ndarray:
-        """Rewards [A] float64 of the last step for the team of a seat; see `shaped_rewards`.
+    def shaped(self, variant: str = "original", side: int = 0) -> np.ndarray:
+        """Rewards [A] float64 of the last step for the team of a side; see `shaped_rewards`.
 
         By "score" a team gets the sum of its engine rewards minus that of the other team.
         """
-        team = self.settings.team(seat)
+        team = self.settings.team(side)
         if variant == "score" and self.settings.teams == 2:
             own = int(np.sum(self.rewards[team]))
             return np.full(len(team), float(2 * own - int(np.sum(self.rewards))))
         code = 0
         if self.settings.teams == 2:
-            code = lead_code(self.done, *(int(self.totals[self.settings.team(s)].sum()) for s in (seat, 1 - seat)))
+            code = lead_code(self.done, *(int(self.totals[self.settings.team(s)].sum()) for s in (side, 1 - side)))
         return shaped_rewards(variant, self.state, self.rewards, self.hit, code, team)
 
 
@@ -380,9 +380,9 @@ def code_map(state: State, settings: Settings) -> np.ndarray:
     return codes
 
 
-def relabelled(state: State, settings: Settings, seat: int) -> State:
-    """The state as the team of a seat sees it: its snakes first, the others after them."""
-    first = settings.team(seat).start
+def relabelled(state: State, settings: Settings, side: int) -> State:
+    """The state as the team of a side sees it: its snakes first, the others after them."""
+    first = settings.team(side).start
     return replace(
         state,
         bodies=state.bodies[first:] + state.bodies[:first],
@@ -397,10 +397,10 @@ def wrapped(difference: int, size: int) -> int:
     return difference - size if difference > 0 else difference + size
 
 
-def observe(state: State, settings: Settings, layout: str = "26", seat: int = 0) -> np.ndarray:
+def observe(state: State, settings: Settings, layout: str = "26", side: int = 0) -> np.ndarray:
     """Observations [A, D] float32 of the snakes of a team, one row each; nothing is normalised.
 
-    Cells are absolute (row, column); beans in list order, missing ones 0; "others" in index order; the second seat sees
+    Cells are absolute (row, column); beans in list order, missing ones 0; "others" in index order; the second side sees
     the snakes relabelled. A snake off the board has a row of zeros, and zeros in the rows of the others.
 
     * "26": head, codes around it (up, down, left, right), beans, heads of the others: 6 + 2 B + 2 (n - 1) values.
@@ -412,13 +412,13 @@ def observe(state: State, settings: Settings, layout: str = "26", seat: int = 0)
 
     Args:
         layout: "26", "30" or "35".
-        seat: 0 for the first team, 1 for the second.
+        side: 0 for the first team, 1 for the second.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; use one of {LAYOUTS}.")
     if layout != "26" and (settings.num_snakes, settings.num_beans, settings.teams) != (6, 5, 2):
         raise ValueError(f"layout {layout!r} needs two teams of three snakes and five beans; use '26'.")
-    state = relabelled(state, settings, seat)
+    state = relabelled(state, settings, side)
     codes = code_map(state, settings)
     size = 6 + 2 * settings.num_beans + 2 * (settings.num_snakes - 1) if layout == "26" else int(layout)
     rows = np.zeros((settings.team_size, size), dtype=np.float32)

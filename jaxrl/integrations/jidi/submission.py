@@ -43,8 +43,8 @@ class Board:
         self.beans = [(int(r), int(c)) for r, c in observation[1]]
         snakes = [[(int(r), int(c)) for r, c in observation[k + 2]] for k in range(settings["snakes"])]
         self.half = len(snakes) // 2
-        seat, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
-        self.snakes = snakes[self.half :] + snakes[: self.half] if seat else snakes
+        side, self.own = divmod(observation["controlled_snake_index"] - 2, self.half)
+        self.snakes = snakes[self.half :] + snakes[: self.half] if side else snakes
         last = REACH + 1
         self.taken = {}
         for body in snakes:
@@ -186,7 +186,7 @@ def _halves(board: Board) -> tuple[int, int]:
 
 
 def _other(board: Board, i: int, k: int) -> list[int]:
-    """Rows, columns and steps to the head of snake k, its length, mate or rival."""
+    """Rows, columns and steps to the head of snake k, its length, mate or opponent."""
     if not board.snakes[k]:
         return [0] * 5
     rows, columns = board.difference(board.snakes[k][0], board.snakes[i][0])
@@ -205,8 +205,8 @@ def _described_beans(board: Board, i: int) -> list[int]:
         steps = [abs(rows) + abs(columns) for rows, columns in ways]
         leads = []
         for group in (len(steps), board.half):
-            rival = min([step for k, step in enumerate(steps[:group]) if k != i], default=most)
-            leads.append(max(-4, min(4, min(rival, most) - steps[i])) * ONE // 4)
+            opponent = min([step for k, step in enumerate(steps[:group]) if k != i], default=most)
+            leads.append(max(-4, min(4, min(opponent, most) - steps[i])) * ONE // 4)
         way = [_share(ways[i][0], half_h), _share(ways[i][1], half_w), _share(steps[i], most)]
         beans.append((steps[i], [*way, *leads]))
     beans.sort(key=lambda bean: bean[0])  # stable: ties stay in list order

@@ -16,7 +16,7 @@ from envs_jax.snakes.rules import Game, bean_plane
 
 
 @pytree
-class Ghosts:
+class StaleObservation:
     """Snakes that died; lanes as in `board`.
 
     Attributes:
@@ -30,32 +30,34 @@ class Ghosts:
     head: Array
 
 
-def begin(game: Game) -> Ghosts:
+def begin(game: Game) -> StaleObservation:
     """No snake has died."""
-    return Ghosts(jnp.zeros_like(game.head, bool), jnp.zeros_like(game.body), jnp.zeros_like(game.head))
+    return StaleObservation(jnp.zeros_like(game.head, bool), jnp.zeros_like(game.body), jnp.zeros_like(game.head))
 
 
-def update(board: Board, ghosts: Ghosts, before: Game, moved: Game, ate: Array, hit: Array) -> Ghosts:
+def update(
+    board: Board, stale: StaleObservation, before: Game, moved: Game, ate: Array, hit: Array
+) -> StaleObservation:
     """After a move.
 
     Args:
         board: its size.
-        ghosts: of the steps before.
+        stale: of the steps before.
         before, moved, ate, hit: what `rules.move` was given and returned.
     """
-    new = hit & ~ghosts.died
+    new = hit & ~stale.died
     body = before.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(before.tail)) | board.mark(moved.head)
-    return Ghosts(
-        died=ghosts.died | hit,
-        body=jnp.where(new[None], body, ghosts.body),
-        head=jnp.where(new, moved.head, ghosts.head),
+    return StaleObservation(
+        died=stale.died | hit,
+        body=jnp.where(new[None], body, stale.body),
+        head=jnp.where(new, moved.head, stale.head),
     )
 
 
-def shown(board: Board, ghosts: Ghosts, game: Game) -> Game:
+def shown(board: Board, stale: StaleObservation, game: Game) -> Game:
     """The game as `opponents.act` is to see it: only which cells are snakes, heads and beans mean something.
 
-    Beans may lie on ghosts; such cells count as beans.
+    Beans may lie on snakes that are gone; such cells count as beans.
     """
-    body = union(jnp.where(ghosts.died[None], ghosts.body, game.body), 1) & ~bean_plane(board, game)
-    return dataclasses.replace(game, body=body[:, None], head=jnp.where(ghosts.died, ghosts.head, game.head))
+    body = union(jnp.where(stale.died[None], stale.body, game.body), 1) & ~bean_plane(board, game)
+    return dataclasses.replace(game, body=body[:, None], head=jnp.where(stale.died, stale.head, game.head))
