@@ -34,10 +34,10 @@ from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import assemble
+from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.expert_dataset import LabelledSet
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
@@ -86,7 +86,7 @@ def begun(algo: Collective, inputs: Any = None) -> AlgoState:
 @functools.cache
 def begun_tiny() -> tuple[Collective, AlgoState]:
     """The algorithm with two environments, and its state at the start."""
-    algo = Collective(Corners().spec, Layout(2), **TINY)
+    algo = Collective(Corners().spec, DataParallel(2), **TINY)
     return algo, begun(algo)
 
 
@@ -314,21 +314,21 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_phases_and_their_order() -> None:
-    algo = Collective(Corners().spec, Layout(4), **TINY)
+    algo = Collective(Corners().spec, DataParallel(4), **TINY)
     assert [phase.name for phase in algo.phases] == [
         "random", "burst", "learner", "worker", "transformer", "codes", "actor", "critic"
     ]  # fmt: skip
     calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
     assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
     assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
-    bare = Collective(Corners().spec, Layout(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
+    bare = Collective(Corners().spec, DataParallel(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
-    files = Collective(Corners().spec, Layout(4), **TINY | {"labelled": "a.npz"})
+    files = Collective(Corners().spec, DataParallel(4), **TINY | {"labelled": "a.npz"})
     assert [phase.name for phase in files.phases] == ["transformer", "codes", "actor", "critic"]
     assert {stage.network: stage.updates for stage in algo.stages} == {  # until rates have fallen
         "encoder": 4, "actor": 4 + 9 + 4, "critic": 4
     }  # fmt: skip
-    many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
+    many = Collective(Corners().spec, DataParallel(4), **TINY | {"random_steps": 100})
     assert many.phases[0].iterations == 17
 
 
@@ -369,7 +369,7 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     params = state.replicated
     policy = algo.policy(state)
     key = jax.random.key(3)
-    memory = algo.init_actor(policy, first, jnp.arange(4))
+    memory = algo.init_carry(policy, first, jnp.arange(4))
     keys = jax.random.split(key, 4)
     at = lambda steps: dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))  # noqa: E731
     random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
@@ -436,7 +436,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
-    algo = Collective(Corners().spec, Layout(4, 2), **settings)
+    algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
     ring = begun(algo, {"labelled": algo.arrange(own)}).split
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
@@ -450,7 +450,9 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
 
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     adopted = {"tasks": ["near", "far", "push", "pull"], "labelled": [len(made()) + 10, 5]}
-    algo = Collective(Corners().spec, Layout(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"})
+    algo = Collective(
+        Corners().spec, DataParallel(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+    )
     state = begun(algo, {"labelled": algo.arrange(vars(made()))})
     _, actor, _ = algo.stages
     given = actor, algo.layout, algo.networks
@@ -584,7 +586,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         directory = tmp_path_factory.mktemp("worker")
         run_directory.write_config(directory, config.to_yaml())
         if name in ("near", "far"):
-            setup = assemble(config)
+            setup = unchecked_run(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
                 checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
         found[name] = str(directory)
@@ -750,7 +752,7 @@ def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys:
 
 
 def test_workers_of_another_algorithm_or_environment() -> None:
-    spec, layout = Corners().spec, Layout(4)
+    spec, layout = Corners().spec, DataParallel(4)
     algo = Collective(spec, layout, **TINY)
     with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
         Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)}, {})
@@ -786,4 +788,4 @@ def test_names_and_the_environment_of_these_tests() -> None:
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        Collective(dataclasses.replace(Corners().spec, **changes), Layout(4), **TINY | settings)
+        Collective(dataclasses.replace(Corners().spec, **changes), DataParallel(4), **TINY | settings)

@@ -40,7 +40,7 @@ from jaxrl.rl import returns
 
 def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> Array:
     """Mean over samples of (Q(s)[a] - y)^2; values [N, n], action int32[N], target and weight float32[N]."""
-    return jnp.mean(weight * jnp.square(distributions.choose(values, action) - target))
+    return jnp.mean(weight * jnp.square(distributions.select_action_value(values, action) - target))
 
 
 def counterfactual_baseline(values: Array, action_probs: Array) -> Array:
@@ -82,13 +82,13 @@ def policy_metrics(advantage: Array, log_prob: Array, weight: Array) -> dict[str
 
 @pytree
 class ComaParameters:
-    """Parameters and optimisers, the same on every device."""
+    """Parameters and optimizers, the same on every device."""
 
     actor: Any
     critic: Any
     target: Any
-    actor_optimiser: Any
-    critic_optimiser: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Coma(Algorithm):
         between=(1, 1e9),
     )
     minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
-    data_passes: int = setting(5, "passes over the data per training step", between=(1, 10_000))
-    actor_passes: int = setting(
+    num_epochs: int = setting(5, "passes over the data per training step", between=(1, 10_000))
+    actor_epochs: int = setting(
         0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
     )
     gamma: float = setting(0.99, "discount", between=UNIT)
@@ -117,8 +117,12 @@ class Coma(Algorithm):
     lr_final: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
     )
-    copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 1e9))
-    tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies", between=UNIT)
+    target_update_period: int = setting(
+        10, "copy the critic to the target every so many training steps", between=(1, 1e9)
+    )
+    tau: float = setting(
+        0.0, "soft target copy per pass, instead of target_update_period; 0 = hard copies", between=UNIT
+    )
     eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)", between=UNIT)
     eps_min: float = setting(0.02, "exploration after eps_anneal missions", between=UNIT)
     eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 1e12))
@@ -159,8 +163,8 @@ class Coma(Algorithm):
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
             raise ValueError(f"coma needs a centralised view, but '{self.spec.name}' defines no critic_input")
         super().__post_init__()
-        if self.actor_passes > self.data_passes:
-            raise ValueError(f"actor_passes {self.actor_passes} exceeds data_passes {self.data_passes}: lower it")
+        if self.actor_epochs > self.num_epochs:
+            raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
         if self.batches.size < 1:
             raise ValueError(
                 f"minibatches {self.minibatches} exceeds the {self.batches.samples} samples of a logical shard: "
@@ -170,7 +174,7 @@ class Coma(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One phase: fly whole missions, then learn from them and drop them."""
-        updates = self.data_passes * self.minibatches
+        updates = self.num_epochs * self.minibatches
         return (Phase("train", self.spec.horizon, updates, restart=True),)
 
     # A training step
@@ -191,13 +195,13 @@ class Coma(Algorithm):
         data = self._data(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:
             training_step = progress.learn_calls[1]
-            copy = training_step % self.copy_rate == 0
+            copy = training_step % self.target_update_period == 0
             target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params.critic, params.target)
             params = dataclasses.replace(params, target=target)
         metrics: list[dict[str, Array]] = []
-        actor_passes = self.actor_passes or self.data_passes
-        critic_passes = self.data_passes - actor_passes
-        for first, number, train_actor in ((0, critic_passes, False), (critic_passes, actor_passes, True)):
+        actor_epochs = self.actor_epochs or self.num_epochs
+        critic_passes = self.num_epochs - actor_epochs
+        for first, number, train_actor in ((0, critic_passes, False), (critic_passes, actor_epochs, True)):
             if number:
 
                 def one_pass(params: ComaParameters, index: Array, train_actor: bool = train_actor) -> Any:
@@ -206,7 +210,7 @@ class Coma(Algorithm):
                 params, values = jax.lax.scan(one_pass, params, first + jnp.arange(number))
                 metrics.append({name: value.reshape(-1) for name, value in values.items()})
         merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
-        merged["epsilon"] = self.layout.alone(self.epsilon)(progress)
+        merged["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
         merged["target_mean"] = self.layout.average(data["target"])
         return AlgoState(params, state.split), merged
 
@@ -217,11 +221,13 @@ class Coma(Algorithm):
         layout, batches, target_critic = self.layout, self.batches, params.target
         over_batch = jax.vmap(jax.vmap(self._critic_input))
         seen = (trajectory.timestep, trajectory.action)
-        critic_input = layout.over_envs(lambda rows: over_batch(*rows), seen, axis=1)
+        critic_input = layout.map_shards(lambda rows: over_batch(*rows), seen, axis=1)
         critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
 
         def value_of(sample: dict[str, Array]) -> Array:
-            return distributions.choose(self.networks.values(target_critic, sample["critic_input"]), sample["action"])
+            return distributions.select_action_value(
+                self.networks.values(target_critic, sample["critic_input"]), sample["action"]
+            )
 
         flat = {"critic_input": batches.flatten(critic_input), "action": batches.flatten(trajectory.action)}
         value = batches.unflatten(layout.apply(value_of, flat))
@@ -241,7 +247,7 @@ class Coma(Algorithm):
             action, _, _ = self.act(params.actor, (), timestep, keys, progress, "explore")
             critic_input = jax.vmap(self._critic_input)(timestep, action)
             values = self.networks.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
-            return distributions.choose(values, action.reshape(-1)).reshape(action.shape)
+            return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         value = self.layout.apply(of_rows, self.layout.split((last, keys)), per_row=self.spec.num_agents)
         return value.reshape(-1, self.spec.num_agents)
@@ -259,7 +265,7 @@ class Coma(Algorithm):
             lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
             return over_batch(returns.lambda_returns)(following.reward, discount, next_value, lambda_t)
 
-        return self.layout.over_envs(of_envs, (following, next_value), axis=1)
+        return self.layout.map_shards(of_envs, (following, next_value), axis=1)
 
     def _pass(
         self, params: ComaParameters, data: dict[str, Array], key: Array, progress: Progress, train_actor: bool
@@ -268,7 +274,9 @@ class Coma(Algorithm):
         order = self.batches.shuffled(key)
         if self.tau:
             blend = lambda old, new: (1 - self.tau) * old + self.tau * new  # noqa: E731
-            blended = self.layout.alone(lambda old, new: jax.tree.map(blend, old, new))(params.target, params.critic)
+            blended = self.layout.deterministic(lambda old, new: jax.tree.map(blend, old, new))(
+                params.target, params.critic
+            )
             params = dataclasses.replace(params, target=blended)
 
         def critic_step(params: ComaParameters, indices: Array) -> tuple[ComaParameters, Any]:
@@ -302,16 +310,16 @@ class Coma(Algorithm):
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
         gradient, (value, _) = self.layout.gradient(loss, params.critic, batch)
-        critic, optimiser, norm = self._apply_gradients(
-            "critic", gradient, params.critic, params.critic_optimiser, jnp.bool_(True), progress
+        critic, optimizer, norm = self._step_of(
+            "critic", gradient, params.critic, params.critic_optimizer, jnp.bool_(True), progress
         )
-        return dataclasses.replace(params, critic=critic, critic_optimiser=optimiser), value, norm
+        return dataclasses.replace(params, critic=critic, critic_optimizer=optimizer), value, norm
 
     def _advantage(self, sample: dict[str, Array], action_probs: Array) -> Array:
         """What the taken action is worth, by the critic or by what followed, less the counterfactual baseline."""
         worth = sample["target"]
         if self.advantage == "critic":
-            worth = distributions.choose(sample["values"], sample["action"])
+            worth = distributions.select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
     def _advantage_scale(self, params: ComaParameters, batch: dict[str, Array], epsilon: Array) -> Array:
@@ -319,7 +327,7 @@ class Coma(Algorithm):
 
         def advantages(sample: dict[str, Array]) -> Array:
             logits = self.networks.actor.apply(params.actor, sample["observation"])
-            action_probs = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+            action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
             return self._advantage(sample, action_probs)
 
         advantage = self.layout.apply(advantages, batch)
@@ -330,10 +338,10 @@ class Coma(Algorithm):
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The loss of the policy that was sampled, and what is told of it; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
-        action_probs = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+        action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
         advantage = self._advantage(sample, jax.lax.stop_gradient(action_probs))
         scaled = advantage / sample["scale"] if self.scale_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(distributions.choose(action_probs, action), 1e-8))
+        log_prob = jnp.log(jnp.maximum(distributions.select_action_value(action_probs, action), 1e-8))
         value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
         kl = divergence(log_prob, sample["log_prob"], weight)
         return value, policy_metrics(advantage, log_prob, weight) | {"kl": kl}
@@ -342,7 +350,7 @@ class Coma(Algorithm):
         self, params: ComaParameters, batch: dict[str, Array], progress: Progress
     ) -> tuple[ComaParameters, dict[str, Array]]:
         """Move the actor down the policy's loss less the entropy bonus, unless it stays as it is."""
-        epsilon, bonus = self.layout.alone(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
+        epsilon, bonus = self.layout.deterministic(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
         if self.scale_advantage:
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
 
@@ -360,13 +368,13 @@ class Coma(Algorithm):
         if self.target_kl:
             active &= means["kl"] <= 1.5 * self.target_kl
             means["actor_moved"] = active.astype(jnp.float32)
-        actor, optimiser, norm = self._apply_gradients(
-            "actor", gradient, params.actor, params.actor_optimiser, active, progress
+        actor, optimizer, norm = self._step_of(
+            "actor", gradient, params.actor, params.actor_optimizer, active, progress
         )
         metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
-        return dataclasses.replace(params, actor=actor, actor_optimiser=optimiser), metrics
+        return dataclasses.replace(params, actor=actor, actor_optimizer=optimizer), metrics
 
-    def _apply_gradients(
+    def _step_of(
         self, name: str, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
     ) -> tuple[Any, Any, Array]:
         """One step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
@@ -374,11 +382,13 @@ class Coma(Algorithm):
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed))
+            new = optimizers.apply_gradients(
+                self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed)
+            )
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimizers.norm(gradient)
 
-        return self.layout.alone(step)(gradient, params, state)
+        return self.layout.deterministic(step)(gradient, params, state)
 
     # Acting
 
@@ -404,7 +414,7 @@ class Coma(Algorithm):
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
         logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
         action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
-        action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "best")
+        action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
         return action, actor, extras
 
     # Networks
@@ -421,13 +431,13 @@ class Coma(Algorithm):
         critic = self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
         return ActorCritic(actor, critic, self.dueling)
 
-    def optimiser(self, name: str) -> optax.GradientTransformation:
+    def optimizer(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic"."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimisers."""
+        """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         key_actor, key_critic = jax.random.split(key)
         actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
         critic = self.networks.critic.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
@@ -437,8 +447,8 @@ class Coma(Algorithm):
             actor=actor,
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimizer_of("actor").init(actor),
-            critic_optimiser=self.optimizer_of("critic").init(critic),
+            actor_optimizer=self.optimizer_of("actor").init(actor),
+            critic_optimizer=self.optimizer_of("critic").init(critic),
         )
         return AlgoState(params, split=())
 
@@ -487,4 +497,4 @@ class Coma(Algorithm):
         return samples * row + samples // self.minibatches * row
 
     def summary(self) -> list[str]:
-        return self.batches.summary(self.data_passes)
+        return self.batches.summary(self.num_epochs)

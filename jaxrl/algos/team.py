@@ -72,14 +72,14 @@ def choose_in_turn(
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
             mask = spec.next_mask(mask_state, open_, chosen, agent)
-            masked = distributions.renormalise(action_probs[agent], mask)
+            masked = distributions.apply_action_mask(action_probs[agent], mask)
             if greedy:
                 action = jnp.argmax(jnp.where(mask, action_probs[agent], -1.0)).astype(jnp.int32)
             else:
                 action = distributions.sample(jax.random.fold_in(key, agent), masked)
             chosen = chosen.at[agent].set(action)
             masks.append(mask)
-            log_probs.append(jnp.log(jnp.maximum(distributions.choose(masked, action), 1e-8)))
+            log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
         return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
 
     return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys)

@@ -108,7 +108,7 @@ class Collective(Algorithm):
     updates_per_call: int = setting(50, "updates of an iteration that only learns", between=(1, 100_000))
 
     recurrent: ClassVar[bool] = True
-    modes: ClassVar[tuple[Mode, ...]] = ("best", "sample", "zero_code")
+    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample", "zero_code")
     sources: ClassVar[tuple[str, ...]] = ("workers",)
     recordings: ClassVar[tuple[str, ...]] = ("labelled",)
 
@@ -292,11 +292,11 @@ class Collective(Algorithm):
             fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
             stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
         fresh_networks = self.networks.init(key)
-        optimisers = {
-            f"{stage.network}_optimiser": stage.optimiser.init(optimizers.flat(fresh_networks[stage.network]))
+        optimizers = {
+            f"{stage.network}_optimiser": stage.optimizer.init(optimizers.ravel(fresh_networks[stage.network]))
             for stage in self.stages
         }
-        params = CollectiveParameters(workers=stacked, **fresh_networks, **optimisers, coded=jnp.int32(0))
+        params = CollectiveParameters(workers=stacked, **fresh_networks, **optimizers, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(*self._rows, 1, shards, self.rows, envs)
         if inputs and "labelled" in inputs:
@@ -311,7 +311,7 @@ class Collective(Algorithm):
         """The same, and the workers, who act while their set is collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
-    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Memory:
+    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Memory:
         state = self.networks.states(timestep.observation.reshape(len(indices), -1))
         return Memory(
             self.networks.first_window(state),
@@ -333,7 +333,7 @@ class Collective(Algorithm):
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """In training who acts depends on the phase; else the collective does, with mode "best" by tanh(mean)."""
+        """In training who acts depends on the phase; else the collective does, with mode "greedy" by tanh(mean)."""
         memory = self.watch(actor, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
 
@@ -403,8 +403,8 @@ class Collective(Algorithm):
 
         def stage(name: str, network: str, loss: Any, *phases: str, learning_rate: float, batch_size: int) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
-            optimiser = shrinking(self.optimiser(network), self.lr_final, updates)
-            return Stage(name, network, loss, phases, updates, learning_rate, batch_size, optimiser)
+            optimizer = shrinking(self.optimizer(network), self.lr_final, updates)
+            return Stage(name, network, loss, phases, updates, learning_rate, batch_size, optimizer)
 
         actor_loss = functools.partial(losses.actor_loss, self.networks)
         critic_loss = functools.partial(losses.critic_loss, self.networks)
@@ -419,7 +419,7 @@ class Collective(Algorithm):
 
     @property
     def _encoder_loss(self) -> EncoderLoss:
-        return EncoderLoss(self.networks, self.layout.together, self.contrast_weight, self.temperature)
+        return EncoderLoss(self.networks, self.layout.all_gather, self.contrast_weight, self.temperature)
 
     def _coded(self, params: Any) -> Array:
         """bool[1, R, 1]: rows that were collected, and those of files that the phase "codes" has been through."""

@@ -19,7 +19,7 @@ from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import Window
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 HELD_OUT = 5  # one episode in so many is kept for validation
 
@@ -40,7 +40,9 @@ def lengths(step: np.ndarray) -> np.ndarray:
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
 
-def arrange(recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: Layout) -> dict[str, np.ndarray]:
+def arrange(
+    recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: DataParallel
+) -> dict[str, np.ndarray]:
     """Episodes of a recording dealt out to environments, one logical shard after another, arrays [rows + 1, B, ...].
 
     Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
@@ -69,7 +71,7 @@ def arrange(recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout
     return made
 
 
-def fill(ring: Replay, arranged: dict[str, Array], layout: Layout) -> Replay:
+def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
     """An empty set with what `arrange` made, as far as this device holds it."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
     answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
@@ -91,7 +93,7 @@ def count_up(wanted: Array) -> Array:
     return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
 
 
-def draw(key: Array, counts: Array, number: int, layout: Layout) -> tuple[Array, Array]:
+def draw(key: Array, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
     """Rows of all shards, uniform over those that `count_up` counted, int32[S, R E]: index int32[S, m], weight [S, m].
 
     The weight is 0 where there is nothing to draw.

@@ -54,13 +54,13 @@ class EncoderLoss:
 
     Attributes:
         networks: whose encoder it is.
-        together: views of all devices, and where these ones begin among them, see `Layout.together`.
+        together: views of all devices, and where these ones begin among them, see `DataParallel.together`.
         contrast_weight: of InfoNCE beside the reconstruction.
         temperature: of InfoNCE.
     """
 
     networks: Networks
-    together: Callable[[Views], tuple[Views, Array | int]]
+    all_gather: Callable[[Views], tuple[Views, Array | int]]
     contrast_weight: float
     temperature: float
 
@@ -84,7 +84,7 @@ class EncoderLoss:
         codes, errors = jax.vmap(masked_view)(jnp.arange(2))
         error = errors.sum()
         views = [Views(code, sample["task"], sample["weight"]) for code in codes]
-        contrast = transformer.contrastive_loss(views[0], *self.together(views[1]), self.temperature)
+        contrast = transformer.contrastive_loss(views[0], *self.all_gather(views[1]), self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
     def check(self, encoder: Any, sample: dict[str, Any]) -> tuple[Array, Means]:

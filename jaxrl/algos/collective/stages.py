@@ -15,7 +15,7 @@ from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.state import CollectiveParameters
 from jaxrl.nn import optimizers
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Stage:
         updates: of all these phases together.
         learning_rate: at the first of them.
         batch_size: samples of each.
-        optimiser: for a learning rate of 1; its steps shrink over `updates`.
+        optimizer: for a learning rate of 1; its steps shrink over `updates`.
     """
 
     name: str
@@ -40,45 +40,45 @@ class Stage:
     updates: int
     learning_rate: float
     batch_size: int
-    optimiser: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
 
     def train(
-        self, layout: Layout, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Array
+        self, layout: DataParallel, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Array
     ) -> tuple[CollectiveParameters, Means]:
-        """One step of the optimiser, on the network as a vector, for each key: parameters, metrics float32[updates].
+        """One step of the optimizer, on the network as a vector, for each key: parameters, metrics float32[updates].
 
         batch: key -> samples [S local, m, ...].
         """
         network, opt_state = params.learner(self.network)
 
         def of_vector(vector: Array, sample: Any) -> tuple[Array, Means]:
-            return self.loss(optimizers.unflat(vector, network), sample)
+            return self.loss(optimizers.unravel(vector, network), sample)
 
         def step(gradient: Array, vector: Array, opt_state: Any) -> Any:
             rate = jnp.float32(self.learning_rate)
-            new = optimizers.descend(self.optimiser, gradient, vector, opt_state, rate)
+            new = optimizers.apply_gradients(self.optimizer, gradient, vector, opt_state, rate)
             return *new, optimizers.norm(gradient)
 
         def update(carry: Any, key: Array) -> Any:
             vector, opt_state = carry
             gradient, (value, means) = layout.gradient(of_vector, vector, batch(key))
-            vector, opt_state, norm = layout.alone(step)(gradient, vector, opt_state)
+            vector, opt_state, norm = layout.deterministic(step)(gradient, vector, opt_state)
             return (vector, opt_state), {f"{self.network}_loss": value, f"{self.network}_grad_norm": norm, **means}
 
-        carry = optimizers.flat(network), opt_state
+        carry = optimizers.ravel(network), opt_state
         (vector, opt_state), metrics = jax.lax.scan(update, carry, keys)
-        return params.with_learner(self.network, optimizers.unflat(vector, network), opt_state), metrics
+        return params.with_learner(self.network, optimizers.unravel(vector, network), opt_state), metrics
 
 
-def shrinking(optimiser: optax.GradientTransformation, final: float, updates: int) -> optax.GradientTransformation:
-    """An optimiser whose steps fall linearly over so many updates to `final` of their length."""
+def shrinking(optimizer: optax.GradientTransformation, final: float, updates: int) -> optax.GradientTransformation:
+    """An optimizer whose steps fall linearly over so many updates to `final` of their length."""
     fall = optax.linear_schedule(1.0, final, max(updates, 1))
-    return optax.chain(optimiser, optax.scale_by_schedule(fall))
+    return optax.chain(optimizer, optax.scale_by_schedule(fall))
 
 
 def fit(
     stage: Stage,
-    layout: Layout,
+    layout: DataParallel,
     networks: Networks,
     params: CollectiveParameters,
     ring: Replay,
@@ -107,7 +107,7 @@ def fit(
 
 def fit_encoder(
     stage: Stage,
-    layout: Layout,
+    layout: DataParallel,
     networks: Networks,
     params: CollectiveParameters,
     ring: Replay,

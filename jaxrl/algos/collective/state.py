@@ -1,4 +1,4 @@
-"""What the collective keeps: parameters and optimisers, and what acting remembers."""
+"""What the collective keeps: parameters and optimizers, and what acting remembers."""
 
 import dataclasses
 from typing import Any
@@ -9,14 +9,14 @@ from jaxrl.algos.collective.transformer import Window
 
 @pytree
 class CollectiveParameters:
-    """Parameters and optimisers, the same on every device.
+    """Parameters and optimizers, the same on every device.
 
     Attributes:
         workers: {"actor", "critic", "log_alpha"} of all workers, leaves [K, ...].
         encoder: of the transformer.
         actor: of the policy.
         critic: leaves [C, ...].
-        encoder_optimiser, actor_optimiser, critic_optimiser: Adam's.
+        encoder_optimizer, actor_optimizer, critic_optimizer: Adam's.
         coded: int32[], rows of the set whose codes are the trained transformer's.
     """
 
@@ -24,13 +24,13 @@ class CollectiveParameters:
     encoder: Any
     actor: Any
     critic: Any
-    encoder_optimiser: Any
-    actor_optimiser: Any
-    critic_optimiser: Any
+    encoder_optimizer: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
     coded: Array
 
     def learner(self, network: str) -> tuple[Any, Any]:
-        """A network's parameters and the state of its optimiser."""
+        """A network's parameters and the state of its optimizer."""
         return getattr(self, network), getattr(self, f"{network}_optimiser")
 
     def with_learner(self, network: str, params: Any, opt_state: Any) -> "CollectiveParameters":
