@@ -187,7 +187,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
     """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
     params = jax.tree.map(np.zeros_like, begun(algo))
     kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
-    blocked = np.prod(full.DataParallel(env.snakes, env.beans).planes) + 4
+    blocked = np.prod(full.Layout(env.snakes, env.beans).planes) + 4
     bean = blocked + 4 + 1
     for d in range(4):
         kernel[blocked + d, d] = -10

@@ -159,7 +159,7 @@ room = jax.jit(lambda game: full.room(BOARD, game, 2, full.leaving(BOARD, game))
 def _see(bodies, directions, beans, agents=1, teams=2):
     game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, beans, 3))
     columns = np.asarray(see(game, agents, teams))
-    layout = full.DataParallel(len(bodies), 3)
+    layout = full.Layout(len(bodies), 3)
     assert len(columns) == layout.size
     crop = columns[: np.prod(layout.planes)].reshape(*layout.planes, agents)
     return crop, columns[np.prod(layout.planes) :]
