@@ -41,7 +41,7 @@ from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import networks
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, run_directory
-from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, shardings
 
 TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
@@ -103,27 +103,27 @@ def of_tuning(job: str, gpus: int) -> Iterator[Program]:
         yield _block(name, setup, measured_phase(setup.algo))
 
 
-def _setup(flags: str, gpus: int, **changes: Any) -> Setup:
+def _setup(flags: str, gpus: int, **changes: Any) -> Run:
     """A configuration made real for GPUs that are absent."""
     request = command_line.parse(flags.split(), "python -m bench.gpu_program")
     config = configuration.changed(request.config.with_run(devices=gpus, memory_gb=MEMORY), changes)
-    made, mesh = assemble(config), absent_mesh(gpus)
+    made, mesh = unchecked_run(config), absent_mesh(gpus)
     return dataclasses.replace(made, mesh=mesh, trainer=dataclasses.replace(made.trainer, mesh=mesh))
 
 
-def _block(name: str, setup: Setup, phase: Phase) -> Program:
+def _block(name: str, setup: Run, phase: Phase) -> Program:
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     return Program(name, setup.trainer.make_block(phase), (setup.trainer.shapes(), number))
 
 
-def _evaluation(setup: Setup, policy: Any, key: Any, place: Callable[[Any], Any]) -> Program:
+def _evaluation(setup: Run, policy: Any, key: Any, place: Callable[[Any], Any]) -> Program:
     evaluator = Evaluator(
         setup.eval_env,
-        learned(setup.algo, "best"),
+        learned(setup.algo, "greedy"),
         setup.eval_episodes,
         setup.mesh,
         setup.config.run.rollout_chunk,
-        setup.algo.init_actor,
+        setup.algo.init_carry,
     )
     context = place(jax.eval_shape(setup.eval_env.context, setup.trainer.shapes().progress))
     return Program("evaluation", evaluator.compiled(), (policy, key, context))

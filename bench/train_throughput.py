@@ -28,7 +28,7 @@ from jaxrl.report import rates
 from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
 from jaxrl.rl import opponent_pool
 from jaxrl.runtime import memory_plan
-from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
 
@@ -74,7 +74,7 @@ def _plain(algo: Algorithm) -> Algorithm:
     return dataclasses.replace(algo, **changes)
 
 
-def learning_flop(setup: Setup) -> float:
+def learning_flop(setup: Run) -> float:
     """FLOP of one call of `learn` on all devices together."""
     algo, phase = _plain(setup.algo), measured_phase(setup.algo)
     state, trajectory = setup.trainer.shapes(), setup.trainer.trajectory_shapes(phase)
@@ -87,11 +87,11 @@ def learning_flop(setup: Setup) -> float:
     return flops.count(learn, state.algo, trajectory, last, key, progress)
 
 
-def acting_flop(setup: Setup) -> float:
+def acting_flop(setup: Run) -> float:
     """FLOP of acting in one environment for one step."""
     algo, timestep = _plain(setup.algo), _timesteps(setup, 1)
     policy = jax.eval_shape(algo.policy, setup.trainer.shapes().algo)
-    actor = jax.eval_shape(algo.init_actor, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
+    actor = jax.eval_shape(algo.init_carry, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
     keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
 
     def act(policy: Any, actor: Any, timestep: Any, keys: Any, progress: Any) -> Any:
@@ -100,7 +100,7 @@ def acting_flop(setup: Setup) -> float:
     return flops.count(act, policy, actor, timestep, keys, progress)
 
 
-def _timesteps(setup: Setup, number: int) -> Any:
+def _timesteps(setup: Run, number: int) -> Any:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), number))
     return jax.eval_shape(lambda keys: setup.env.reset(keys, setup.env.context(start()))[1], keys)
 
@@ -117,7 +117,7 @@ class Parts:
         flop: of one call of `learn`.
     """
 
-    def __init__(self, setup: Setup, least: float = 0.1) -> None:
+    def __init__(self, setup: Run, least: float = 0.1) -> None:
         self.setup, self._least = setup, least
         self.phase = measured_phase(setup.algo)
         self.env_steps = self.phase.steps * setup.trainer.layout.num_envs
@@ -175,7 +175,7 @@ class Parts:
         return stopwatch(name, learn, self._least)
 
 
-def iterations(setup: Setup, block: Any) -> Callable[[], Any]:
+def iterations(setup: Run, block: Any) -> Callable[[], Any]:
     """A function that makes a whole iteration and returns its results, each time from where the last one ended."""
     index = list(setup.algo.phases).index(measured_phase(setup.algo))
     state = setup.trainer.init(jax.random.key(0))
@@ -206,7 +206,7 @@ class Size:
         whole: whether iterations are run, rather than projected.
     """
 
-    setup: Setup
+    setup: Run
     block: Any
     compile_seconds: float
     bytes: int
@@ -218,14 +218,14 @@ class Size:
         return self.setup.trainer.layout.num_envs
 
 
-def compile_block(setup: Setup) -> Any:
+def compile_block(setup: Run) -> Any:
     """The program of the measured phase's iterations."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     block: Any = setup.trainer.make_block(measured_phase(setup.algo))
     return block.lower(setup.trainer.shapes(), number).compile()
 
 
-def compile_size(setup: Setup, flop_rate: float, seconds: float) -> Size:
+def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
     """Compile an iteration; decide by its FLOP whether to run it. Raises plan.TooLargeError."""
     began = time.perf_counter()
     block = compile_block(setup)
@@ -272,7 +272,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[
     error: UserError | None = None
     for num_envs in request.num_envs:
         try:
-            setup = prepare(request.config.with_run(num_envs=num_envs))
+            setup = build_run(request.config.with_run(num_envs=num_envs))
             say(f"{num_envs:,} environments: compiling an iteration")
             size = compile_size(setup, flop_rate, request.seconds)
         except UserError as refused:
@@ -362,7 +362,7 @@ def make_torch(request: Request, system: systems.System | None, samples: int) ->
         stopwatch("torch collect", lambda: pilot.collect(1), 0.1),
         stopwatch("torch learn", student.learn, 0.1),
     ]
-    return Torch(samplers, env_steps, learning_flop(prepare(short)), student.threads, step)
+    return Torch(samplers, env_steps, learning_flop(build_run(short)), student.threads, step)
 
 
 def _group(
@@ -377,8 +377,8 @@ def _group(
     configs = stand_ins(request, sizes[0], system)
     assert configs is not None
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
-    learning = Parts(prepare(configs[1]))
-    collecting = learning if configs[0] == configs[1] else Parts(prepare(configs[0]))
+    learning = Parts(build_run(configs[1]))
+    collecting = learning if configs[0] == configs[1] else Parts(build_run(configs[0]))
     samplers = [collecting.collecting("collect"), learning.learning("learn")]
     for size in sizes:
         if size.whole:

@@ -262,8 +262,8 @@ MUTATIONS = [
         (
             "targets", "coma: the critic is copied one training step late",
             "jaxrl/algos/coma.py",
-            "copy = training_step % self.copy_rate == 0",
-            "copy = training_step % self.copy_rate == 1",
+            "copy = training_step % self.target_update_period == 0",
+            "copy = training_step % self.target_update_period == 1",
             COMA,
         ),
         (

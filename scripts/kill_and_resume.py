@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime.checkpoint import Checkpoints, sealed_steps
+from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
@@ -40,7 +40,7 @@ COMMON = (
     "--checkpoint_every 10 "
 )
 SMALL = {  # the environments of the tests, so that a start takes seconds
-    "coma": COMMON + "--algo coma --env tiny:Corridor --num_agents 2 --data_passes 2 --minibatches 2 --width 8 "
+    "coma": COMMON + "--algo coma --env tiny:Corridor --num_agents 2 --num_epochs 2 --minibatches 2 --width 8 "
     "--transitions 160 --total_env_steps 24000",
     "ddpg": COMMON + "--algo ddpg --env tiny:Corridor --batch_size 16 --buffer_size 2000 --warmup 160 --units 8 "
     "--depth 1 --update_interval 4 --total_env_steps 9600",
@@ -280,7 +280,7 @@ class Trials:
             process = self.at("stopped", share)
             process.send(number)
             process.expect(0, f"stopped by {number.name} at iteration")
-            print(f"{number.name}: exit code 0, checkpoint {sealed_steps(self.run('stopped') / 'checkpoints')[-1]}")
+            print(f"{number.name}: exit code 0, checkpoint {committed_steps(self.run('stopped') / 'checkpoints')[-1]}")
         process = self.at("stopped", 0.6)
         process.send(signal.SIGINT)
         process.sleep(self.chance.uniform(0, 0.02))
@@ -295,7 +295,7 @@ class Trials:
 
     def size(self) -> int:
         """Bytes of a checkpoint."""
-        newest = self.undisturbed / "checkpoints" / f"{sealed_steps(self.undisturbed / 'checkpoints')[-1]:010d}"
+        newest = self.undisturbed / "checkpoints" / f"{committed_steps(self.undisturbed / 'checkpoints')[-1]:010d}"
         return sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
 
     def limited(self) -> Path:
@@ -333,7 +333,7 @@ class Trials:
             process = self.at("moved", share, "--devices", str(devices))
             process.send(signal.SIGTERM)
             process.expect(0, f"{devices} x ", "stopped by SIGTERM at iteration")
-            print(f"{devices} devices: until {sealed_steps(self.run('moved') / 'checkpoints')[-1]}", flush=True)
+            print(f"{devices} devices: until {committed_steps(self.run('moved') / 'checkpoints')[-1]}", flush=True)
         self.train("moved", "--devices", "1").finish()
         return self.run("moved")
 

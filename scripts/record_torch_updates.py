@@ -70,8 +70,8 @@ def weights(learner: Any, networks: tuple[str, ...]) -> Arrays:
 def set_rates(learner: Any, settings: dict[str, Any], share: float) -> None:
     """Learning rates as a share of those in `settings`."""
     for name in ("actor", "critic", "alpha"):
-        optimiser = getattr(learner, f"{name}_adam", None) or getattr(learner, f"{name}_optimizer", None)
-        for group in optimiser.param_groups if optimiser else ():
+        optimizer = getattr(learner, f"{name}_adam", None) or getattr(learner, f"{name}_optimizer", None)
+        for group in optimizer.param_groups if optimizer else ():
             group["lr"] = settings[f"{name}_lr"] * share
 
 

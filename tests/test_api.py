@@ -90,9 +90,9 @@ def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None
     tree = {"kernel": jnp.asarray(rng.normal(size=(3, 2)), jnp.float32), "bias": jnp.zeros(2)}
     chain = optax.chain(optax.add_decayed_weights(0.5, mask={"kernel": True, "bias": False}), optax.sgd(0.1))
     packed = optimizers.of_tree(chain, tree)
-    vector = optimizers.flat(tree)
+    vector = optimizers.ravel(tree)
     step, _ = packed.update(jnp.ones_like(vector), packed.init(vector), vector)
-    found = optimizers.unflat(step, tree)
+    found = optimizers.unravel(step, tree)
     np.testing.assert_allclose(found["kernel"], -0.1 * (1 + 0.5 * np.asarray(tree["kernel"])), rtol=1e-6)
     np.testing.assert_allclose(found["bias"], -0.1, rtol=1e-6)
 

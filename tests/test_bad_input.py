@@ -22,7 +22,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common import errors, files
 from jaxrl.common.errors import UserError
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.build import prepare
+from jaxrl.runtime.build import build_run
 from jaxrl.runtime.memory_plan import TooLargeError
 
 ROOT = Path(__file__).parents[1]
@@ -368,12 +368,12 @@ def test_no_permission(here: Path, capsys: pytest.CaptureFixture[str], monkeypat
 def test_the_largest_num_envs_that_is_named_does_fit(here: Path) -> None:
     small = f"{COMA} --q 57 --memory_gb 0.5"
     with pytest.raises(TooLargeError) as caught:
-        prepare(parse(f"{small} --num_envs 60000".split()).config)
+        build_run(parse(f"{small} --num_envs 60000".split()).config)
     largest = int(str(caught.value).rsplit(maxsplit=1)[-1])
     assert largest > 100
-    prepare(parse(f"{small} --num_envs {largest}".split()).config)
+    build_run(parse(f"{small} --num_envs {largest}".split()).config)
     with pytest.raises(TooLargeError):
-        prepare(parse(f"{small} --num_envs {int(1.2 * largest) // 8 * 8}".split()).config)
+        build_run(parse(f"{small} --num_envs {int(1.2 * largest) // 8 * 8}".split()).config)
 
 
 def test_a_disk_that_is_full_when_the_run_begins(

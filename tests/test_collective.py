@@ -23,8 +23,9 @@ from envs_jax.base import setting
 from envs_jax.testing import check_env
 from jaxrl import algos
 from jaxrl.algos.base import AlgoState, Source, Trajectory, start
-from jaxrl.algos.collective import algorithm, dataset, transformer, world_model
-from jaxrl.algos.collective.algorithm import Collective, distillation_loss
+from jaxrl.algos.collective import algorithm, dataset, losses, transformer
+from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.collective.stages import fit
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
@@ -33,10 +34,10 @@ from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import assemble
+from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.expert_dataset import LabelledSet
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
@@ -90,7 +91,7 @@ def begun(algo: Collective, inputs: Any = None) -> AlgoState:
 @functools.cache
 def begun_tiny() -> tuple[Collective, AlgoState]:
     """The algorithm with two environments, and its state at the start."""
-    algo = Collective(Corners().spec, Layout(2), **TINY)
+    algo = Collective(Corners().spec, DataParallel(2), **TINY)
     return algo, begun(algo)
 
 
@@ -223,7 +224,7 @@ def test_contrast_by_hand() -> None:
 def test_neighbours_by_hand() -> None:
     known, asked = np.float32([[1, 0], [0, 9]]), np.float32([[5, 1], [1, 2], [1, 3]])
     known_task, task = np.int32([0, 1]), np.int32([0, 1, 0])
-    compiled = jax.jit(algorithm.neighbour_accuracy)
+    compiled = jax.jit(losses.neighbour_accuracy)
     accuracy = lambda *weights: float(compiled(known, known_task, asked, task, *map(np.float32, weights)))  # noqa: E731
     assert accuracy([1.0, 1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
     assert accuracy([1.0, 1.0], [1.0, 1.0, 0.0]) == 1.0
@@ -285,7 +286,7 @@ def test_distillation_by_hand() -> None:
     mu, expert = np.float32([[0.5, 0], [0, 0]]), np.float32([[0, -8], [-2, -5]])
     first = (0.25 + 0.2 * 1.0) + (math.tanh(1) ** 2 + 0.2 * 64 * 2 / 8)
     second = math.tanh(2) ** 2 + 0.2 * 4 * 2 / 5
-    loss = jax.jit(distillation_loss)
+    loss = jax.jit(losses.distillation_loss)
     for weight, by_hand in (([1.0, 1.0], (first + second) / 4), ([1.0, 0.0], first / 4)):
         assert float(loss(mean, log_std, mu, expert, np.float32(weight))) == pytest.approx(by_hand, rel=1e-5)
 
@@ -296,7 +297,7 @@ def test_distillation_by_hand() -> None:
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """States behind every phase; each phase is left half-way and gone on with from the disk, which must not matter."""
-    trainer = make_trainer(Collective, Corners(), 4, **TINY, world_updates=4, latent=16)
+    trainer = make_trainer(Collective, Corners(), 4, **TINY)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
     patch.setattr(algorithm, "CODED", 32)  # eight rows at a time, of 28
@@ -318,31 +319,31 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_phases_and_their_order() -> None:
-    algo = Collective(Corners().spec, Layout(4), **TINY)
+    algo = Collective(Corners().spec, DataParallel(4), **TINY)
     assert [phase.name for phase in algo.phases] == [
         "random", "burst", "learner", "worker", "transformer", "codes", "actor", "critic"
     ]  # fmt: skip
     calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
     assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
     assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
-    bare = Collective(Corners().spec, Layout(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
+    bare = Collective(Corners().spec, DataParallel(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
-    files = Collective(Corners().spec, Layout(4), **TINY | {"labelled": "a.npz", "world_updates": 4})
-    assert [phase.name for phase in files.phases] == ["transformer", "codes", "world", "actor", "critic"]
-    assert algo._updates_of("actor") == 4 + 9 + 4 and algo._updates_of("encoder") == 4  # until rates have fallen
-    many = Collective(Corners().spec, Layout(4), **TINY | {"random_steps": 100})
+    files = Collective(Corners().spec, DataParallel(4), **TINY | {"labelled": "a.npz"})
+    assert [phase.name for phase in files.phases] == ["transformer", "codes", "actor", "critic"]
+    assert {stage.network: stage.updates for stage in algo.stages} == {  # until rates have fallen
+        "encoder": 4, "actor": 4 + 9 + 4, "critic": 4
+    }  # fmt: skip
+    many = Collective(Corners().spec, DataParallel(4), **TINY | {"random_steps": 100})
     assert many.phases[0].iterations == 17
 
 
 @pytest.mark.long
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
     before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
-    changing = {"burst": "actor", "learner": "actor", "transformer": "encoder"} | {
-        n: n for n in ("world", "actor", "critic")
-    }
+    changing = {phase: stage.network for stage in studied["trainer"].algo.stages for phase in stage.phases}
     for phase in studied["trainer"].algo.phases:
         after = jax.tree.map(np.asarray, studied["states"][phase.name][0].replicated)
-        changed = [name for name in ("workers", "encoder", "world", "actor", "critic") if digest(getattr(before, name))
+        changed = [name for name in ("workers", "encoder", "actor", "critic") if digest(getattr(before, name))
                    != digest(getattr(after, name))]  # fmt: skip
         assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
         before = after
@@ -356,7 +357,7 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
 @pytest.mark.long
 def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    ring, worker = jax.tree.map(np.asarray, state.split), algo.worker
+    ring, worker = jax.tree.map(np.asarray, state.split), algo.experts.worker
     for task in (0, 1):
         chosen = (ring.seen["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
@@ -373,12 +374,14 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
     params = state.replicated
     policy = algo.policy(state)
     key = jax.random.key(3)
-    memory = algo.init_actor(policy, first, jnp.arange(4))
+    memory = algo.init_carry(policy, first, jnp.arange(4))
     keys = jax.random.split(key, 4)
     at = lambda steps: dataclasses.replace(start(), vector_steps=jnp.array([0, steps], jnp.uint32))  # noqa: E731
     random, learner, worker = (algo.act(policy, memory, first, keys, at(n), "explore") for n in (8, 9, 18))
     noise = jax.vmap(lambda k: jax.random.normal(jax.random.fold_in(k, 0), (2,)))(keys)
-    mean, log_std = algo.worker.gaussian(jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation)
+    mean, log_std = algo.experts.worker.gaussian(
+        jax.tree.map(lambda x: x[1], params.workers["actor"]), first.observation
+    )
     wanted = np.tanh(mean[:, 0] + np.exp(log_std[:, 0]) * noise)
     second = np.asarray(first.task) == 1
     np.testing.assert_allclose(worker[0][second, 0], wanted[second], atol=1e-5)
@@ -393,8 +396,9 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.split.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), algo._windows(state.split, index))
-    codes = np.asarray(algo.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
+    window = dataset.windows(state.split, index, algo.networks.states, algo.window)
+    window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
+    codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
     np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-4)
     before = studied["states"]["transformer"][0].split.answer["code"]
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
@@ -437,7 +441,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
     adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
-    algo = Collective(Corners().spec, Layout(4, 2), **settings)
+    algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
     ring = begun(algo, {"labelled": algo.arrange(own)}).split
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
@@ -451,36 +455,20 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
 
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     adopted = {"tasks": ["near", "far", "push", "pull"], "labelled": [len(made()) + 10, 5]}
-    algo = Collective(Corners().spec, Layout(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"})
+    algo = Collective(
+        Corners().spec, DataParallel(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+    )
     state = begun(algo, {"labelled": algo.arrange(vars(made()))})
-    fit = jax.jit(lambda params: algo._fit(params, state.split, jax.random.key(1), 2, "actor"))
-    fitted = [fit(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)]
+    _, actor, _ = algo.stages
+    given = actor, algo.layout, algo.networks
+    compiled = jax.jit(lambda p: fit(*given, p, state.split, algo._coded(p), jax.random.key(1), 2))
+    fitted = [
+        compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
+    ]
     actors = [digest(params.actor) for params, _ in fitted]
     assert actors[0] == digest(state.replicated.actor) != actors[1]
     losses = [np.asarray(metrics["actor_loss"]) for _, metrics in fitted]
     assert not losses[0].any() and losses[1].all()
-
-
-def test_a_world_model_by_hand() -> None:
-    rewards = np.float32([0, 10, -50, math.e - 1])
-    shares = np.asarray(jax.jit(world_model.two_hot)(rewards))
-    np.testing.assert_allclose(shares.sum(1), 1.0, rtol=1e-5)
-    places = shares @ np.linspace(-math.log(11), math.log(11), 101)
-    np.testing.assert_allclose(places, [0, math.log(11), -math.log(11), 1], atol=1e-5)
-    predicted, latent = np.float32([[1, 0], [0, 0]]), np.float32([[0, 0], [0.5, 0]])
-    zeros, ones = np.zeros((2, 101), np.float32), np.ones(2, np.float32)
-    loss = jax.jit(world_model.world_loss)(predicted, latent, zeros, rewards[:2], ones)
-    assert float(loss) == pytest.approx((0.5 + 0.125) / 2 + math.log(101), rel=1e-5)
-    net = world_model.WorldModel(16)
-    rows = tuple(np.ones((3, size), np.float32) for size in (2, 6, 2))
-
-    @jax.jit
-    def latents_of(key: Any) -> Any:
-        params = net.init(key, *rows, method="step")
-        return net.apply(params, *rows[:2]), net.apply(params, *rows, method="step")[0]
-
-    for latents in latents_of(jax.random.key(0)):
-        np.testing.assert_allclose(np.asarray(latents).reshape(3, 2, 8).sum(-1), 1.0, rtol=1e-5)
 
 
 LABELLED = {
@@ -492,7 +480,7 @@ LABELLED = {
     "settings",
     [
         pytest.param(LABELLED | {"critic_updates": 0}, id="labelled"),
-        pytest.param({"world_updates": 4, "latent": 16}, id="workers", marks=pytest.mark.long),
+        pytest.param({}, id="workers", marks=pytest.mark.long),
     ],
 )
 def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -544,8 +532,7 @@ def test_value_labels_are_of_the_step_itself() -> None:
     zeros = lambda *shape: np.zeros((2, 2, *shape), np.float32)  # noqa: E731
     extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
     trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
-    params = dataclasses.replace(state.replicated, workers=workers)
-    ring = jax.jit(algo._store)(params, state.split, trajectory, row(7.0, True), jax.random.key(2))
+    ring = jax.jit(algo.experts.store)(workers, state.split, trajectory, row(7.0, True), jax.random.key(2))
     value = np.asarray(ring.answer["value"])[0]
     np.testing.assert_allclose(value[0], 1 + 0.5 * 3, rtol=1e-5)
     np.testing.assert_allclose(value[1], [7 + 0.5 * 3, 7], rtol=1e-5)
@@ -555,11 +542,11 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     algo, begin = begun_tiny()
     policy, state = algo.weights(begin), np.ones((3, 2), np.float32)
     window = Window(*(np.full((3, *shape), one, np.float32) for shape, one in (((4, 2), 1), ((3, 2), 0), ((3, 1), 0))))
-    code = jax.jit(algo.codes)(policy["encoder"], window)
-    gaussian, answer = jax.jit(algo.gaussian), jax.jit(algo.answer, static_argnums=2)
+    code = jax.jit(algo.networks.codes)(policy["encoder"], window)
+    gaussian, answer = jax.jit(algo.networks.gaussian), jax.jit(algo.networks.answer, static_argnums=2)
     answers = [answer(policy, window, zero) for zero in (False, True)]
     for own, found in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
-        wanted = gaussian(policy["actor"], np.concatenate([own, state], axis=-1))
+        wanted = gaussian(policy["actor"], own, state)
         for a, b in zip(wanted, found, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
     assert not np.allclose(answers[0][0], answers[1][0])
@@ -604,7 +591,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         directory = tmp_path_factory.mktemp("worker")
         run_directory.write_config(directory, config.to_yaml())
         if name in ("near", "far"):
-            setup = assemble(config)
+            setup = unchecked_run(config)
             with Checkpoints(directory / "checkpoints") as checkpoints:
                 checkpoints.save(1, setup.trainer.init(jax.random.key(len(found))), {})
         found[name] = str(directory)
@@ -770,7 +757,7 @@ def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys:
 
 
 def test_workers_of_another_algorithm_or_environment() -> None:
-    spec, layout = Corners().spec, Layout(4)
+    spec, layout = Corners().spec, DataParallel(4)
     algo = Collective(spec, layout, **TINY)
     with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
         Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)}, {})
@@ -800,11 +787,10 @@ def test_names_and_the_environment_of_these_tests() -> None:
         ({}, {"worker_steps": -1}, "worker_steps must lie between 0 and 1e+09, not -1"),
         ({}, {"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),
         ({}, {"dropout": 1.0}, "dropout must lie between 0 and 0.99, not 1.0"),
-        ({}, {"latent": 12}, "latent must be a multiple of 8, not 12"),
         ({}, {"heads": 3}, "heads 3 do not divide width 8"),
         ({}, {"window": 9}, "window must lie between 2 and the 8 steps of an episode, not 9"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        Collective(dataclasses.replace(Corners().spec, **changes), Layout(4), **TINY | settings)
+        Collective(dataclasses.replace(Corners().spec, **changes), DataParallel(4), **TINY | settings)

@@ -20,8 +20,8 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.rl import returns
-from jaxrl.runtime.build import _layout, prepare
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.build import _layout, build_run
+from jaxrl.runtime.data_parallel import DataParallel
 
 TD, VALUE, NORM = 1e-6, 4e-7, 2e-5  # tolerances; 4e-7, 1.5e-7 and 1e-5 were seen between two float32 systems
 
@@ -54,7 +54,7 @@ _BEGUN: dict[Any, ComaParameters] = {}
 
 def begun(algo: Coma) -> ComaParameters:
     """Fresh parameters by key 0, made in one program for all algorithms with the same networks."""
-    alike = (algo.actor_net, algo.critic_net, type(algo))
+    alike = (algo.networks.actor, algo.networks.critic, type(algo))
     if alike not in _BEGUN:
         _BEGUN[alike] = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
     return _BEGUN[alike]
@@ -137,7 +137,7 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.values)
+        return jax.jit(self.algo.networks.values)
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
@@ -158,13 +158,13 @@ class Recorded:
             batch, before = self.minibatch(number), params
             params, loss, norm = critic_update(params, batch, self.progress)
             rows["critic_loss"].append((loss, norm))
-            rows["critic_gradient"].append(to_torch(gradient_of(params.critic_optimiser, before.critic_optimiser)))
+            rows["critic_gradient"].append(to_torch(gradient_of(params.critic_optimizer, before.critic_optimizer)))
             rows["q_after"].append(np.asarray(self.values(params.critic, batch["critic_input"][0])))
         for number in range(MISSIONS):
             batch, before = self.minibatch(number) | {"values": rows["q_after"][number][None]}, params
             params, metrics = actor_update(params, batch, self.progress)
             rows["actor"].append(metrics)
-            rows["actor_gradient"].append(to_torch(gradient_of(params.actor_optimiser, before.actor_optimiser)))
+            rows["actor_gradient"].append(to_torch(gradient_of(params.actor_optimizer, before.actor_optimizer)))
         return rows | {"params": params}
 
 
@@ -193,7 +193,7 @@ def recorded() -> Recorded:
     last = dataclasses.replace(jax.tree.map(lambda x: x[-1], timestep), reward=reward[-1], terminated=done[-1])
     mask = by_mission(arrays["mask"]).astype(bool)
     extras = {"mask": mask, "log_prob": np.zeros(mask.shape[:-1], np.float32)}
-    algo = ComaOriginal(recorded_spec(), Layout(MISSIONS))
+    algo = ComaOriginal(recorded_spec(), DataParallel(MISSIONS))
     actor, critic, target = (from_torch(golden.coverage_network(b, c)) for b, c in ((100, 7), (200, 12), (300, 12)))
     begin = jax.jit(lambda given: algo.init(jax.random.key(0), given).replicated)
     params = dataclasses.replace(begin({"actor": actor, "critic": critic}), first_target=target)
@@ -214,7 +214,7 @@ def epsilon_of(algo: Coma, at: Progress) -> jax.Array:
 
 @jax.jit
 def logits_of(actor: Any, observation: np.ndarray) -> jax.Array:
-    return small().actor_net.apply(actor, observation)
+    return small().networks.actor.apply(actor, observation)
 
 
 def test_weights_of_the_records_are_loaded(recorded: Recorded) -> None:
@@ -236,7 +236,7 @@ def test_recorded_networks(recorded: Recorded) -> None:
 
     @jax.jit
     def mixed(actor: Any, observation: jax.Array) -> jax.Array:
-        logits = recorded.algo.actor_net.apply(actor, observation)
+        logits = recorded.algo.networks.actor.apply(actor, observation)
         return distributions.epsilon_mix(logits, recorded.algo.epsilon(recorded.progress))
 
     probs = mixed(recorded.params.actor, batch["observation"][0])
@@ -265,7 +265,7 @@ def test_recorded_targets(recorded: Recorded) -> None:
 
 
 def test_intended_targets_of_the_recorded_missions(recorded: Recorded) -> None:
-    algo = Coma(recorded_spec(), Layout(MISSIONS))
+    algo = Coma(recorded_spec(), DataParallel(MISSIONS))
     params = dataclasses.replace(recorded.params, target=recorded.params.first_target)
     arguments = (params, recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     ours = np.asarray(jax.jit(algo._data)(*arguments)["target"]).reshape(-1, AGENTS)
@@ -335,7 +335,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
     monkeypatch.setattr(jax.random, "permutation", lambda key, samples: order + 0 * jnp.int32(samples))
-    algo = dataclasses.replace(recorded.algo, data_passes=1, minibatches=5)
+    algo = dataclasses.replace(recorded.algo, num_epochs=1, minibatches=5)
     arguments = (recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
         AlgoState(recorded.params, ()), *arguments
@@ -429,9 +429,9 @@ def small(
     kind: type[Coma] = Coma,
     **settings: Any,
 ) -> Coma:
-    defaults: dict[str, Any] = {"minibatches": 2, "data_passes": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
+    defaults: dict[str, Any] = {"minibatches": 2, "num_epochs": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
     defaults["lr_final"] = 0.2  # of which nothing is seen at the beginning of a run
-    return kind(spec, Layout(num_envs, **(layout or {})), **(defaults | settings))
+    return kind(spec, DataParallel(num_envs, **(layout or {})), **(defaults | settings))
 
 
 @functools.cache
@@ -483,7 +483,7 @@ def test_a_uniform_critic_gives_no_advantage() -> None:
     algo, generator = small(), np.random.default_rng(0)
     chances, mask = generator.random((50, 4)).astype(np.float32), generator.random((50, 4)) < 0.6
     mask[:, 0] = True
-    policy = jax.jit(distributions.renormalise)(chances, mask)
+    policy = jax.jit(distributions.apply_action_mask)(chances, mask)
     action = generator.integers(0, 4, 50).astype(np.int32)
     sample = {"values": np.full((50, 4), 3.5, np.float32), "action": action, "target": np.full(50, 4, np.float32)}
     returned = dataclasses.replace(algo, advantage="return")
@@ -551,7 +551,7 @@ def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> No
     }
     batch = {k: v.astype(np.float32 if v.dtype == np.float64 else v.dtype)[None] for k, v in batch.items()}
     new, metrics = jax.jit(algo._actor_update)(params, batch, start())
-    gradient = jax.tree.leaves(gradient_of(new.actor_optimiser, params.actor_optimiser))
+    gradient = jax.tree.leaves(gradient_of(new.actor_optimizer, params.actor_optimizer))
     analytic = -np.concatenate([leaf.ravel() for leaf in gradient])
     assert np.abs(numeric).max() > 1e-2
     close(analytic, numeric, 1e-6)
@@ -645,7 +645,7 @@ def test_epsilon_schedule() -> None:
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.critic_net.apply(critic, x), algo.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks.critic.apply(critic, x), algo.networks.values(critic, x)))
     out, values = map(np.asarray, both(begun(algo).critic))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)
@@ -690,7 +690,7 @@ def trained(
 @pytest.fixture(scope="module")
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
     """A training step that copies the target every third time and warms the critic up twice, and what five bring."""
-    algo = small(copy_rate=3, gamma=0.9, critic_warmup=2)
+    algo = small(target_update_period=3, gamma=0.9, critic_warmup=2)
     learn = compiled(algo)
     return learn, *trained(algo, 5, learn)
 
@@ -718,11 +718,11 @@ def test_targets_are_built_before_the_copy(copying: Any) -> None:
 
 
 def test_the_soft_target_moves_by_tau_in_every_pass() -> None:
-    params, _ = trained(small(tau=0.25, data_passes=1))
+    params, _ = trained(small(tau=0.25, num_epochs=1))
     blend = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * new, params[0].target, params[0].critic)
     jax.tree.map(lambda a, b: close(a, b, 1e-7), params[1].target, blend)
     other = dataclasses.replace(params[0], target=jax.tree.map(np.zeros_like, params[0].target))
-    algo = small(tau=0.25, data_passes=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
+    algo = small(tau=0.25, num_epochs=2, critic_lr=1e-12)  # the critic stays, so that both blends are known
     state, _ = compiled(algo)(AlgoState(other, ()), *made_up(algo), jax.random.key(1), start())
     expected = jax.tree.map(lambda new: (1 - 0.75**2) * np.asarray(new), other.critic)
     jax.tree.map(lambda a, b: close(a, b, 1e-6), state.replicated.target, expected)
@@ -733,7 +733,7 @@ def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
     assert metrics[4]["actor_loss"].shape == metrics[4]["critic_loss"].shape == (4,)  # all passes train both
     assert steps_of(params[5]) == [3 * 4, 5 * 4]
     for step in range(2):
-        same((params[step + 1].actor, params[step + 1].actor_optimiser), (params[0].actor, params[0].actor_optimiser))
+        same((params[step + 1].actor, params[step + 1].actor_optimizer), (params[0].actor, params[0].actor_optimizer))
     for step in range(3):
         assert np.any(params[step + 1].critic["params"]["head"]["out_kernel"]
                       != params[step].critic["params"]["head"]["out_kernel"])  # fmt: skip
@@ -763,7 +763,7 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     clipped = jax.jit(lambda: small(max_grad_norm=0.01).init(jax.random.key(0), None).replicated)()
     for begin, settings in ((begun(small()), {}), (clipped, {"max_grad_norm": 0.01})):
         new, _, norm = updates(**settings)[0](begin, batch, start())
-        gradient = jax.tree.leaves(gradient_of(new.critic_optimiser, begin.critic_optimiser))
+        gradient = jax.tree.leaves(gradient_of(new.critic_optimizer, begin.critic_optimizer))
         norms.append((float(norm), float(np.sqrt(sum((leaf**2).sum() for leaf in gradient)))))
         same(new.actor, begin.actor)
     assert norms[0][0] == pytest.approx(norms[0][1], rel=1e-5) and norms[0][0] > 0.01
@@ -771,18 +771,18 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actor_passes", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.long) for n in (0, 3))]
+    ("actor_epochs", "actor_updates"), [(1, 2), *(pytest.param(n, 6, marks=pytest.mark.long) for n in (0, 3))]
 )
-def test_the_last_passes_train_the_actor_too(actor_passes: int, actor_updates: int) -> None:
-    params, metrics = trained(small(data_passes=3, actor_passes=actor_passes))
+def test_the_last_passes_train_the_actor_too(actor_epochs: int, actor_updates: int) -> None:
+    params, metrics = trained(small(num_epochs=3, actor_epochs=actor_epochs))
     assert metrics[0]["critic_loss"].shape == (6,) and metrics[0]["actor_loss"].shape == (actor_updates,)
     assert not np.any(metrics[0]["critic_loss"] == 0)
     assert steps_of(params[1]) == [actor_updates, 6]
 
 
 def steps_of(params: ComaParameters) -> list[int]:
-    """How often the actor and the critic were updated, as their optimisers count."""
-    states = params.actor_optimiser, params.critic_optimiser
+    """How often the actor and the critic were updated, as their optimizers count."""
+    states = params.actor_optimizer, params.critic_optimizer
     return [int(next(s.count for s in state if hasattr(s, "count"))) for state in states]
 
 
@@ -813,8 +813,8 @@ def check_chunks(settings: dict[str, Any], shards: int) -> None:
         both = jax.jit(lambda *now, algo=algo: (algo._critic_update(*now), algo._actor_update(*now)))
         (new, loss, norm), (newer, metrics) = both(params, batch, start())
         gradients = (
-            gradient_of(new.critic_optimiser, params.critic_optimiser),
-            gradient_of(newer.actor_optimiser, params.actor_optimiser),
+            gradient_of(new.critic_optimizer, params.critic_optimizer),
+            gradient_of(newer.actor_optimizer, params.actor_optimizer),
         )
         outcomes.append((gradients, loss, norm, metrics))
     jax.tree.map(lambda a, b: close(a, b, 1e-6), *outcomes)
@@ -834,8 +834,8 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
 
     @jax.jit
     def advantage_of(actor: Any, sample: dict[str, jax.Array]) -> jax.Array:
-        logits = algo.actor_net.apply(actor, sample["observation"])
-        policy = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+        logits = algo.networks.actor.apply(actor, sample["observation"])
+        policy = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
         return algo._advantage(sample, policy)
 
     advantage = np.asarray(advantage_of(params.actor, {name: x[0] for name, x in batch.items()}), np.float64)
@@ -871,12 +871,12 @@ def draws() -> tuple[Coma, Any, TimeStep, Any, Any]:
     timestep = dataclasses.replace(timestep, action_mask=mask, observation=observation)
     act = jax.jit(lambda keys, mode: algo.act(policy, (), timestep, keys, start(), mode), static_argnums=1)
     keys = jax.random.split(jax.random.key(4), copies)
-    acted = [act(keys, mode) for mode in ("explore", "sample", "best")]
+    acted = [act(keys, mode) for mode in ("explore", "sample", "greedy")]
     return algo, policy, timestep, *jax.tree.map(np.asarray, acted)
 
 
 def probabilities(algo: Coma, policy: Any, timestep: TimeStep, epsilon: float) -> np.ndarray:
-    return np.asarray(mixed(algo.actor_net, policy, timestep.observation, epsilon), np.float64)
+    return np.asarray(mixed(algo.networks.actor, policy, timestep.observation, epsilon), np.float64)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -885,10 +885,10 @@ def mixed(net: Any, policy: Any, observation: jax.Array, epsilon: Any) -> jax.Ar
     return distributions.epsilon_mix(logits, epsilon)
 
 
-@pytest.mark.parametrize("mode", ["explore", "sample", "best"])
+@pytest.mark.parametrize("mode", ["explore", "sample", "greedy"])
 def test_masked_actions_are_never_chosen(draws: Any, mode: str) -> None:
     algo, policy, timestep, *acted = draws
-    action, _, extras = acted[("explore", "sample", "best").index(mode)]
+    action, _, extras = acted[("explore", "sample", "greedy").index(mode)]
     mixed = probabilities(algo, policy, timestep, float(epsilon_of(algo, start())) if mode == "explore" else 0.0)
     open_, action, fell_back = np.asarray(timestep.action_mask), np.asarray(action), 0
     masks, pi = np.zeros(mixed.shape, bool), np.zeros(mixed.shape)
@@ -903,7 +903,7 @@ def test_masked_actions_are_never_chosen(draws: Any, mode: str) -> None:
     assert np.take_along_axis(masks, action[..., None], -1).all()
     chosen = np.take_along_axis(pi, action[..., None], -1)[..., 0]
     np.testing.assert_allclose(extras["log_prob"], np.log(chosen), rtol=0, atol=1e-4)
-    if mode == "best":
+    if mode == "greedy":
         np.testing.assert_allclose(chosen, pi.max(-1), rtol=1e-5)
     assert fell_back > 50 and action.shape == (4_000, 3) and action.dtype == np.int32
 
@@ -948,7 +948,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         ({"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),
         ({"clip_ratio": -1.0}, "clip_ratio must lie between 0 and"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
-        ({"actor_passes": 9}, "actor_passes 9 exceeds data_passes 2: lower it"),
+        ({"actor_epochs": 9}, "actor_epochs 9 exceeds num_epochs 2: lower it"),
         (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio has no meaning for coma_original"),
         (ORIGINAL | {"target_kl": 0.1}, "target_kl has no meaning for coma_original"),
         (ORIGINAL | {"advantage": "return"}, "advantage has no meaning for coma_original"),
@@ -998,4 +998,4 @@ def test_original_targets_see_all_missions() -> None:
     assert made_of(*argv).layout.shards == 1
     config = parse(argv).config
     with pytest.raises(UsageError, match="use --logical_shards 1"):
-        prepare(config.with_run(logical_shards=2))
+        build_run(config.with_run(logical_shards=2))

@@ -105,7 +105,9 @@ def test_an_algorithm_alone_brings_nothing_that_was_tuned_for_another_environmen
     assert not values["scale_observation"] and not values["masking"]
     settings = {field.name: field.default for field in dataclasses.fields(find_algo("ddpg"))}
     assert all(values[name] == default for name, default in settings.items() if name in values)
-    building.assemble(parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config)
+    building.unchecked_run(
+        parse(("--algo", "ddpg", "--env", "test_config:Unbounded", "--total_env_steps", "64")).config
+    )
     named = flat("--config", "ddpg_quick", "--env", "test_config:Unbounded", "--scale_observation", "false")
     assert (named["reward"], named["n_step"]) == ("plain", 3)
 
@@ -304,12 +306,12 @@ def test_every_setting_has_a_sentence() -> None:
 
 
 def test_config_yaml_is_a_way_back(tmp_path: Path) -> None:
-    first = building.prepare(parse((*FANCY, "--layers", "8,16", "--lr", "3e-3", "--devices", "1")).config).config
+    first = building.build_run(parse((*FANCY, "--layers", "8,16", "--lr", "3e-3", "--devices", "1")).config).config
     file = tmp_path / "config.yaml"
     file.write_text(first.to_yaml())
     again = parse(("--config", str(file))).config
     assert again == first
-    assert building.prepare(again).config == first
+    assert building.build_run(again).config == first
     assert all(value != "auto" for value in yaml.safe_load(first.to_yaml()).values())
 
 

@@ -24,7 +24,7 @@ from jaxrl.algos import ddpg, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
 from jaxrl.rl.replay import GOES_ON, TERMINATED
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
@@ -90,7 +90,7 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     """
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     same = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3, "adam_epsilon": 1e-4}
-    algo = Ddpg(SNAKES, Layout(1), network=network, **same)
+    algo = Ddpg(SNAKES, DataParallel(1), network=network, **same)
     params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
     actor, critic = formula_weights(100, params.actor), formula_weights(200, params.critic)
     params = begun(algo, inputs={"actor": actor, "critic": critic})
@@ -122,14 +122,14 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
 
 @pytest.mark.parametrize(("cls", "actor", "critic"), [(Ddpg, 73_732, 73_985), (Bicnet, 1_191_940, 1_192_193)])
 def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int, critic: int) -> None:
-    algo = cls(SNAKES, Layout(1))
+    algo = cls(SNAKES, DataParallel(1))
     params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
     size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
     assert (size(params.actor), size(params.critic)) == (actor, critic)
 
 
 def test_published_initial_weights_are_uniform_by_fan_in() -> None:
-    params = begun(Bicnet(SNAKES, Layout(1))).critic["params"]
+    params = begun(Bicnet(SNAKES, DataParallel(1))).critic["params"]
     for leaf, fan_in in (
         (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
         (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
@@ -156,7 +156,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
     @jax.jit
     def act(timestep: TimeStep, keys: Any, progress: Any) -> Any:
         policy = algo.policy(algo.init(jax.random.key(1), None))
-        actor = algo.init_actor(policy, timestep, jnp.arange(len(keys)))
+        actor = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
         return *algo.act(policy, actor, timestep, keys, progress, mode), policy
 
     return act(timestep, keys, at_step(steps))
@@ -168,7 +168,7 @@ def softmax_of(algo: Ddpg) -> Any:
 
 def test_an_environment_explores_with_all_agents_or_none() -> None:
     """Exploring: uniform vectors, stored as they are; else the softmax. Actions are drawn in proportion."""
-    algo = Ddpg(SNAKES, Layout(8), eps_start=0.5)
+    algo = Ddpg(SNAKES, DataParallel(8), eps_start=0.5)
     timestep = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:1], 20_000, axis=0), seen(1))
     action, _, extras, policy = acted(algo, timestep, 0)
     vector, softmax = np.asarray(extras["vector"]), np.asarray(softmax_of(algo)(policy, seen(1).observation))
@@ -188,18 +188,18 @@ def test_an_environment_explores_with_all_agents_or_none() -> None:
 
 
 def test_exploration_falls_with_every_step() -> None:
-    algo = Ddpg(SNAKES, Layout(1))
+    algo = Ddpg(SNAKES, DataParallel(1))
     assert float(algo.epsilon(at_step(0))) == 0.5
     assert float(algo.epsilon(at_step(34_657))) == pytest.approx(0.25, rel=1e-4)
-    fast = Ddpg(SNAKES, Layout(1), eps_decay=0.9995, eps_min=0.01)
+    fast = Ddpg(SNAKES, DataParallel(1), eps_decay=0.9995, eps_min=0.01)
     assert float(fast.epsilon(at_step(1386))) == pytest.approx(0.25, rel=1e-3)
     assert float(fast.epsilon(at_step(50_000))) == pytest.approx(0.01)
     assert float(algo.epsilon(ended())) == 0.0
 
 
 def test_evaluation_takes_the_most_probable_action() -> None:
-    algo = Ddpg(SNAKES, Layout(8))
-    action, _, _, policy = acted(algo, seen(32), 0, "best")
+    algo = Ddpg(SNAKES, DataParallel(8))
+    action, _, _, policy = acted(algo, seen(32), 0, "greedy")
     np.testing.assert_array_equal(action, np.argmax(jax.jit(algo.logits)(policy, seen(32).observation), -1))
 
 
@@ -210,11 +210,11 @@ def test_closed_actions_are_never_taken(action_gradient: str) -> None:
     random = np.random.default_rng(1)
     mask = random.random((4000, AGENTS, ACTIONS)) < 0.4
     mask[..., 0] |= ~mask.any(-1)
-    algo = Ddpg(SNAKES, Layout(8), masking=True, eps_start=0.7, action_gradient=action_gradient)
-    for mode in ("explore", "sample", "best"):
+    algo = Ddpg(SNAKES, DataParallel(8), masking=True, eps_start=0.7, action_gradient=action_gradient)
+    for mode in ("explore", "sample", "greedy"):
         action = np.asarray(acted(algo, seen(4000, mask), 0, mode)[0])
         assert np.take_along_axis(mask, action[..., None], -1).all()
-        assert mode == "best" or all((action == a).any() for a in range(ACTIONS))
+        assert mode == "greedy" or all((action == a).any() for a in range(ACTIONS))
     with pytest.raises(ValueError, match="gives no action masks with these settings"):
         acted(algo, seen(8), 0)
 
@@ -225,7 +225,7 @@ def test_closed_actions_are_never_taken(action_gradient: str) -> None:
 def test_targets_and_losses_by_hand() -> None:
     """Expected values, twin minimum, three-step return, entropy: against numpy on the networks' own outputs."""
     settings = MODERN | {"action_gradient": "expected", "masking": True, "gamma": 0.9}
-    algo = Ddpg(SNAKES, Layout(1), **settings)
+    algo = Ddpg(SNAKES, DataParallel(1), **settings)
     params = begun(algo, 3)
     params = dataclasses.replace(  # other targets, and values that are not all near 0
         params,
@@ -288,7 +288,7 @@ def test_the_gradient_of_layer_norm() -> None:
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
-    raw, scaled = (Ddpg(SNAKES, Layout(1), units=8, scale_observation=scale) for scale in (False, True))
+    raw, scaled = (Ddpg(SNAKES, DataParallel(1), units=8, scale_observation=scale) for scale in (False, True))
     actor, boards = begun(raw).actor, seen(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
     np.testing.assert_allclose(jax.jit(scaled.logits)(actor, boards), jax.jit(raw.logits)(actor, shares), rtol=1e-5)
@@ -309,7 +309,7 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other = boards.copy()
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
-        algo = cls(SNAKES, Layout(1), units=32)
+        algo = cls(SNAKES, DataParallel(1), units=32)
         shapes = jax.eval_shape(lambda algo=algo: algo.init(jax.random.key(0), None)).replicated.actor
         actor, logits = formula_weights(100, shapes), jax.jit(algo.logits)
         a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
@@ -358,15 +358,15 @@ def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float
 
 def test_names() -> None:
     assert algos.find("ddpg") is Ddpg and algos.find("bicnet") is Bicnet
-    assert Bicnet(SNAKES, Layout(1)).network == "bicnet"
+    assert Bicnet(SNAKES, DataParallel(1)).network == "bicnet"
 
 
 def test_capacity_in_steps_and_in_bytes() -> None:
-    algo = Ddpg(SNAKES, Layout(4), buffer_size=1000)
+    algo = Ddpg(SNAKES, DataParallel(4), buffer_size=1000)
     row = AGENTS * (OBS * 1 + ACTIONS * 4 + 4) + 1  # boards up to 19 fit into int8
     assert algo._row_bytes == row and algo.rows == 251
     assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
-    by_bytes = Ddpg(SNAKES, Layout(4), buffer_gb=0.001)
+    by_bytes = Ddpg(SNAKES, DataParallel(4), buffer_gb=0.001)
     assert by_bytes.rows == 1_000_000 // (4 * row)
     ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).split
     stored = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.seen, ring.answer, ring.reward, ring.end)))
@@ -400,6 +400,6 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        Ddpg(spec, Layout(1), **settings)
+        Ddpg(spec, DataParallel(1), **settings)
     with pytest.raises(ValueError, match="do not divide batch_size 63"):
-        Ddpg(SNAKES, Layout(8, 2), batch_size=63)
+        Ddpg(SNAKES, DataParallel(8, 2), batch_size=63)

@@ -13,14 +13,14 @@ from envs_jax.coverage.actions import boundary_mask, sequential_masks
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import policies, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
-from jaxrl.evaluation.policies import Subject, load
+from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import held_out_key, uniform
 from jaxrl.runtime.trainer import key_of_env
 
 SMALL = {"q": 2, "budget": 2, "num_agents": 2}
 
 
-def corridor(**settings) -> Subject:
+def corridor(**settings) -> EvalPolicy:
     return load(None, "helpers.tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 6, **settings})
 
 

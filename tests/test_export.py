@@ -26,9 +26,9 @@ from jaxrl.cli.export import jidi_settings, write_jidi
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.runtime import run_directory
-from jaxrl.runtime.build import assemble
+from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 PLAYED, BARED = 480, 20
 MODERN = {
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def algorithm(env: Any, **settings: Any) -> Ddpg:
-    return Ddpg(env.spec, Layout(1), **{"units": 32, "batch_size": 8, "buffer_size": 64} | settings)
+    return Ddpg(env.spec, DataParallel(1), **{"units": 32, "batch_size": 8, "buffer_size": 64} | settings)
 
 
 def begun(algo: Ddpg, seed: int = 0) -> Any:
@@ -216,7 +216,7 @@ def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
     made = make(env, **changes)
     sizes: Any = {"units": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
     with pytest.raises(UserError, match=sentence) as caught:
-        jidi_settings(made, algo(made.spec, Layout(8), **sizes), False)
+        jidi_settings(made, algo(made.spec, DataParallel(8), **sizes), False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
@@ -235,7 +235,7 @@ RUN += " --opponent 0 --stale_observation_bug false"
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a run on disk to a script that plays what was exported."""
-    setup = assemble(parse(f"{RUN} --devices 1".split()).config)
+    setup = unchecked_run(parse(f"{RUN} --devices 1".split()).config)
     run = run_directory.create(tmp_path / "runs", "ddpg", "snakes_1v1", setup.env.env.version)
     run_directory.write_config(run, setup.config.to_yaml())
     state = setup.trainer.init(jax.random.key(0))

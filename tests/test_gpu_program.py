@@ -13,7 +13,7 @@ from bench import gpu_program
 from bench.gpu import thunks
 from bench.harness import measure
 from jaxrl.common.errors import UserError
-from jaxrl.runtime.data_parallel import Layout, graphs
+from jaxrl.runtime.data_parallel import DataParallel, graphs
 
 # As XLA prints it: a graph of two kernels; a loop of 8 around a graph of 3; a loop of unknown length around a
 # convolution, a graph of 2, a branch of 1 or of 2 kernels, and the end of an asynchronous copy.
@@ -131,14 +131,14 @@ def test_results_of_a_former_call_are_kept(tmp_path: Path) -> None:
 
 def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses unknown ones on CPUs too, where these change nothing."""
-    assert graphs() == {} == Layout(8).compiler_options
+    assert graphs() == {} == DataParallel(8).compiler_options
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    options, exact = graphs(), Layout(8, exact=True).compiler_options
+    options, exact = graphs(), DataParallel(8, exact=True).compiler_options
     assert "WHILE" in options["xla_gpu_enable_command_buffer"] and exact["xla_gpu_deterministic_ops"]
     assert options["xla_disable_hlo_passes"] in exact["xla_disable_hlo_passes"]
     compiled = jax.jit(lambda x: x + 1, compiler_options=exact).lower(jnp.ones(3)).compile()
     assert compiled(jnp.ones(3)).tolist() == [2, 2, 2]
-    more = Layout(8, options=(("xla_disable_hlo_passes", "cse"),)).compiler_options
+    more = DataParallel(8, options=(("xla_disable_hlo_passes", "cse"),)).compiler_options
     assert more["xla_disable_hlo_passes"] == f"cse,{options['xla_disable_hlo_passes']}"
     monkeypatch.setenv("JAXRL_GRAPHS", "off")
     assert graphs() == {}

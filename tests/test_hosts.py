@@ -24,7 +24,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 COMA = (
-    "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 8 --data_passes 1 --minibatches 1 "
+    "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 8 --num_epochs 1 --minibatches 1 "
     "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
 )
 DDPG = (
@@ -254,7 +254,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pytest.MonkeyPatch) -> None:
     for name, value in environment.items():
         alone.setenv(name, value)
-    assert hosts.find(*flags) == (place and hosts.Place(*place))
+    assert hosts.find(*flags) == (place and hosts.ProcessInfo(*place))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_hosts_that_cannot_share_the_batch(
 def guarded(code: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> int:
     (folder / "guarded_program.py").write_text(f"import os, signal, sys\nfrom pathlib import Path\n{code}\n")
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
-    return hosts.guard("guarded_program", [], lambda run: [40, 80])
+    return hosts.supervise("guarded_program", [], lambda run: [40, 80])
 
 
 @pytest.fixture

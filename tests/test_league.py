@@ -15,10 +15,10 @@ from envs_jax.batch import batched
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports
-from jaxrl.evaluation.policies import Subject, load
+from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8
@@ -26,18 +26,18 @@ TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "de
         "batch_size": 8, "buffer_size": 256, "warmup": 8, "total_env_steps": 128}  # fmt: skip
 
 
-def subject(number: int, **settings) -> Subject:
+def subject(number: int, **settings) -> EvalPolicy:
     """A run as it would be read from disk: an untrained policy that nearly always takes its best action."""
     made = configuration.build({**TINY, **settings}, "the test")
     env = batched(made.make_env())
-    algo = Ddpg(env.spec, Layout(8), **made.algo_settings)
+    algo = Ddpg(env.spec, DataParallel(8), **made.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
     params = jax.tree.map(lambda x: 30.0 * x, params)
-    return Subject(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, number)
+    return EvalPolicy(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, number)
 
 
 @pytest.fixture(scope="module")
-def two() -> list[Subject]:
+def two() -> list[EvalPolicy]:
     """Two runs with other observations, rewards and opponents."""
     return [subject(1), subject(2, observation="obs_full", reward="score", opponent="0:1,2:3")]
 
@@ -92,7 +92,7 @@ def test_who_wins_everything_has_a_finite_rating():
 # Games
 
 
-def by_hand(first: Subject, second: Subject, games: int, seed: int) -> dict[str, np.ndarray]:
+def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dict[str, np.ndarray]:
     """Both teams' best actions, each from its own observation, in an environment that takes the actions of both."""
     common = {"max_steps": STEPS, "opponent": "outside", "side": "both"}
     envs = [make("snakes_1v1", **common, observation=s.settings["observation"]) for s in (first, second)]

@@ -1,4 +1,4 @@
-"""Adam's arithmetic, and optimisers of one's own in the place of it."""
+"""Adam's arithmetic, and optimizers of one's own in the place of it."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ from jaxrl.algos.base import Algorithm
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.coma import Coma
 from jaxrl.nn import optimizers
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 
 def test_adam_in_float32_is_adam() -> None:
@@ -40,11 +40,11 @@ def test_gradients_are_clipped_to_a_norm() -> None:
 
 
 def with_sgd(algorithm: type[Algorithm]) -> Any:
-    """The algorithm with plain gradient descent, as docs/own_environment_and_algorithm.md replaces the optimiser."""
+    """The algorithm with plain gradient descent, as docs/own_environment_and_algorithm.md replaces the optimizer."""
 
     @dataclasses.dataclass(frozen=True)
     class WithSgd(algorithm):
-        def optimiser(self, name: str) -> optax.GradientTransformation:
+        def optimizer(self, name: str) -> optax.GradientTransformation:
             return optax.sgd(1.0)
 
     return WithSgd
@@ -62,7 +62,7 @@ def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
     """A step of gradient descent is as long as the gradient times the network's own rate; targets follow by tau."""
     algorithm, env, settings, _ = CASES[case]
     settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1, "tau": 0.05}
-    algo = with_sgd(algorithm)(env.spec, Layout(1), **settings)
+    algo = with_sgd(algorithm)(env.spec, DataParallel(1), **settings)
     params = jax.jit(lambda: algo.pack(algo.init(jax.random.key(0), None).replicated))()
     targets = {name: 0.5 * getattr(params, name) for name in algo.network_names if name.startswith("target")}
     params = dataclasses.replace(params, **targets)
@@ -86,10 +86,10 @@ def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
 
 def test_coma_takes_another_optimiser() -> None:
     spec = dataclasses.replace(Corridor().spec, critic_input_spec=Box((3,)), critic_input=lambda *_: None)
-    algo = with_sgd(Coma)(spec, Layout(1), actor_lr=1e-3, critic_lr=1e-2)
+    algo = with_sgd(Coma)(spec, DataParallel(1), actor_lr=1e-3, critic_lr=1e-2)
     weights, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
     for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
-        state = algo.optimiser(name).init(weights)
+        state = algo.optimizer(name).init(weights)
         new, _, norm = jax.jit(algo._apply_gradients, static_argnums=0)(
             name, gradient, weights, state, jnp.bool_(True), at_step(0)
         )
@@ -98,12 +98,12 @@ def test_coma_takes_another_optimiser() -> None:
 
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
-    algo = with_sgd(Collective)(CASES["student"].env.spec, Layout(1), window=4, lr_final=0.5)
-    last = algo._updates_of("encoder")
-    optimiser, gradient = algo._falling("encoder"), np.float32([3.0, -4.0])
-    state, update = optimiser.init(gradient), jax.jit(optimiser.update)
+    algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), window=4, lr_final=0.5)
+    transformer, *_ = algo.stages
+    last, optimizer, gradient = transformer.updates, transformer.optimizer, np.float32([3.0, -4.0])
+    state, update = optimizer.init(gradient), jax.jit(optimizer.update)
     for seen in (0, last // 2, last, last + 7):
         at = optax.tree_utils.tree_set(state, count=np.int32(seen))
-        with jax.numpy_dtype_promotion("standard"):  # as in `descend`
+        with jax.numpy_dtype_promotion("standard"):  # as in `apply_gradients`
             step, _ = update(gradient, at)
         np.testing.assert_allclose(step, -gradient * (1 - 0.5 * min(seen / last, 1.0)), rtol=1e-6)

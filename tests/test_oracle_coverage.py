@@ -475,7 +475,7 @@ def test_learner_reproduces_the_recorded_training_step(torch: Any) -> None:
     eps = float(arrays["eps"])
     batch = {name: arrays[name] for name in ("obs", "action", "mask", "reward", "done", "eps")}
     batch["state"] = np.concatenate([arrays["obs"], arrays["state_extra"]], axis=-1)
-    data = learner.prepare(batch)
+    data = learner.build_run(batch)
     np.testing.assert_allclose(data["target"].numpy(), arrays["td_target"].reshape(-1), atol=1e-6)
     with torch.no_grad():
         q_target = learner.target_critic(data["state"]).numpy()
@@ -550,7 +550,7 @@ def test_masked_actions_are_never_chosen(torch: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"actor_loss": "original", "td_target": "original"}, {"tau": 0.01, "data_passes": 1, "minibatches": 2}],
+    [{}, {"actor_loss": "original", "td_target": "original"}, {"tau": 0.01, "num_epochs": 1, "minibatches": 2}],
 )
 def test_training_runs(torch: Any, options: dict[str, Any]) -> None:
     settings = Settings(q=5, num_agents=3, budget=4)

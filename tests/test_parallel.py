@@ -20,12 +20,12 @@ from envs_jax.base import Array
 from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.algos.coma import Coma
-from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, make_mesh, map_chunks, on_mesh
+from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, make_mesh, map_chunks, on_mesh
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ENVS, SHARDS = 16, 8
 COMA = {
-    "width": 8, "data_passes": 2, "minibatches": 2, "actor_lr": 1e-2, "critic_lr": 1e-2, "scale_advantage": True,
+    "width": 8, "num_epochs": 2, "minibatches": 2, "actor_lr": 1e-2, "critic_lr": 1e-2, "scale_advantage": True,
     "clip_ratio": 0.2, "dueling": True, "tau": 0.1, "lr_final": 0.5, "entropy_weight": 0.01, "max_grad_norm": 0.5,
 }  # fmt: skip
 
@@ -34,7 +34,7 @@ def make_trainer(
     algo: type[Algorithm], devices: int, exact: bool, settings: dict[str, Any], env: Any = None, block: int = 7
 ) -> Trainer:
     env = env or Corridor(num_agents=2)
-    kind = OptimisedLayout if exact and algo is Coma else Layout
+    kind = OptimisedLayout if exact and algo is Coma else DataParallel
     layout = kind(ENVS, SHARDS, devices, exact)
     mesh = make_mesh(devices)
     return Trainer(batched(env), algo(env.spec, layout, **settings), layout, mesh, block, 0, jnp.float16, 10_000)
@@ -82,7 +82,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(algo: type[Al
 @pytest.mark.long
 def test_exact_coverage_has_the_same_bits_on_one_and_eight_devices() -> None:
     env = envs_jax.make("coverage", q=5, num_agents=2, budget=3)
-    settings = COMA | {"data_passes": 1}
+    settings = COMA | {"num_epochs": 1}
     one, eight = (digests(train(make_trainer(Coma, n, True, settings, env), (2, 1))) for n in (1, 8))
     assert one == eight
 
@@ -168,7 +168,7 @@ def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exa
     whole = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), batch)
     (value, aux), gradient = of_whole(params, whole)
 
-    layout = Layout(ENVS, SHARDS, devices, exact, learn_chunk)
+    layout = DataParallel(ENVS, SHARDS, devices, exact, learn_chunk)
     function = on_mesh(
         lambda params, batch: layout.gradient(loss, params, batch), make_mesh(devices), (REPLICATED, SPLIT), REPLICATED
     )
@@ -179,7 +179,7 @@ def test_gradient_is_that_of_the_whole_batch(devices: int, learn_chunk: int, exa
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("devices", [1, 4])
 def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
-    layout = Layout(ENVS, SHARDS, devices, exact)
+    layout = DataParallel(ENVS, SHARDS, devices, exact)
 
     def function(x: Array) -> Any:
         return layout.sum(x), layout.mean(x), layout.average(x)
@@ -213,7 +213,7 @@ def test_chunks_give_what_one_call_gives(chunks: int) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
-    layout = Layout(ENVS, SHARDS, 4, exact)
+    layout = DataParallel(ENVS, SHARDS, 4, exact)
     seen = []
 
     def function(rows: Array) -> Array:
@@ -222,7 +222,7 @@ def test_over_envs_keeps_the_axis_of_the_environments(exact: bool) -> None:
 
     over_time = PartitionSpec(None, "data")
     rows = np.arange(3 * ENVS, dtype=np.int32).reshape(3, ENVS)
-    mapped = on_mesh(lambda x: layout.over_envs(function, x, axis=1), make_mesh(4), (over_time,), over_time)
+    mapped = on_mesh(lambda x: layout.map_shards(function, x, axis=1), make_mesh(4), (over_time,), over_time)
     np.testing.assert_array_equal(jax.jit(mapped)(rows), rows.cumsum(0))
     assert set(seen) == {ENVS // SHARDS if exact else ENVS // 4}
 

@@ -16,16 +16,16 @@ from jaxrl.algos.base import Phase
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import memory_plan
-from jaxrl.runtime.build import Setup, assemble, compile_programs
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.build import Run, compile_run, unchecked_run
+from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.memory_plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
 from jaxrl.runtime.position import Position
 
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 320"
 
 
-def setup_of(argv: str) -> Setup:
-    return assemble(parse(argv.split()).config)
+def setup_of(argv: str) -> Run:
+    return unchecked_run(parse(argv.split()).config)
 
 
 def test_parts_by_hand() -> None:
@@ -82,7 +82,7 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
 def test_the_compiler_needs_about_what_was_planned() -> None:
     sizes = "--devices 1 --num_envs 256 --capacity 4096 --length 40 --total_env_steps 5120"
     setup, said = setup_of(f"{TINY} {sizes}"), []
-    programs = compile_programs(setup, None, said.append, Position())
+    programs = compile_run(setup, None, said.append, Position())
     assert setup.plan.total > 50 * 2**20
     assert 0.5 < programs.peak / setup.plan.total < 1.5
     assert len(said) == 2  # phases
@@ -93,7 +93,7 @@ def test_the_compiler_has_the_last_word() -> None:
     setup = setup_of(f"{TINY} --devices 1")
     tight = dataclasses.replace(setup, plan=dataclasses.replace(setup.plan, limit=100))
     with pytest.raises(TooLargeError, match=r"^the run needs \d+ KiB per device, but 0 KiB may be used"):
-        compile_programs(tight, None, lambda sentence: None)
+        compile_run(tight, None, lambda sentence: None)
 
 
 # Refusals
@@ -168,7 +168,9 @@ class Chunky(TinyQ):
 def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> Chunks:
     env = batched(Corridor())
     sizes = {"num_envs": 96, "shards": 4, "devices": 1} | layout
-    return choose_chunks(env, Chunky(env.spec, Layout(**sizes), samples=3000, bytes=1000), rollout, learn, limit, adapt)
+    return choose_chunks(
+        env, Chunky(env.spec, DataParallel(**sizes), samples=3000, bytes=1000), rollout, learn, limit, adapt
+    )
 
 
 @pytest.mark.parametrize("limit", [10_000, 100_000, 1_000_000, 10_000_000, GIB])

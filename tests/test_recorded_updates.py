@@ -19,7 +19,7 @@ from jaxrl.algos.base import AlgoState, Progress, Trajectory, count, start
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.sac import Sac
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 FILE = Path(__file__).parent / "data" / "torch_updates.npz"
 Recorded = tuple[dict[str, np.ndarray], list[dict[str, Any]]]
@@ -170,7 +170,7 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
-    algo = Coma(COVERAGE, Layout(MISSIONS), transitions=MISSIONS * STEPS * TEAM, **settings(case))
+    algo = Coma(COVERAGE, DataParallel(MISSIONS), transitions=MISSIONS * STEPS * TEAM, **settings(case))
     shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
     networks = {
         name: from_vector(getattr(shapes, name.removeprefix("target_")), values) for name, values in initial.items()
@@ -247,14 +247,14 @@ TWO_TASKS = dataclasses.replace(ARM, num_agents=1, num_tasks=2)
 @pytest.mark.parametrize(("case", "cls"), [("ddpg", Ddpg), ("ddpg expected", Ddpg), ("bicnet", Bicnet)])
 def test_ddpg(case: str, cls: type[Ddpg]) -> None:
     """Windows of three steps, clipped gradients, samples that count less or not; masks, entropy; an LSTM."""
-    algo = cls(BOARDS, Layout(1), **settings(case))
+    algo = cls(BOARDS, DataParallel(1), **settings(case))
     replay(algo, case, ("actor", "critic", "target_actor", "target_critic"), "vector")
 
 
 @pytest.mark.parametrize(("case", "spec"), [("sac", ARM), ("sac tasks", TWO_TASKS)])
 def test_sac(case: str, spec: EnvSpec) -> None:
     """Two agents with the default target entropy; two tasks, windows of three steps, steps of actor and targets due."""
-    replay(Sac(spec, Layout(1), **settings(case)), case, ("actor", "critic", "target_critic"), "action")
+    replay(Sac(spec, DataParallel(1), **settings(case)), case, ("actor", "critic", "target_critic"), "action")
 
 
 @pytest.mark.long

@@ -17,13 +17,13 @@ from envs_jax.base import make
 from envs_jax.coverage.actions import MOVES
 from jaxrl.cli import evaluate, render
 from jaxrl.evaluation import reports
-from jaxrl.evaluation.policies import Subject, load
+from jaxrl.evaluation.policies import EvalPolicy, load
 
 SMALL = ["--q", "2", "--budget", "2", "--num_agents", "2"]
 
 
 @pytest.fixture(scope="module")
-def coverage() -> Subject:
+def coverage() -> EvalPolicy:
     return load(None, "coverage", dict(make("coverage", q=2, budget=2, num_agents=2).__dict__))
 
 

@@ -28,7 +28,7 @@ from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import distributions
 from jaxrl.rl.replay import TERMINATED, TRUNCATED
-from jaxrl.runtime.data_parallel import Layout, make_mesh
+from jaxrl.runtime.data_parallel import DataParallel, make_mesh
 
 OBS, ACTIONS, TASKS = 5, 3, 2
 ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizon=400, num_tasks=TASKS)
@@ -105,8 +105,8 @@ def test_the_temperature_rises_where_entropy_is_missing() -> None:
 
 def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
     for agents in (1, 2):
-        assert Sac(dataclasses.replace(ARM, num_agents=agents), Layout(1))._target_entropy == -ACTIONS
-    assert Sac(ARM, Layout(1), target_entropy=-7.5)._target_entropy == -7.5
+        assert Sac(dataclasses.replace(ARM, num_agents=agents), DataParallel(1))._target_entropy == -ACTIONS
+    assert Sac(ARM, DataParallel(1), target_entropy=-7.5)._target_entropy == -7.5
 
 
 SETTINGS = {"units": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_step": 2, "alpha_lr": 0.01, "tau": 0.1}
@@ -115,7 +115,7 @@ SETTINGS = {"units": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_ste
 @functools.cache
 def scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
-    algo = Sac(ARM, Layout(1), **SETTINGS, actor_freq=2, target_freq=3, critic_loss_limit=1e6)
+    algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_freq=2, target_freq=3, critic_loss_limit=1e6)
     params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic)
 
     def update(params: Any, batch: Any, number: Any) -> Any:
@@ -125,7 +125,7 @@ def scheduled() -> tuple[Sac, Any, Any]:
     return algo, jax.jit(update), params
 
 
-gaussian = jax.jit(Sac(ARM, Layout(1), **SETTINGS).gaussian)
+gaussian = jax.jit(Sac(ARM, DataParallel(1), **SETTINGS).gaussian)
 
 
 def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
@@ -236,17 +236,17 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
 def test_random_steps_are_followed_by_as_many_updates() -> None:
     """In the proportion of all training; all schedules are due in a burst, and go on behind it."""
     settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "updates_per_step": 0.5}
-    algo = Sac(ARM, Layout(4), **settings, init_steps=100)
+    algo = Sac(ARM, DataParallel(4), **settings, init_steps=100)
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
     numbers = jax.jit(algo._numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
-    original = Sac(ARM, Layout(1), init_steps=4000)
+    original = Sac(ARM, DataParallel(1), init_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
-    assert Sac(ARM, Layout(1), init_steps=10).phases[0].iterations == 512  # a batch must be there
-    assert [phase.name for phase in Sac(ARM, Layout(1), warmup=1).phases] == ["train"]
+    assert Sac(ARM, DataParallel(1), init_steps=10).phases[0].iterations == 512  # a batch must be there
+    assert [phase.name for phase in Sac(ARM, DataParallel(1), warmup=1).phases] == ["train"]
 
 
 def seen(spec: EnvSpec, batch: int) -> TimeStep:
@@ -273,7 +273,7 @@ def actor_of(algo: Sac, copies: int = 2000) -> Any:
 def test_actions_lie_in_their_box() -> None:
     """Random ones fill it for `init_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
-    algo = Sac(spec, Layout(1), **SETTINGS, init_steps=50)
+    algo = Sac(spec, DataParallel(1), **SETTINGS, init_steps=50)
     policy = begun(algo).actor
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
@@ -285,7 +285,7 @@ def test_actions_lie_in_their_box() -> None:
         inner = np.arctanh((drawn - 1) / 2)
         np.testing.assert_allclose(inner.mean(0), mean, atol=5 * np.exp(log_std).max() / math.sqrt(2000))
         np.testing.assert_allclose(inner.std(0), np.exp(log_std), rtol=0.1)
-    np.testing.assert_allclose(acted(policy, 0, "best")[:3, 0], np.tile(1 + 2 * np.tanh(mean), (3, 1)), rtol=1e-5)
+    np.testing.assert_allclose(acted(policy, 0, "greedy")[:3, 0], np.tile(1 + 2 * np.tanh(mean), (3, 1)), rtol=1e-5)
     policy["params"]["out_bias"] = np.float32([300.0, -300.0, 0.0, 5.0, 5.0, 5.0])
     drawn = acted(policy, 50, "explore")[:, 0]
     assert drawn.min() == -1 and drawn.max() == 3 and (drawn[:, 0] == 3).all() and (drawn[:, 1] == -1).all()
@@ -301,7 +301,7 @@ def test_deviations_reach_from_one_bound_to_the_other() -> None:
 
 def test_initial_networks() -> None:
     """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
-    params = jax.tree.map(np.asarray, begun(Sac(ARM, Layout(1))))
+    params = jax.tree.map(np.asarray, begun(Sac(ARM, DataParallel(1))))
     net = params.critic["params"]
     assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.log_alpha.shape == (TASKS,)
     for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
@@ -309,7 +309,7 @@ def test_initial_networks() -> None:
         assert not net[f"{name}_bias"].any() and not np.array_equal(*net[f"{name}_kernel"])
     for a, b in zip(jax.tree.leaves(params.critic), jax.tree.leaves(params.target_critic), strict=True):
         np.testing.assert_array_equal(a, b)
-    algo = Sac(ARM, Layout(1), **SETTINGS, layer_norm=True)
+    algo = Sac(ARM, DataParallel(1), **SETTINGS, layer_norm=True)
     normed = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
     assert "norm1_scale" in normed.critic["params"] and "norm1_scale" not in normed.actor["params"]
 
@@ -326,10 +326,10 @@ def test_the_point_mass_is_learned() -> None:
     assert alpha[140:150].mean() < alpha[:3].mean()
     policy = trainer.algo.policy(state.algo)
     found = {}
-    for name, acts in (("best", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
+    for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
         fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled(final=True)
         found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
-    assert found["random"] > 0.4 and found["best"] < 0.1, found
+    assert found["random"] > 0.4 and found["greedy"] < 0.1, found
 
 
 @pytest.mark.parametrize(
@@ -378,15 +378,15 @@ def test_names() -> None:
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        Sac(spec, Layout(1), **settings)
+        Sac(spec, DataParallel(1), **settings)
 
 
 def test_fewer_updates_than_steps() -> None:
-    algo = Sac(ARM, Layout(8), **SETTINGS | {"batch_size": 8}, update_interval=8, updates_per_step=0.25)
+    algo = Sac(ARM, DataParallel(8), **SETTINGS | {"batch_size": 8}, update_interval=8, updates_per_step=0.25)
     assert algo.phases[-1] == Phase("train", 8, 2)
     assert "every 8 steps of 8 environments bring 2 updates of 8 stored steps" in algo.summary()[0]
 
 
 def test_returns_longer_than_an_episode_are_told() -> None:
-    told = [Sac(ARM, Layout(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)]
+    told = [Sac(ARM, DataParallel(8), **SETTINGS | {"n_step": n}).summary()[1:] for n in (ARM.horizon, ARM.horizon + 1)]
     assert told == [[], [f"warning: n_step {ARM.horizon + 1} exceeds the {ARM.horizon} steps of an episode"]]

@@ -12,14 +12,14 @@ from envs_jax.base import Array, Box, Discrete, EnvSpec
 from jaxrl.algos.base import AlgoState, Phase, count, start
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.rl.replay import Marks
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
 
 
 def test_ddpg_explores_by_steps_of_the_batch_not_of_each_environment() -> None:
     """0.9 per step of all eight environments at once: a tenth after 22 of them, whatever else was counted."""
-    algo = Ddpg(BOARDS, Layout(8), eps_start=1.0, eps_decay=0.9)
+    algo = Ddpg(BOARDS, DataParallel(8), eps_start=1.0, eps_decay=0.9)
     progress = dataclasses.replace(start(), vector_steps=count(22), env_steps=count(8 * 22), updates=count(5))
     assert float(algo.epsilon(progress)) == pytest.approx(0.9**22, rel=1e-5)
 
@@ -35,7 +35,9 @@ class Weighed(Ddpg):
 
 def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
     """Rows drawn sixteen times as often count 16^-beta as much: beta from 0.4 to 1 (arXiv 1511.05952, section 3.4)."""
-    algo = Weighed(BOARDS, Layout(1), prioritised=True, priority_beta=0.4, batch_size=64, buffer_size=100, units=4)
+    algo = Weighed(
+        BOARDS, DataParallel(1), prioritised=True, priority_beta=0.4, batch_size=64, buffer_size=100, units=4
+    )
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
     rows = state.split.marks.priority.shape[1]
     often = jnp.where(jnp.arange(rows) % 2 == 0, 16.0, 1.0)[None, :, None]
@@ -58,7 +60,7 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_every_update_draws_a_batch_of_its_own(prioritised: bool) -> None:
     """Four updates of one call, from rows with rewards of their own."""
-    algo = Weighed(BOARDS, Layout(1), prioritised=prioritised, batch_size=8, buffer_size=100, units=4)
+    algo = Weighed(BOARDS, DataParallel(1), prioritised=prioritised, batch_size=8, buffer_size=100, units=4)
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
     reward = jax.random.normal(jax.random.key(1), state.split.reward.shape)
     ring = dataclasses.replace(

@@ -17,8 +17,8 @@ from jaxrl.cli.flags import parse
 from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import load
 from jaxrl.evaluation.rollouts import Evaluator
-from jaxrl.report.writer import Nowhere
-from jaxrl.runtime.build import Setup, prepare
+from jaxrl.report.writer import NullWriter
+from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session
 from jaxrl.runtime.trainer import key_of_env
@@ -31,11 +31,11 @@ POINTS = (
 
 
 @pytest.fixture(scope="module")
-def setup() -> Setup:
-    return prepare(parse(POINTS.split()).config)
+def setup() -> Run:
+    return build_run(parse(POINTS.split()).config)
 
 
-def session_of(setup: Setup, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
+def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> Session:
     """A session whose evaluations return these curves one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
     env = SimpleNamespace(spec=spec, env=setup.env.env)
@@ -44,13 +44,13 @@ def session_of(setup: Setup, spec: EnvSpec, evaluations: Any, directory: Path) -
         eval_env=setup.eval_env, mesh=setup.mesh, trainer=setup.trainer,
     )  # fmt: skip
     programs: Any = SimpleNamespace(evaluate=evaluations)
-    return Session(chosen, programs, directory, quiet, Nowhere(directory), quiet, quiet)
+    return Session(chosen, programs, directory, quiet, NullWriter(directory), quiet, quiet)
 
 
 STATE: Any = SimpleNamespace(algo=(), progress=start())
 
 
-def chosen(setup: Setup, spec: EnvSpec, ends: list[dict[str, float]], directory: Path) -> list[bool]:
+def chosen(setup: Run, spec: EnvSpec, ends: list[dict[str, float]], directory: Path) -> list[bool]:
     """Whether each of these evaluations, the last one at the end of the run, makes its policy the best so far."""
     rows = iter(ends)
 
@@ -75,14 +75,14 @@ def chosen(setup: Setup, spec: EnvSpec, ends: list[dict[str, float]], directory:
     ],
 )
 def test_the_best_is_the_best_by_the_mode_of_the_score(
-    mode: Any, scores: list[float], best: list[bool], setup: Setup, tmp_path: Path
+    mode: Any, scores: list[float], best: list[bool], setup: Run, tmp_path: Path
 ) -> None:
     spec = dataclasses.replace(setup.env.spec, score="distance", score_mode=mode)
     ends = [{"distance": score, "return": 0.0} for score in scores]
     assert chosen(setup, spec, ends, tmp_path) == best
 
 
-def test_ties_go_to_the_second_score_and_then_to_the_third(setup: Setup, tmp_path: Path) -> None:
+def test_ties_go_to_the_second_score_and_then_to_the_third(setup: Run, tmp_path: Path) -> None:
     """Success stands at 1 all the while; what the run ends with is worse at its end, and is not the best."""
     spec = dataclasses.replace(setup.env.spec, score="success", score_mode="max", tie_breakers=("at_end", "return"))
     rows = [(0.9, 0.9, 9.0), (1.0, 0.8, 1.0), (1.0, 0.8, 0.5), (1.0, 0.8, 2.0), (1.0, 0.9, 0.1), (1.0, 0.7, 9.0)]
@@ -91,7 +91,7 @@ def test_ties_go_to_the_second_score_and_then_to_the_third(setup: Setup, tmp_pat
 
 
 def test_training_selection_and_evaluation_start_from_other_states(
-    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys are those that the verbs hand to the programs, and those that training starts its environments with."""
     keys: dict[str, Any] = {}

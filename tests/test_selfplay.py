@@ -18,7 +18,7 @@ from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime.build import _layout, _with_self_play
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (
@@ -55,14 +55,14 @@ class Echo(BatchedEnvironment):
     [(4, [1, 1, 1, 1, 2, 2, 2, 2]), (2, [1, 1, 2, 2, 1, 1, 2, 2]), (1, [1, 2, 1, 2, 1, 2, 1, 2])],
 )
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
-    env: Any = SelfPlay(None, Echo(None), Sum(None, Layout(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
+    env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
     own = jnp.full((8, 1), 7)
     _, action = env.play(jnp.arange(8), own, ("own", jnp.array([1, 2])))
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
 
 
 def test_games_that_do_not_divide_are_refused() -> None:
-    env: Any = SelfPlay(None, Echo(None), Sum(None, Layout(8)), 3, snapshots=2, every=1)  # type: ignore[arg-type]
+    env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), 3, snapshots=2, every=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="8 games do not divide into groups of 3 for each of 2 snapshots"):
         env.play(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
 

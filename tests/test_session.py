@@ -25,12 +25,12 @@ from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
-from jaxrl.report.metrics import Lines, Pace
+from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
 from jaxrl.runtime import session
-from jaxrl.runtime.build import _cut_short, compile_programs, prepare
+from jaxrl.runtime.build import _cut_short, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.position import Position
 
@@ -329,36 +329,36 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
 
 
 def test_only_what_is_left_of_a_run_is_compiled() -> None:
-    setup = prepare(parse(STUDY.split()).config)
+    setup = build_run(parse(STUDY.split()).config)
     said: list[str] = []
-    done = compile_programs(setup, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
+    done = compile_run(setup, None, said.append, Position(2, 5, 45, 1280, 157), evaluated=45)
     assert done.blocks == [None, None, None] and done.start is None and done.evaluate is None and not said
-    unseen = compile_programs(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
+    unseen = compile_run(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
     assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
-    left = compile_programs(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
+    left = compile_run(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
     assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
 
 
 def test_a_rollout_chunk_follows_the_devices() -> None:
-    config = prepare(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
+    config = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
     assert config.run.rollout_chunk == 12
-    resumed = prepare(config.with_run(devices=8), resuming=True).config
+    resumed = build_run(config.with_run(devices=8), resuming=True).config
     assert resumed.run.rollout_chunk == 3
 
 
 def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_path: Path) -> None:
     """What one device learns from at a time is more than each of four has."""
     argv = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
-    config = prepare(parse(argv.split()).config).config
-    resumed = prepare(config.with_run(devices=4), resuming=True)
+    config = build_run(parse(argv.split()).config).config
+    resumed = build_run(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
-    meta = {"devices": 1, "settings": session.fixed_settings(prepare(config, resuming=True)), "env_steps": 0}
+    meta = {"devices": 1, "settings": session.fixed_settings(build_run(config, resuming=True)), "env_steps": 0}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console("", io.StringIO())
     assert runs._resumable(tmp_path, resumed, config, quiet).step == 1
-    edited = prepare(config.with_run(learn_chunk=1), resuming=True)
+    edited = build_run(config.with_run(learn_chunk=1), resuming=True)
     with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
         runs._resumable(tmp_path, edited, config, quiet)
 
@@ -386,12 +386,12 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "latest").write_text(f"{alone}\n")  # what config.yaml must not repeat: it changes with every run
     argv = f"{STUDY} --seed 5 --init_from {tmp_path / 'latest'}".split()
-    setup = prepare(parse(argv).config)
+    setup = build_run(parse(argv).config)
     weights = loading.load_weights(str(alone), setup)
     best = loading.load_policy(alone)
     assert best.step == Checkpoints(alone / "checkpoints").best_step()
     assert np.array_equal(weights, best.params)
-    programs = runs.compile_programs(setup, weights, lambda sentence: None)
+    programs = runs.compile_run(setup, weights, lambda sentence: None)
     assert programs.start is not None
     state = programs.start(jax.random.key(5), weights)
     assert np.array_equal(state.algo.replicated["weights"], weights)
@@ -452,7 +452,7 @@ def test_rows_that_were_lost_are_told_in_one_line(
 
 def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
     """The five iterations of the last phase make none: each counts as one."""
-    phases = prepare(parse(STUDY.split()).config).algo.phases
+    phases = build_run(parse(STUDY.split()).config).algo.phases
     assert Position(1, 3, 5, 160, 12).axis(phases) == 160
     assert Position(2, 0, 40, 1280, 152).axis(phases) == 1280
     assert Position(2, 5, 45, 1280, 157).axis(phases) == 1285
@@ -462,11 +462,11 @@ def test_the_axis_of_charts_are_environment_steps(alone: Path) -> None:
 
 
 def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:
-    pace = Pace(0, 0)
+    pace = Throughput(0, 0)
     with Writer(tmp_path) as writer:
-        lines = Lines(writer, 2)
+        lines = MetricAggregator(writer, 2)
         lines.add({"iteration": 1, "phase": 0}, {}, {"episodes": 2.0, "return": 3.0}, pace)
-        lines = Lines(writer, 2, lines.group)  # another process
+        lines = MetricAggregator(writer, 2, lines.group)  # another process
         lines.add({"iteration": 2, "phase": 1}, {"loss": np.array([1.0, 3.0])}, {"episodes": 1.0, "return": 6.0}, pace)
         lines.add({"iteration": 3, "phase": 1}, {"loss": np.array([4.0, 4.0])}, {}, pace)
         lines.flush({"iteration": 3, "phase": 1}, pace)
@@ -482,7 +482,7 @@ def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:
 def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pace = Pace(1000, 10)
+    pace = Throughput(1000, 10)
     now[0] += 2.0
     assert pace.mark(1200, 30) == 2.0
     with pace.pause():
@@ -497,7 +497,7 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_coma_on_coverage(tmp_path: Path) -> None:
     argv = (
-        "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 4 --devices 1 --data_passes 1 "
+        "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 4 --devices 1 --num_epochs 1 "
         "--minibatches 2 --total_episodes 48 --eval_every 0 --log_every 5"
     )
     whole = run(argv, tmp_path)

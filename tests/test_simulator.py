@@ -22,10 +22,10 @@ from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import Subject
+from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 HORIZON, LANES = 12, 3
 TOOL = np.array([0.0, 0.0, -0.045])
@@ -72,24 +72,24 @@ def weights() -> Any:
     return jax.jit(lambda key: algo.weights(algo.init(key, None)))(jax.random.key(0))
 
 
-def subject(params: Any = None, **settings: Any) -> Subject:
+def subject(params: Any = None, **settings: Any) -> EvalPolicy:
     """A fresh worker of reach."""
     env = make("reach", **{"horizon": HORIZON, **settings})
-    algo = Sac(env.spec, Layout(8), units=8, depth=1, batch_size=8, buffer_size=800)
+    algo = Sac(env.spec, DataParallel(8), units=8, depth=1, batch_size=8, buffer_size=800)
     params = weights()["actor"] if params is None else params
-    return Subject(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
+    return EvalPolicy(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
 
-def world(one: Subject, own: bool = False, lanes: int = LANES) -> tuple[metaworld.World, Any]:
+def world(one: EvalPolicy, own: bool = False, lanes: int = LANES) -> tuple[metaworld.Simulator, Any]:
     """Puppets in the place of Meta-World's arms, and these."""
     vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own else None
     real = adapter.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
-    made = metaworld.World("puppets", "drawer-close-v3" if own else None, real.spec, lanes, real.in_order, real.play,
-                           real.scripted if own else None)  # fmt: skip
+    task, scripted = ("drawer-close-v3", real.scripted) if own else (None, None)
+    made = metaworld.Simulator("puppets", task, real.spec, lanes, real.in_order, real.play, scripted)
     return made, real
 
 
-def goals_in_order(one: Subject, numbers: list[int]) -> np.ndarray:
+def goals_in_order(one: EvalPolicy, numbers: list[int]) -> np.ndarray:
     """Those of episodes of the list here, not in the other simulator."""
     begin = jax.jit(lambda key, numbers: one.env.in_order(jax.random.split(key, len(numbers)), numbers)[0].env.goal)
     return np.asarray(begin(jax.random.key(0), np.int32(numbers)))

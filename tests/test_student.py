@@ -19,7 +19,7 @@ from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
@@ -43,22 +43,22 @@ def test_the_help_fades() -> None:
 
 def test_rewards_hold_the_help() -> None:
     """At full weight until init + const = 110, at half of it half-way to 310, at none from there on."""
-    algo = Student(ARM, Layout(1), help_weight=2.0, init_steps=10, help_constant=100, help_until=310, **TAUGHT)
+    algo = Student(ARM, DataParallel(1), help_weight=2.0, init_steps=10, help_constant=100, help_until=310, **TAUGHT)
     batch = {
         "reward": np.float32([[[[1.0]], [[2.0]]]]),
         "rho": np.float32([[[[0.25]], [[1.0]]]]),
         "answer": {"action": np.zeros((1, 2, 1, 3), np.float32)},
     }
-    prepare = jax.jit(algo._prepared)
+    build_run = jax.jit(algo._prepared)
     for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
-        prepared = prepare(batch, np.float32(step))
+        prepared = build_run(batch, np.float32(step))
         np.testing.assert_allclose(np.ravel(prepared["reward"]), [1 + weight * 0.25, 2 + weight])
         assert prepared["answer"].shape == (1, 2, 1, 3)
 
 
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
     """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
-    algo = Student(ARM, Layout(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
+    algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
     ring = jax.jit(algo._empty_replay)()
     rows = np.arange(ring.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
     ring = dataclasses.replace(ring, answer=ring.answer | {"rho": rows})
@@ -71,22 +71,22 @@ def test_every_reward_of_a_window_holds_its_own_help() -> None:
 
 def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
-    networks = jax.jit(algo.teacher.networks)(jax.random.key(5))
+    networks = jax.jit(algo.teacher.networks.init)(jax.random.key(5))
     actor = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), networks["actor"])
     actor["params"]["head"]["out_bias"] = np.float32([0.2, 0.2, -5.0, -5.0])
-    return {"encoder": networks["encoder"], "world": (), "actor": actor}
+    return {"encoder": networks["encoder"], "actor": actor}
 
 
 def test_the_teacher_is_asked_about_the_action_taken() -> None:
     """By the least deviation granted, random actions included; it stays as it is, and is not asked after the end."""
     env = PointMass(tasks=2)
     sizes = {"units": 8, "batch_size": 8, "init_steps": 20, "help_constant": 10, "help_until": 50}
-    algo = Student(env.spec, Layout(4), help_deviation=0.3, **sizes, **TAUGHT)
+    algo = Student(env.spec, DataParallel(4), help_deviation=0.3, **sizes, **TAUGHT)
     teacher = make_teacher(algo)
     policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"collective": (teacher,)}))())
     assert digest(policy["teacher"]) == digest(teacher)
     _, timestep = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 4))
-    memory = jax.jit(algo.init_actor)(policy, timestep, np.arange(4))
+    memory = jax.jit(algo.init_carry)(policy, timestep, np.arange(4))
     act = jax.jit(
         lambda progress: algo.act(policy, memory, timestep, jax.random.split(jax.random.key(2), 4), progress, "explore")
     )
@@ -134,7 +134,7 @@ def test_a_student_that_is_paid_enough_imitates() -> None:
 
 def best_action(trainer, state):
     policy, timestep = trainer.algo.policy(state.algo), state.timestep
-    act = jax.jit(lambda keys: trainer.algo.act(policy, (), timestep, keys, at_step(0), "best")[0])
+    act = jax.jit(lambda keys: trainer.algo.act(policy, (), timestep, keys, at_step(0), "greedy")[0])
     return act(jax.random.split(jax.random.key(0), 8))
 
 
@@ -194,11 +194,11 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
 )
 def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Student(ARM, Layout(1), **TAUGHT | settings)
+        Student(ARM, DataParallel(1), **TAUGHT | settings)
 
 
 def test_teachers_that_do_not_fit() -> None:
-    layout = Layout(1)
+    layout = DataParallel(1)
     made = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
     teacher = Source("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
     adopted = Student.adopt(ARM, {"tau": 0.1}, {"collective": (teacher,)}, {})

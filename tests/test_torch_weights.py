@@ -17,8 +17,8 @@ from jaxrl.common.errors import UsageError, UserError
 from jaxrl.integrations import torch_weights
 from jaxrl.integrations.torch_weights import read, team_net
 from jaxrl.runtime import load as loading
-from jaxrl.runtime.build import assemble
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.build import unchecked_run
+from jaxrl.runtime.data_parallel import DataParallel
 
 RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"
@@ -96,7 +96,7 @@ def test_files_are_read_without_torch(tmp_path: Path) -> None:
 def algorithm(argv: str) -> Any:
     """The algorithm of a command line, without a run around it."""
     config = parse(f"{argv} {TOTAL}".split()).config
-    return algos.find(config.algo)(config.make_env().spec, Layout(8), **config.algo_settings)
+    return algos.find(config.algo)(config.make_env().spec, DataParallel(8), **config.algo_settings)
 
 
 @pytest.mark.parametrize("lstm", [False, True], ids=["ddpg", "bicnet"])
@@ -183,7 +183,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--init_from` finds files as it finds runs, and refuses those that do not fit before a run is made."""
     file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
     argv = f"--config ddpg_competition --units 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
-    setup = assemble(parse([*argv.split(), str(file)]).config)
+    setup = unchecked_run(parse([*argv.split(), str(file)]).config)
     weights = loading.load_weights(str(file), setup)["actor"]["params"]
     np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
     assert train.main([*argv.replace("--units 8", "--units 9").split(), str(file)]) == 2

@@ -19,7 +19,7 @@ from envs_jax.batch import batched
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
 from jaxrl.algos.coma import Coma
 from jaxrl.rl.opponent_pool import PoolEnvironment
-from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
+from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState, key_of_env
 
 
@@ -33,7 +33,7 @@ def make_trainer(
     **settings: Any,
 ) -> Trainer:
     shards = logical_shards(num_envs, algo.batch(env.spec, settings, num_envs))
-    layout = Layout(num_envs, shards)
+    layout = DataParallel(num_envs, shards)
     made = algo(env.spec, layout, **settings)
     return Trainer(
         batched(env), made, layout, make_mesh(1), block, rollout_chunk, jnp.dtype("float16"), total_env_steps
@@ -164,7 +164,7 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
         block=150,
         gamma=0.9,
         td_lambda=0.9,
-        copy_rate=1,
+        target_update_period=1,
         critic_lr=1e-2,
         minibatches=2,
         width=16,
@@ -184,9 +184,9 @@ def test_coma_learns_the_corridor_with_two_agents() -> None:
         block=60,
         actor_lr=1e-2,
         critic_lr=1e-2,
-        copy_rate=2,
+        target_update_period=2,
         minibatches=4,
-        data_passes=2,
+        num_epochs=2,
         eps_anneal=600,
         width=16,
     )

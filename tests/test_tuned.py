@@ -13,7 +13,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import Timing
 from jaxrl.runtime import tuned
-from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.memory_plan import GIB
 
 COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
@@ -21,12 +21,12 @@ TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --dev
 OPTION = "xla_llvm_disable_expensive_passes=true"
 
 
-def setup_of(argv: str = COMA, resuming: bool = False) -> Setup:
-    return assemble(parse(argv.split()).config, resuming)
+def setup_of(argv: str = COMA, resuming: bool = False) -> Run:
+    return unchecked_run(parse(argv.split()).config, resuming)
 
 
 @pytest.fixture(scope="module")
-def plain() -> Setup:
+def plain() -> Run:
     """Of the tiny main job, where nothing is measured."""
     return setup_of()
 
@@ -38,11 +38,11 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tuned.json"
 
 
-def write(table: Path, setup: Setup, kind: str = "cpu", **entry: Any) -> None:
+def write(table: Path, setup: Run, kind: str = "cpu", **entry: Any) -> None:
     tuned.record(kind, tuned.job(setup.config, setup.env, setup.algo), entry, table, lambda sentence: None)
 
 
-def test_automatic_values_are_those_that_were_measured(plain: Setup, table: Path) -> None:
+def test_automatic_values_are_those_that_were_measured(plain: Run, table: Path) -> None:
     assert (plain.config.run.rollout_chunk, plain.config.run.compiler_options) == (64, "")
     write(table, plain, rollout_chunk=4)
     write(table, plain, learn_chunk=8, compiler_options=OPTION)
@@ -59,7 +59,7 @@ def test_automatic_values_are_those_that_were_measured(plain: Setup, table: Path
     assert list(exact) == ["xla_disable_hlo_passes"]
 
 
-def test_other_devices_and_other_sizes_take_nothing(plain: Setup, table: Path) -> None:
+def test_other_devices_and_other_sizes_take_nothing(plain: Run, table: Path) -> None:
     write(table, plain, kind="NVIDIA H200", rollout_chunk=4)
     assert setup_of().config == plain.config
     write(table, plain, rollout_chunk=4)
@@ -77,12 +77,12 @@ def test_other_devices_and_other_sizes_take_nothing(plain: Setup, table: Path) -
         {"rollout_chunk": True, "flights": 4},
     ],
 )
-def test_what_cannot_be_used_is_left_out(entry: dict[str, Any], plain: Setup, table: Path) -> None:
+def test_what_cannot_be_used_is_left_out(entry: dict[str, Any], plain: Run, table: Path) -> None:
     write(table, plain, **entry)
     assert setup_of().config == plain.config
 
 
-def test_what_does_not_fit_is_left_out(plain: Setup, table: Path) -> None:
+def test_what_does_not_fit_is_left_out(plain: Run, table: Path) -> None:
     small = f"{COMA} --memory_gb {plain.plan.total * 1.05 / GIB}"
     planned = setup_of(small).config.run.rollout_chunk
     assert planned < 64
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_left_out(plain: Setup, table: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"cpu": 3}', '{"cpu": {"JOB": [4]}}'])
-def test_damaged_tables(content: str, plain: Setup, table: Path) -> None:
+def test_damaged_tables(content: str, plain: Run, table: Path) -> None:
     name = tuned.job(plain.config, plain.env, plain.algo)
     table.write_text(content.replace("JOB", name))
     found = setup_of()
@@ -117,9 +117,9 @@ def test_the_users_table_outdoes_the_packaged_one(tmp_path: Path, monkeypatch: p
     assert tuned.read(tuned.find("cpu", pytest.fail)["job"]) == tuned.Tuned(1, 2, "a=2")
 
 
-def test_a_resumed_run_keeps_what_it_began_with(plain: Setup, table: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_it_began_with(plain: Run, table: Path, tmp_path: Path) -> None:
     write(table, plain, rollout_chunk=4, learn_chunk=8, compiler_options=OPTION)
-    assert assemble(plain.config, resuming=True).config == plain.config
+    assert unchecked_run(plain.config, resuming=True).config == plain.config
     assert setup_of(resuming=True).config.run.compiler_options == ""  # of a run that is older than this setting
     write(table, setup_of(TINY), compiler_options=OPTION)
     directory = run(TINY, tmp_path / "cut")

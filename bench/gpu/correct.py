@@ -27,7 +27,7 @@ from bench.parity import snakes as snakes_parity
 from bench.parity.comparison import Comparison
 from jaxrl.cli import flags as command_line
 from jaxrl.runtime import tuned, variants
-from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.manifest import digest
 
@@ -146,14 +146,14 @@ def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def _program(algo: str, quick: bool, exact: bool, options: str = tuned.AUTO) -> tuple[Setup, Any]:
+def _program(algo: str, quick: bool, exact: bool, options: str = tuned.AUTO) -> tuple[Run, Any]:
     """A configuration made real, and its compiled last phase, for all units that need it."""
     request = command_line.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
-    setup = prepare(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
+    setup = build_run(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 
 
-def _begun(setup: Setup) -> Any:
+def _begun(setup: Run) -> Any:
     """A training state at the beginning of the last phase."""
     phase = len(setup.algo.phases) - 1
     assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)

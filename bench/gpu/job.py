@@ -13,7 +13,7 @@ from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import profile, rates
 from jaxrl.runtime import tuned, variants
-from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
 
 NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
@@ -23,7 +23,7 @@ MOST = 100  # kernels that the result keeps
 # One tiny program for all parts of a rehearsal, which waits for the compiler.
 QUICK = (
     "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 --minibatches 1 "
-    "--data_passes 1"
+    "--num_epochs 1"
 )
 
 
@@ -77,9 +77,9 @@ def _busy(missions: int, quick: bool) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1)
-def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Setup, Any]:
+def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run, Any]:
     """A configuration made real, and its compiled iteration, for units one after another."""
-    setup = prepare(_config(missions, quick).with_run(num_envs=missions, compiler_options=options))
+    setup = build_run(_config(missions, quick).with_run(num_envs=missions, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 
 

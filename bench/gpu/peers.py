@@ -12,7 +12,7 @@ from bench.harness import measure
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import rates
-from jaxrl.runtime.build import prepare
+from jaxrl.runtime.build import build_run
 
 SECONDS = 5.0  # of readings of utilisation, for each side
 SAMPLES = 6144  # of a gradient of COMA, on both sides
@@ -57,7 +57,7 @@ def _against(flags: str, num_envs: int, quick: bool, name: str) -> dict[str, Any
     theirs = row["torch"]
     if theirs is None:
         raise UserError("; ".join(found["notes"]))
-    setup = prepare(config.with_run(num_envs=request.num_envs[0]))
+    setup = build_run(config.with_run(num_envs=request.num_envs[0]))
     work = train_throughput.iterations(setup, train_throughput.compile_block(setup))
     other = train_throughput.make_torch(request, systems.find(config.env), SAMPLES).step
     seconds, settle = (0.1, 0.0) if quick else (SECONDS, watch.SETTLE)

@@ -25,12 +25,12 @@ from jaxrl.report.cache import cache_folder, default_folder
 from jaxrl.report.timing import Timing, stopwatch, take_turns
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, tuned, variants
-from jaxrl.runtime.build import Setup, prepare
+from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import REPLICATED, largest_divisor, shardings
 
 JOBS = {  # the main job, with fewer of its equal updates
-    "coma": "--algo coma --num_envs 4096 --data_passes 1 --block_iterations 1",
+    "coma": "--algo coma --num_envs 4096 --num_epochs 1 --block_iterations 1",
     "ddpg": "--config ddpg --block_iterations 256",
     "sac": "--config sac --block_iterations 256",
 }
@@ -43,7 +43,7 @@ PARTS = (1, 2, 4, 8)  # of the chunks that the memory plan chooses
 ROUNDS = 5
 COMPILING = 150.0  # seconds, after which no further candidate is compiled
 KINDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION"  # of operations, as XLA puts them into command buffers
-OPTIONS = {  # of the compiler, beside those of `Layout`
+OPTIONS = {  # of the compiler, beside those of `DataParallel`
     "graphs": {
         "no command buffers": "xla_gpu_enable_command_buffer=",
         "no loops in command buffers": f"xla_gpu_enable_command_buffer={KINDS} xla_gpu_graph_min_graph_size=5",
@@ -77,13 +77,13 @@ def maps(quick: bool, folder: Path) -> dict[str, Any]:
 
 def rollout_chunk(quick: bool, folder: Path) -> dict[str, Any]:
     """Missions of the main job that are played together."""
-    setup = prepare(_config("coma", quick))
+    setup = build_run(_config("coma", quick))
     return _chunks("rollout_chunk", setup.config.run.rollout_chunk, _planned(setup).rollout, quick)
 
 
 def learn_chunk(quick: bool, folder: Path) -> dict[str, Any]:
     """Samples of one gradient evaluation of the main job."""
-    setup = prepare(_config("coma", quick))
+    setup = build_run(_config("coma", quick))
     return _chunks("learn_chunk", setup.config.run.learn_chunk, _planned(setup).learn, quick)
 
 
@@ -136,7 +136,7 @@ def _config(job: str, quick: bool) -> Config:
     return variants.settled(config, config.run.num_envs, measure.say)
 
 
-def _planned(setup: Setup) -> memory_plan.Chunks:
+def _planned(setup: Run) -> memory_plan.Chunks:
     """The chunks that the memory plan chooses where nothing was measured."""
     return memory_plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
 
@@ -150,7 +150,7 @@ def _chunks(name: str, usual: int, planned: int, quick: bool) -> dict[str, Any]:
 
 def _options(job: str, candidates: Mapping[str, str], quick: bool) -> dict[str, Any]:
     """Compare compiler options, added to those that are taken already."""
-    taken = tuned.parse_options(prepare(_config(job, quick)).config.run.compiler_options)
+    taken = tuned.parse_options(build_run(_config(job, quick)).config.run.compiler_options)
     changes = {"options as they are": {"compiler_options": tuned.write_options(taken)}}
     if taken:
         changes["no options"] = {"compiler_options": ""}
@@ -174,14 +174,14 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     config, until = _config(job, quick), time.monotonic() + COMPILING
     held: list[Any] = []
     samplers, compiling, skipped = [], {}, {}
-    setups: dict[str, Setup] = {}
+    setups: dict[str, Run] = {}
     for name, change in candidates.items():
         if time.monotonic() > until:
             skipped[name] = f"compiling took more than {COMPILING:.0f} s before its turn came"
             continue
         began = time.perf_counter()
         try:
-            setups[name] = prepare(configuration.changed(config, dict(change)))
+            setups[name] = build_run(configuration.changed(config, dict(change)))
             block = _compiled(setups[name])
             compiling[name] = time.perf_counter() - began
             call = functools.partial(_advance, block, setups[name], held)
@@ -227,7 +227,7 @@ def gain(timings: Mapping[str, Timing], usual: str, best: str) -> float:
     return timings[usual].median / timings[best].median - 1
 
 
-def _compiled(setup: Setup) -> Any:
+def _compiled(setup: Run) -> Any:
     """A block of the phase that training spends its time in. Raises TooLargeError."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     function: Any = setup.trainer.make_block(measured_phase(setup.algo))
@@ -236,7 +236,7 @@ def _compiled(setup: Setup) -> Any:
     return block
 
 
-def _advance(block: Any, setup: Setup, held: list[Any]) -> Any:
+def _advance(block: Any, setup: Run, held: list[Any]) -> Any:
     """A whole block of iterations, on the training state that `held` keeps."""
     if not held:
         index = setup.algo.phases.index(measured_phase(setup.algo))
@@ -245,11 +245,11 @@ def _advance(block: Any, setup: Setup, held: list[Any]) -> Any:
     return held[0], metrics
 
 
-def _placed(number: int, setup: Setup) -> jax.Array:
+def _placed(number: int, setup: Run) -> jax.Array:
     return jax.device_put(jnp.int32(number), shardings(setup.mesh, REPLICATED))
 
 
-def _keep(setup: Setup, settings: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+def _keep(setup: Run, settings: Mapping[str, Any], quick: bool) -> dict[str, Any]:
     """Write settings into the tables: beside the programs of this benchmark, and among the user's own.
 
     Returns:

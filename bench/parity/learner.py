@@ -18,7 +18,7 @@ from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos.base import Trajectory, start
 from jaxrl.algos.coma import Coma
 from jaxrl.common.errors import UserError
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, Layout, on_mesh
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh
 
 AGENTS, ACTIONS, SIDE = 4, 6, 11
 NETWORKS = ("critic", "actor")
@@ -75,10 +75,10 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     )
     algo = Coma(
         spec,
-        Layout(number, compute_dtype=jnp.dtype(dtype)),
+        DataParallel(number, compute_dtype=jnp.dtype(dtype)),
         transitions=number * steps * AGENTS,
         minibatches=1,
-        data_passes=1,
+        num_epochs=1,
         critic_lr=1e-12,  # so that the actor's gradient does not hang on the sign of the critic's
         width=width,
         convolution=convolution,  # type: ignore[arg-type]

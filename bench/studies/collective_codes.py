@@ -19,7 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.harness import measure
-from jaxrl.algos.collective.algorithm import Collective, neighbour_accuracy
+from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.collective.losses import neighbour_accuracy
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError

@@ -143,7 +143,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
 
 
 def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
-    """int8[F, A, ...] with F of `Layout.size`; zeros for a snake that could not respawn."""
+    """int8[F, A, ...] with F of `DataParallel.size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
     behind = room(board, game, agents, leave)

@@ -1,7 +1,7 @@
 """What an algorithm is: phases, state, progress counters, and the protocol that the one training loop calls.
 
 Layout letters: T time, B batch of environments, A agents, S logical shards. Everything here runs inside the
-compiled block, once per device, on that device's environments; sums over devices go through `Layout`.
+compiled block, once per device, on that device's environments; sums over devices go through `DataParallel`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import optax
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, shown
 from envs_jax.progress import Progress, add, count, start, total
 from jaxrl.nn import optimizers
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 __all__ = [
     "RATE",
@@ -39,7 +39,7 @@ UNIT = (0, 1)  # bounds of discounts, shares and probabilities
 RATE = (1e-12, 10)  # bounds of learning rates (Adam)
 
 # How a policy acts: as training does; without exploration; as best it can; the same with its task code set to zero.
-Mode = Literal["explore", "sample", "best", "zero_code"]
+Mode = Literal["explore", "sample", "greedy", "zero_code"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AlgoState:
     """State of an algorithm.
 
     Attributes:
-        replicated: the same on every device: parameters, targets, optimisers, statistics.
+        replicated: the same on every device: parameters, targets, optimizers, statistics.
         split: one row per logical shard (first axis): replay, data sets; () by default.
     """
 
@@ -157,7 +157,7 @@ class Algorithm:
     """
 
     spec: EnvSpec
-    layout: Layout
+    layout: DataParallel
     custom: Custom = STANDARD
 
     def __post_init__(self) -> None:
@@ -170,8 +170,8 @@ class Algorithm:
 
     parts: ClassVar[tuple[str, ...]] = ()  # what the user may give a network or an optimizer for
     meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
-    recurrent: ClassVar[bool] = False  # whether acting needs what `init_actor` and earlier steps left
-    modes: ClassVar[tuple[Mode, ...]] = ("best", "sample")  # in which evaluation may let it act
+    recurrent: ClassVar[bool] = False  # whether acting needs what `init_carry` and earlier steps left
+    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # in which evaluation may let it act
     sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, with commas between, see `adopt`
     recordings: ClassVar[tuple[str, ...]] = ()  # settings (str) that name labelled sets, see `adopt` and `arrange`
 
@@ -218,7 +218,7 @@ class Algorithm:
         """Arrays that `init` gets of a recording as of `adopt`."""
         raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
 
-    def optimiser(self, name: str) -> optax.GradientTransformation:
+    def optimizer(self, name: str) -> optax.GradientTransformation:
         """Return what turns gradients of the parameters `name`, such as "actor", into steps; to override.
 
         Give it a learning rate of 1, as in `optax.sgd(1.0)`: updates are multiplied by the rate of the settings.
@@ -232,10 +232,10 @@ class Algorithm:
         return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
 
     def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, or `optimiser(part)`; `packed` is what `optimizers.flat` flattened."""
+        """Return the user's optimizer of a part, or `optimizer(part)`; `packed` is what `optimizers.ravel` took."""
         given = self.custom.optimizers.get(part)
         if given is None:
-            return self.optimiser(part)
+            return self.optimizer(part)
         return given if packed is None else optimizers.of_tree(given, packed)
 
     def rate_of(self, part: str, rate: Array | float) -> Array | float:
@@ -280,7 +280,7 @@ class Algorithm:
         """The pytree that acting, evaluation and export need."""
         raise NotImplementedError("an algorithm needs policy(state)")
 
-    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
         """Memory of the policy per environment (leaves [B, ...]), () by default; refill it where `first`.
 
         `indices` int32[B] tells the run's environments from each other, from 0 to num_envs - 1.
@@ -295,11 +295,11 @@ class Algorithm:
 
         Args:
             policy: what `policy` returned.
-            actor: what `init_actor` or the last `act` returned.
+            actor: what `init_carry` or the last `act` returned.
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
-            mode: "explore" in training; one of `modes` in evaluation ("best" the mode of the policy, "sample" a draw
+            mode: "explore" in training; one of `modes` in evaluation ("greedy" the mode of the policy, "sample" a draw
                 from it, "zero_code" the mode where zeros take the place of a task code).
 
         Returns:

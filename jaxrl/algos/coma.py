@@ -7,6 +7,7 @@ advantage, the actor's update. Networks, acting and sizes stand at the end.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -30,14 +31,16 @@ from jaxrl.algos.base import (
     total,
 )
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
-from jaxrl.nn import distributions, networks, optimizers
+from jaxrl.algos.team import ActorCritic
+from jaxrl.nn import distributions, optimizers
+from jaxrl.nn.networks import activation_bytes
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl import returns
 
 
 def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> Array:
     """Mean over samples of (Q(s)[a] - y)^2; values [N, n], action int32[N], target and weight float32[N]."""
-    return jnp.mean(weight * jnp.square(distributions.choose(values, action) - target))
+    return jnp.mean(weight * jnp.square(distributions.select_action_value(values, action) - target))
 
 
 def counterfactual_baseline(values: Array, action_probs: Array) -> Array:
@@ -79,13 +82,13 @@ def policy_metrics(advantage: Array, log_prob: Array, weight: Array) -> dict[str
 
 @pytree
 class ComaParameters:
-    """Parameters and optimisers, the same on every device."""
+    """Parameters and optimizers, the same on every device."""
 
     actor: Any
     critic: Any
     target: Any
-    actor_optimiser: Any
-    critic_optimiser: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +104,8 @@ class Coma(Algorithm):
         between=(1, 1e9),
     )
     minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
-    data_passes: int = setting(5, "passes over the data per training step", between=(1, 10_000))
-    actor_passes: int = setting(
+    num_epochs: int = setting(5, "passes over the data per training step", between=(1, 10_000))
+    actor_epochs: int = setting(
         0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
     )
     gamma: float = setting(0.99, "discount", between=UNIT)
@@ -114,8 +117,12 @@ class Coma(Algorithm):
     lr_final: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
     )
-    copy_rate: int = setting(10, "copy the critic to the target every so many training steps", between=(1, 1e9))
-    tau: float = setting(0.0, "soft target copy per pass, instead of copy_rate; 0 = hard copies", between=UNIT)
+    target_update_period: int = setting(
+        10, "copy the critic to the target every so many training steps", between=(1, 1e9)
+    )
+    tau: float = setting(
+        0.0, "soft target copy per pass, instead of target_update_period; 0 = hard copies", between=UNIT
+    )
     eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)", between=UNIT)
     eps_min: float = setting(0.02, "exploration after eps_anneal missions", between=UNIT)
     eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 1e12))
@@ -156,8 +163,8 @@ class Coma(Algorithm):
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
             raise ValueError(f"coma needs a centralised view, but '{self.spec.name}' defines no critic_input")
         super().__post_init__()
-        if self.actor_passes > self.data_passes:
-            raise ValueError(f"actor_passes {self.actor_passes} exceeds data_passes {self.data_passes}: lower it")
+        if self.actor_epochs > self.num_epochs:
+            raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
         if self.batches.size < 1:
             raise ValueError(
                 f"minibatches {self.minibatches} exceeds the {self.batches.samples} samples of a logical shard: "
@@ -167,7 +174,7 @@ class Coma(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """One phase: fly whole missions, then learn from them and drop them."""
-        updates = self.data_passes * self.minibatches
+        updates = self.num_epochs * self.minibatches
         return (Phase("train", self.spec.horizon, updates, restart=True),)
 
     # A training step
@@ -188,13 +195,13 @@ class Coma(Algorithm):
         data = self._data(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:
             training_step = progress.learn_calls[1]
-            copy = training_step % self.copy_rate == 0
+            copy = training_step % self.target_update_period == 0
             target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params.critic, params.target)
             params = dataclasses.replace(params, target=target)
         metrics: list[dict[str, Array]] = []
-        actor_passes = self.actor_passes or self.data_passes
-        critic_passes = self.data_passes - actor_passes
-        for first, number, train_actor in ((0, critic_passes, False), (critic_passes, actor_passes, True)):
+        actor_epochs = self.actor_epochs or self.num_epochs
+        critic_passes = self.num_epochs - actor_epochs
+        for first, number, train_actor in ((0, critic_passes, False), (critic_passes, actor_epochs, True)):
             if number:
 
                 def one_pass(params: ComaParameters, index: Array, train_actor: bool = train_actor) -> Any:
@@ -203,7 +210,7 @@ class Coma(Algorithm):
                 params, values = jax.lax.scan(one_pass, params, first + jnp.arange(number))
                 metrics.append({name: value.reshape(-1) for name, value in values.items()})
         merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
-        merged["epsilon"] = self.layout.alone(self.epsilon)(progress)
+        merged["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
         merged["target_mean"] = self.layout.average(data["target"])
         return AlgoState(params, state.split), merged
 
@@ -214,11 +221,13 @@ class Coma(Algorithm):
         layout, batches, target_critic = self.layout, self.batches, params.target
         over_batch = jax.vmap(jax.vmap(self._critic_input))
         seen = (trajectory.timestep, trajectory.action)
-        critic_input = layout.over_envs(lambda rows: over_batch(*rows), seen, axis=1)
+        critic_input = layout.map_shards(lambda rows: over_batch(*rows), seen, axis=1)
         critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
 
         def value_of(sample: dict[str, Array]) -> Array:
-            return distributions.choose(self.values(target_critic, sample["critic_input"]), sample["action"])
+            return distributions.select_action_value(
+                self.networks.values(target_critic, sample["critic_input"]), sample["action"]
+            )
 
         flat = {"critic_input": batches.flatten(critic_input), "action": batches.flatten(trajectory.action)}
         value = batches.unflatten(layout.apply(value_of, flat))
@@ -237,8 +246,8 @@ class Coma(Algorithm):
             timestep, keys = rows
             action, _, _ = self.act(params.actor, (), timestep, keys, progress, "explore")
             critic_input = jax.vmap(self._critic_input)(timestep, action)
-            values = self.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
-            return distributions.choose(values, action.reshape(-1)).reshape(action.shape)
+            values = self.networks.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
+            return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         value = self.layout.apply(of_rows, self.layout.split((last, keys)), per_row=self.spec.num_agents)
         return value.reshape(-1, self.spec.num_agents)
@@ -256,7 +265,7 @@ class Coma(Algorithm):
             lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
             return over_batch(returns.lambda_returns)(following.reward, discount, next_value, lambda_t)
 
-        return self.layout.over_envs(of_envs, (following, next_value), axis=1)
+        return self.layout.map_shards(of_envs, (following, next_value), axis=1)
 
     def _pass(
         self, params: ComaParameters, data: dict[str, Array], key: Array, progress: Progress, train_actor: bool
@@ -265,7 +274,9 @@ class Coma(Algorithm):
         order = self.batches.shuffled(key)
         if self.tau:
             blend = lambda old, new: (1 - self.tau) * old + self.tau * new  # noqa: E731
-            blended = self.layout.alone(lambda old, new: jax.tree.map(blend, old, new))(params.target, params.critic)
+            blended = self.layout.deterministic(lambda old, new: jax.tree.map(blend, old, new))(
+                params.target, params.critic
+            )
             params = dataclasses.replace(params, target=blended)
 
         def critic_step(params: ComaParameters, indices: Array) -> tuple[ComaParameters, Any]:
@@ -274,7 +285,7 @@ class Coma(Algorithm):
             metrics = {"critic_loss": loss, "critic_grad_norm": norm}
             if not train_actor:
                 return params, (metrics, ())
-            values = self.layout.apply(lambda s: self.values(params.critic, s["critic_input"]), batch)
+            values = self.layout.apply(lambda s: self.networks.values(params.critic, s["critic_input"]), batch)
             return params, (metrics, values)
 
         def actor_step(params: ComaParameters, row: tuple[Array, Array]) -> tuple[ComaParameters, Any]:
@@ -295,28 +306,28 @@ class Coma(Algorithm):
         """Move the critic towards the targets; its loss and the norm of its gradient."""
 
         def loss(critic: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
-            values = self.values(critic, sample["critic_input"])
+            values = self.networks.values(critic, sample["critic_input"])
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
         gradient, (value, _) = self.layout.gradient(loss, params.critic, batch)
-        critic, optimiser, norm = self._apply_gradients(
-            "critic", gradient, params.critic, params.critic_optimiser, jnp.bool_(True), progress
+        critic, optimizer, norm = self._step_of(
+            "critic", gradient, params.critic, params.critic_optimizer, jnp.bool_(True), progress
         )
-        return dataclasses.replace(params, critic=critic, critic_optimiser=optimiser), value, norm
+        return dataclasses.replace(params, critic=critic, critic_optimizer=optimizer), value, norm
 
     def _advantage(self, sample: dict[str, Array], action_probs: Array) -> Array:
         """What the taken action is worth, by the critic or by what followed, less the counterfactual baseline."""
         worth = sample["target"]
         if self.advantage == "critic":
-            worth = distributions.choose(sample["values"], sample["action"])
+            worth = distributions.select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
     def _advantage_scale(self, params: ComaParameters, batch: dict[str, Array], epsilon: Array) -> Array:
         """Standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
 
         def advantages(sample: dict[str, Array]) -> Array:
-            logits = self.actor_net.apply(params.actor, sample["observation"])
-            action_probs = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+            logits = self.networks.actor.apply(params.actor, sample["observation"])
+            action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
             return self._advantage(sample, action_probs)
 
         advantage = self.layout.apply(advantages, batch)
@@ -327,10 +338,10 @@ class Coma(Algorithm):
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The loss of the policy that was sampled, and what is told of it; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
-        action_probs = distributions.renormalise(distributions.epsilon_mix(logits, epsilon), sample["mask"])
+        action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
         advantage = self._advantage(sample, jax.lax.stop_gradient(action_probs))
         scaled = advantage / sample["scale"] if self.scale_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(distributions.choose(action_probs, action), 1e-8))
+        log_prob = jnp.log(jnp.maximum(distributions.select_action_value(action_probs, action), 1e-8))
         value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
         kl = divergence(log_prob, sample["log_prob"], weight)
         return value, policy_metrics(advantage, log_prob, weight) | {"kl": kl}
@@ -339,12 +350,12 @@ class Coma(Algorithm):
         self, params: ComaParameters, batch: dict[str, Array], progress: Progress
     ) -> tuple[ComaParameters, dict[str, Array]]:
         """Move the actor down the policy's loss less the entropy bonus, unless it stays as it is."""
-        epsilon, bonus = self.layout.alone(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
+        epsilon, bonus = self.layout.deterministic(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
         if self.scale_advantage:
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
 
         def loss(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            logits = self.actor_net.apply(actor, sample["observation"])
+            logits = self.networks.actor.apply(actor, sample["observation"])
             value, means = self._policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
             entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
@@ -357,13 +368,13 @@ class Coma(Algorithm):
         if self.target_kl:
             active &= means["kl"] <= 1.5 * self.target_kl
             means["actor_moved"] = active.astype(jnp.float32)
-        actor, optimiser, norm = self._apply_gradients(
-            "actor", gradient, params.actor, params.actor_optimiser, active, progress
+        actor, optimizer, norm = self._step_of(
+            "actor", gradient, params.actor, params.actor_optimizer, active, progress
         )
         metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
-        return dataclasses.replace(params, actor=actor, actor_optimiser=optimiser), metrics
+        return dataclasses.replace(params, actor=actor, actor_optimizer=optimizer), metrics
 
-    def _apply_gradients(
+    def _step_of(
         self, name: str, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
     ) -> tuple[Any, Any, Array]:
         """One step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
@@ -371,11 +382,13 @@ class Coma(Algorithm):
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
-            new = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed))
+            new = optimizers.apply_gradients(
+                self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed)
+            )
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimizers.norm(gradient)
 
-        return self.layout.alone(step)(gradient, params, state)
+        return self.layout.deterministic(step)(gradient, params, state)
 
     # Acting
 
@@ -399,9 +412,9 @@ class Coma(Algorithm):
         """Logits of all agents at once, then agent after agent masks and samples (or takes the best)."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.actor_net.apply(policy, flat).reshape(*agents, self._actions)
+        logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
         action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
-        action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "best")
+        action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
         return action, actor, extras
 
     # Networks
@@ -410,43 +423,32 @@ class Coma(Algorithm):
         sizes = self.width, self.depth, self.initialiser, self.convolution
         return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
 
-    @property
-    def actor_net(self) -> Any:
-        """Observation [N, ...] -> logits float32[N, n]."""
-        return self.make_network("actor", self._actions, lambda n: self._network(n, self.spec.observation.shape))
+    @functools.cached_property
+    def networks(self) -> ActorCritic:
+        """Actor and critic, and the critic's values."""
+        seen, outputs = self.spec.observation.shape, self._actions + self.dueling
+        actor = self.make_network("actor", self._actions, lambda n: self._network(n, seen))
+        critic = self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
+        return ActorCritic(actor, critic, self.dueling)
 
-    @property
-    def critic_net(self) -> Any:
-        """Critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling."""
-        outputs = self._actions + self.dueling
-        return self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
-
-    def values(self, critic: Any, critic_input: Array) -> Array:
-        """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
-        out = self.critic_net.apply(critic, critic_input)
-        if not self.dueling:
-            return out
-        advantages = out[:, 1:]
-        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
-
-    def optimiser(self, name: str) -> optax.GradientTransformation:
+    def optimizer(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic"."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimisers."""
+        """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         key_actor, key_critic = jax.random.split(key)
-        actor = self.actor_net.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
-        critic = self.critic_net.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
+        actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
+        critic = self.networks.critic.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
         if inputs is not None:
             actor, critic = inputs["actor"], inputs["critic"]
         params = ComaParameters(
             actor=actor,
             critic=critic,
             target=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimizer_of("actor").init(actor),
-            critic_optimiser=self.optimizer_of("critic").init(critic),
+            actor_optimizer=self.optimizer_of("actor").init(actor),
+            critic_optimizer=self.optimizer_of("critic").init(critic),
         )
         return AlgoState(params, split=())
 
@@ -486,7 +488,7 @@ class Coma(Algorithm):
 
     def sample_bytes(self) -> int:
         """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
-        return networks.activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
+        return activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
 
     def data_bytes(self) -> int:
         """Critic inputs of all transitions, and the shuffled copy of one minibatch."""
@@ -495,4 +497,4 @@ class Coma(Algorithm):
         return samples * row + samples // self.minibatches * row
 
     def summary(self) -> list[str]:
-        return self.batches.summary(self.data_passes)
+        return self.batches.summary(self.num_epochs)

@@ -32,9 +32,9 @@ def original_actor_loss(
     mixed, mask = distributions.epsilon_mix(logits, epsilon), mask.astype(jnp.float32)
     allowed = mixed * mask
     action_probs = jnp.maximum(allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-5), 1e-5)
-    advantage = distributions.choose(values, action) - jnp.sum(action_probs * values * mask, axis=-1)
+    advantage = distributions.select_action_value(values, action) - jnp.sum(action_probs * values * mask, axis=-1)
     advantage = jax.lax.stop_gradient(advantage)
-    log_prob = jnp.log(distributions.choose(mixed, action))
+    log_prob = jnp.log(distributions.select_action_value(mixed, action))
     return -jnp.mean(weight * advantage * log_prob * mask.mean(-1)), advantage, log_prob
 
 
@@ -100,7 +100,7 @@ class ComaOriginal(Coma):
             targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
             return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
-        return self.layout.over_envs(of_envs, (successors(trajectory, last), value), axis=1)
+        return self.layout.map_shards(of_envs, (successors(trajectory, last), value), axis=1)
 
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The original's loss; its log-probability is not that of the policy that was sampled, so there is no "kl"."""

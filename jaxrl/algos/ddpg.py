@@ -47,14 +47,14 @@ def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
 
 @pytree
 class DdpgParameters:
-    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P]."""
+    """Parameters and optimizers, the same on every device; leaves of critics are [C, ...], of optimizers [P]."""
 
     actor: Any
     critic: Any
     target_actor: Any
     target_critic: Any
-    actor_optimiser: Any
-    critic_optimiser: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Ddpg(OffPolicy):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimisers, an empty replay."""
+        """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimizers, an empty replay."""
         networks = self._networks(key) if inputs is None else inputs
         actor, critic = networks["actor"], networks["critic"]
         params = DdpgParameters(
@@ -193,8 +193,8 @@ class Ddpg(OffPolicy):
             critic=critic,
             target_actor=jax.tree.map(jnp.copy, actor),
             target_critic=jax.tree.map(jnp.copy, critic),
-            actor_optimiser=self.optimizer_of("actor").init(optimizers.flat(actor)),
-            critic_optimiser=self.optimizer_of("critic").init(optimizers.flat(critic)),
+            actor_optimizer=self.optimizer_of("actor").init(optimizers.ravel(actor)),
+            critic_optimizer=self.optimizer_of("critic").init(optimizers.ravel(critic)),
         )
         return AlgoState(params, self._empty_replay())
 
@@ -212,7 +212,7 @@ class Ddpg(OffPolicy):
         decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
-    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
         """float32[B], the exponent of exploration of each environment, or () where all explore alike."""
         if not self.eps_spread:
             return ()
@@ -221,14 +221,14 @@ class Ddpg(OffPolicy):
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions drawn from the softmax, in training with exploration; with mode "best" the most probable ones.
+        """Actions drawn from the softmax, in training with exploration; with mode "greedy" the most probable ones.
 
         With "softmax" an environment explores with all its agents at once, by a vector of uniform numbers that is
         stored as it is. Otherwise every agent mixes in uniform actions by itself.
         """
         mask = self._mask(timestep)
         vector = masked_softmax(self.logits(policy, timestep.observation), mask)
-        if mode == "best":
+        if mode == "greedy":
             return jnp.argmax(vector, axis=-1).astype(jnp.int32), actor, ()
         published = self.action_gradient == "softmax"
         epsilon = jnp.zeros(len(keys))
@@ -243,7 +243,9 @@ class Ddpg(OffPolicy):
                 vector = jnp.where(jax.random.uniform(key_coin) > epsilon, vector, random)
                 chances = vector
             else:
-                chances = (1 - epsilon) * vector + epsilon * distributions.renormalise(jnp.ones_like(vector), open_)
+                chances = (1 - epsilon) * vector + epsilon * distributions.apply_action_mask(
+                    jnp.ones_like(vector), open_
+                )
             action = jax.vmap(distributions.sample)(jax.random.split(key_action, len(vector)), chances)
             return action, vector
 
@@ -269,7 +271,7 @@ class Ddpg(OffPolicy):
         """Store what was collected, then make the updates of the phase; reports exploration, too."""
         state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
         if metrics:
-            metrics["epsilon"] = self.layout.alone(self.epsilon)(progress)
+            metrics["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
         return state, metrics
 
     # Pieces
@@ -286,11 +288,11 @@ class Ddpg(OffPolicy):
             return self._actor_loss(self.tree("actor", actor), improved, sample)
 
         gradient, (_, found) = self.layout.gradient(of_actor, params.actor, batch)
-        actor, target_actor, actor_optimiser, norm = self.layout.alone(functools.partial(self._step, "actor"))(
-            gradient, params.actor, params.target_actor, params.actor_optimiser, jnp.float32(self.actor_lr) * rates
+        actor, target_actor, actor_optimizer, norm = self.layout.deterministic(functools.partial(self._step, "actor"))(
+            gradient, params.actor, params.target_actor, params.actor_optimizer, jnp.float32(self.actor_lr) * rates
         )
         metrics |= {"actor_grad_norm": norm, **found}
-        new = DdpgParameters(actor, target_actor=target_actor, actor_optimiser=actor_optimiser, **critic)
+        new = DdpgParameters(actor, target_actor=target_actor, actor_optimizer=actor_optimizer, **critic)
         return new, metrics, error
 
     def _target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
@@ -313,7 +315,7 @@ class Ddpg(OffPolicy):
         if self.action_gradient == "expected":
             values = self.values(critic, sample["observation"])
             chosen = jnp.broadcast_to(answer.astype(jnp.int32)[None], values.shape[:-1])
-            return distributions.choose(values, chosen)
+            return distributions.select_action_value(values, chosen)
         if self.action_gradient == "gumbel":
             answer = jax.nn.one_hot(answer, self._actions, dtype=jnp.float32)
         return self.values(critic, sample["observation"], answer)

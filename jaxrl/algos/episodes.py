@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 
 def episodes_for(transitions: int, spec: EnvSpec) -> int:
@@ -28,7 +28,7 @@ class Minibatches:
     """
 
     spec: EnvSpec
-    layout: Layout
+    layout: DataParallel
     transitions: int
     number: int
 

@@ -267,7 +267,7 @@ class OffPolicy(Algorithm):
         flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
         return flat / self._largest if self.scale_observation else flat
 
-    def optimiser(self, name: str) -> optax.GradientTransformation:
+    def optimizer(self, name: str) -> optax.GradientTransformation:
         """Of "actor" and "critic", whose parameters are one vector [P]."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
@@ -307,7 +307,7 @@ class OffPolicy(Algorithm):
 
     def pack(self, params: Any) -> Any:
         """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
-        return dataclasses.replace(params, **{name: optimizers.flat(getattr(params, name)) for name in self._shapes})
+        return dataclasses.replace(params, **{name: optimizers.ravel(getattr(params, name)) for name in self._shapes})
 
     def unpack(self, params: Any) -> Any:
         """What `pack` packed."""
@@ -315,7 +315,7 @@ class OffPolicy(Algorithm):
 
     def tree(self, name: str, vector: Array) -> Any:
         """A packed network as it was."""
-        return optimizers.unflat(vector, self._shapes[name])
+        return optimizers.unravel(vector, self._shapes[name])
 
     def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
         """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
@@ -359,11 +359,11 @@ class OffPolicy(Algorithm):
         if phase.updates == 0:
             return AlgoState(state.replicated, ring), {}
         layout = self.layout
-        beta = layout.alone(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
+        beta = layout.deterministic(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
         rates = jnp.float32(1)
         if self.lr_final < 1:
-            rates = layout.alone(lambda p: 1 - (1 - self.lr_final) * p.fraction)(progress)
+            rates = layout.deterministic(lambda p: 1 - (1 - self.lr_final) * p.fraction)(progress)
 
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
@@ -384,7 +384,7 @@ class OffPolicy(Algorithm):
                     return replay.set_priorities(marks, index, error, weight, self.priority_alpha)
 
                 rows = (marks, index, error, batch["weight"])
-                marks = layout.over_envs(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
+                marks = layout.map_shards(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
             return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write for all
 
         rows = (keys, chosen, self._numbers(progress, phase))
@@ -420,7 +420,7 @@ class OffPolicy(Algorithm):
                 return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
 
             rows = (keys, ring.marks, ring.head, ring.filled)
-            return self.layout.over_envs(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
+            return self.layout.map_shards(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
         uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
         return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
 
@@ -453,7 +453,7 @@ class OffPolicy(Algorithm):
         """One step of the critics and of their targets, which the packed `params` have as `critic`, `target_critic`.
 
         Returns:
-            {"critic", "target_critic", "critic_optimiser"}; metrics float32[]; error as of `update`.
+            {"critic", "target_critic", "critic_optimizer"}; metrics float32[]; error as of `update`.
         """
         layout, trees = self.layout, self.unpack(params)
         batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
@@ -465,17 +465,19 @@ class OffPolicy(Algorithm):
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=sample["target"])
 
         gradient, (_, metrics) = layout.gradient(of_critic, params.critic, batch)
-        critic, target, optimiser, norm = layout.alone(functools.partial(self._step, "critic"))(
-            gradient, params.critic, params.target_critic, params.critic_optimiser, jnp.float32(self.critic_lr) * rates
+        critic, target, optimizer, norm = layout.deterministic(functools.partial(self._step, "critic"))(
+            gradient, params.critic, params.target_critic, params.critic_optimizer, jnp.float32(self.critic_lr) * rates
         )
         metrics["critic_grad_norm"] = norm
-        return {"critic": critic, "target_critic": target, "critic_optimiser": optimiser}, metrics, error
+        return {"critic": critic, "target_critic": target, "critic_optimizer": optimizer}, metrics, error
 
     def _step(
         self, name: str, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
-        """One step [P] of a network and its target's, if any: parameters, target, optimiser, norm of the gradient."""
-        params, state = optimizers.descend(self.optimizer_of(name), gradient, params, state, self.rate_of(name, rate))
+        """One step [P] of a network and its target's, if any: parameters, target, optimizer, norm of the gradient."""
+        params, state = optimizers.apply_gradients(
+            self.optimizer_of(name), gradient, params, state, self.rate_of(name, rate)
+        )
         if target is not None:
             target = (1 - self.tau) * target + self.tau * params
         return params, target, state, optimizers.norm(gradient)

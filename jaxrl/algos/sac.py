@@ -48,12 +48,12 @@ def temperature_losses(log_alpha: Array, log_prob: Array, target_entropy: float,
 
 @pytree
 class SacParameters:
-    """Parameters and optimisers, the same on every device; leaves of critics are [C, ...], of optimisers [P].
+    """Parameters and optimizers, the same on every device; leaves of critics are [C, ...], of optimizers [P].
 
     Attributes:
         actor, critic, target_critic: of the networks.
         log_alpha: float32[K], logarithm of each task's temperature.
-        actor_optimiser, critic_optimiser, alpha_optimiser: Adam's.
+        actor_optimizer, critic_optimizer, alpha_optimizer: Adam's.
         shown: {name: float32[]}, what the last step of the actor reported.
     """
 
@@ -61,9 +61,9 @@ class SacParameters:
     critic: Any
     target_critic: Any
     log_alpha: Array
-    actor_optimiser: Any
-    critic_optimiser: Any
-    alpha_optimiser: Any
+    actor_optimizer: Any
+    critic_optimizer: Any
+    alpha_optimizer: Any
     shown: Any
 
 
@@ -226,7 +226,7 @@ class Sac(OffPolicy):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimisers, an empty replay."""
+        """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimizers, an empty replay."""
         if inputs is None:
             log_alpha = jnp.full(self.spec.num_tasks, math.log(self.initial_alpha), jnp.float32)
             inputs = self._networks(key) | {"log_alpha": log_alpha}
@@ -236,9 +236,9 @@ class Sac(OffPolicy):
             critic=critic,
             target_critic=jax.tree.map(jnp.copy, critic),
             log_alpha=log_alpha,
-            actor_optimiser=self.optimizer_of("actor").init(optimizers.flat(actor)),
-            critic_optimiser=self.optimizer_of("critic").init(optimizers.flat(critic)),
-            alpha_optimiser=self.optimizer_of("alpha").init(log_alpha),
+            actor_optimizer=self.optimizer_of("actor").init(optimizers.ravel(actor)),
+            critic_optimizer=self.optimizer_of("critic").init(optimizers.ravel(critic)),
+            alpha_optimizer=self.optimizer_of("alpha").init(log_alpha),
             shown={name: jnp.float32(0) for name in ("actor_loss", "actor_grad_norm", "policy_entropy")},
         )
         return AlgoState(params, self._empty_replay())
@@ -254,9 +254,9 @@ class Sac(OffPolicy):
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions drawn from the policy, in the first steps of training uniform ones; with mode "best" tanh(mean)."""
+        """Actions drawn from the policy, in the first steps of training uniform ones; with mode "greedy" tanh(mean)."""
         mean, log_std = self.gaussian(policy, timestep.observation)
-        if mode == "best":
+        if mode == "greedy":
             return self._outward(jnp.tanh(mean)), actor, ()
         random = None
         if mode == "explore" and self.init_steps:
@@ -281,9 +281,9 @@ class Sac(OffPolicy):
 
     # Updates
 
-    def optimiser(self, name: str) -> optax.GradientTransformation:
+    def optimizer(self, name: str) -> optax.GradientTransformation:
         """Of "actor", "critic" (one vector [P] each) and "alpha" (the temperatures' logarithms [K], never clipped)."""
-        return optimizers.adam(self.adam_epsilon) if name == "alpha" else super().optimiser(name)
+        return optimizers.adam(self.adam_epsilon) if name == "alpha" else super().optimizer(name)
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
@@ -303,7 +303,7 @@ class Sac(OffPolicy):
             params = self._actor_step(params, batch, rates)
         loss, limit = metrics["critic_loss"], self.critic_loss_limit or math.inf
         metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at what is not finite
-        metrics["alpha"] = self.layout.alone(lambda x: jnp.exp(x).mean())(params.log_alpha)
+        metrics["alpha"] = self.layout.deterministic(lambda x: jnp.exp(x).mean())(params.log_alpha)
         return params, metrics | params.shown, error
 
     def _actor_step(self, params: SacParameters, batch: dict[str, Array], rates: Array | float) -> SacParameters:
@@ -326,29 +326,29 @@ class Sac(OffPolicy):
         gradient, (_, found) = self.layout.gradient(losses, learned, batch)
 
         def step(params: SacParameters, gradient: Any, rates: Array) -> Any:
-            actor, _, actor_optimiser, norm = self._step(
+            actor, _, actor_optimizer, norm = self._step(
                 "actor",
                 gradient["actor"],
                 params.actor,
                 None,
-                params.actor_optimiser,
+                params.actor_optimizer,
                 jnp.float32(self.actor_lr) * rates,
             )
-            log_alpha, alpha_optimiser = optimizers.descend(
-                self.optimizer_of("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimiser,
+            log_alpha, alpha_optimizer = optimizers.apply_gradients(
+                self.optimizer_of("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimizer,
                 self.rate_of("alpha", self.alpha_lr * rates),
             )  # fmt: skip
-            return actor, actor_optimiser, log_alpha, alpha_optimiser, norm
+            return actor, actor_optimizer, log_alpha, alpha_optimizer, norm
 
-        actor, actor_optimiser, log_alpha, alpha_optimiser, norm = self.layout.alone(step)(
+        actor, actor_optimizer, log_alpha, alpha_optimizer, norm = self.layout.deterministic(step)(
             params, gradient, jnp.float32(rates)
         )
         return dataclasses.replace(
             params,
             actor=actor,
-            actor_optimiser=actor_optimiser,
+            actor_optimizer=actor_optimizer,
             log_alpha=log_alpha,
-            alpha_optimiser=alpha_optimiser,
+            alpha_optimizer=alpha_optimizer,
             shown=found | {"actor_grad_norm": norm},
         )
 
@@ -359,7 +359,11 @@ class Sac(OffPolicy):
     def _of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """float32[N], the entry of float32[K] that belongs to each sample's task."""
         rows = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
-        return distributions.choose(rows, sample["task"].astype(jnp.int32)) if self.spec.num_tasks > 1 else rows[:, 0]
+        return (
+            distributions.select_action_value(rows, sample["task"].astype(jnp.int32))
+            if self.spec.num_tasks > 1
+            else rows[:, 0]
+        )
 
     def _target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
         """R + gamma^k V' with the soft value V' of an action that the policy draws behind the window."""

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, read_adopted, setting, total
-from jaxrl.algos.collective.algorithm import Collective, distillation_loss
+from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
@@ -29,7 +30,6 @@ IMITATIONS = 50  # updates of an iteration that only imitates
 # What the teacher's networks depend on.
 TEACHES = (
     "adopted", "state_entries", "window", "code_size", "width", "hidden", "heads", "layers", "units", "depth",
-    "world_updates", "latent",
 )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ class Student(Sac):
         if self.teacher is None:
             return batch
         first = self._steps_before + self.init_steps + self.help_constant
-        step = self.layout.alone(
+        step = self.layout.deterministic(
             lambda steps: self.help_weight * share_of_help(steps, first, self._steps_before + self.help_until)
         )
         weight = step(env_steps)
@@ -202,8 +202,8 @@ class Student(Sac):
         teacher: Any = ()
         if self.teacher is not None:
             given = (inputs or {}).get("collective")
-            networks = given[0] if given else self.teacher.networks(jax.random.fold_in(key, 0x7EAC))
-            teacher = {name: networks[name] for name in ("encoder", "world", "actor")}
+            networks = given[0] if given else self.teacher.networks.init(jax.random.fold_in(key, 0x7EAC))
+            teacher = {name: networks[name] for name in ("encoder", "actor")}
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
         return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
 
@@ -211,9 +211,9 @@ class Student(Sac):
         """Parameters of the actor and of the teacher."""
         return {"actor": state.replicated.actor, "teacher": state.replicated.teacher}
 
-    def init_actor(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
         """The window that the teacher reads."""
-        return () if self.teacher is None else self.teacher.init_actor(policy, timestep, indices)
+        return () if self.teacher is None else self.teacher.init_carry(policy, timestep, indices)
 
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
@@ -229,7 +229,7 @@ class Student(Sac):
         memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
         asked = steps < self._steps_before + (self.help_until if self.help_weight else 0)
         mean, log_std = jax.lax.cond(
-            asked, lambda: teacher.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
+            asked, lambda: teacher.networks.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
         )
         mean = jnp.tanh(mean)
         if self.imitation_episodes:
@@ -265,19 +265,19 @@ class Student(Sac):
             return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
 
         def update(carry: Any, key: Array) -> Any:
-            actor, optimiser = carry
+            actor, optimizer = carry
             index, weight = drawing._choose(ring, key, jnp.float32(0))
             batch = self._gather(ring, index)
             sample = {"observation": batch["observation"], "weight": weight}
             sample |= {name: batch["answer"][name] for name in ("mu", "log_std")}
             gradient, (value, _) = self.layout.gradient(loss, actor, sample)
-            actor, _, optimiser, norm = self.layout.alone(functools.partial(self._step, "actor"))(
-                gradient, actor, None, optimiser, jnp.float32(self.actor_lr)
+            actor, _, optimizer, norm = self.layout.deterministic(functools.partial(self._step, "actor"))(
+                gradient, actor, None, optimizer, jnp.float32(self.actor_lr)
             )
-            return (actor, optimiser), {"imitation_loss": value, "actor_grad_norm": norm}
+            return (actor, optimizer), {"imitation_loss": value, "actor_grad_norm": norm}
 
         packed = self.pack(params)
-        carry = packed.actor, packed.actor_optimiser
-        (actor, optimiser), metrics = jax.lax.scan(update, carry, jax.random.split(key, phase.updates))
-        packed = dataclasses.replace(packed, actor=actor, actor_optimiser=optimiser)
+        carry = packed.actor, packed.actor_optimizer
+        (actor, optimizer), metrics = jax.lax.scan(update, carry, jax.random.split(key, phase.updates))
+        packed = dataclasses.replace(packed, actor=actor, actor_optimizer=optimizer)
         return AlgoState(self.unpack(packed), ring), metrics

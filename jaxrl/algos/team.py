@@ -1,5 +1,6 @@
 """A team of agents with discrete actions: networks for what it observes, and choosing actions one after another."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -22,6 +23,29 @@ def network(
     else:
         methods = (convolution,) * 3
     return networks.ConvStack(outputs, width, depth, initialiser, methods, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCritic:
+    """An actor, and a critic with a value for each action.
+
+    Attributes:
+        actor: observation [N, ...] -> logits float32[N, n].
+        critic: critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling.
+        dueling: the critic's outputs are the mean of the values and what each action adds to it (arXiv 1511.06581).
+    """
+
+    actor: Any
+    critic: Any
+    dueling: bool
+
+    def values(self, critic: Any, critic_input: Array) -> Array:
+        """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
+        out: Array = self.critic.apply(critic, critic_input)
+        if not self.dueling:
+            return out
+        advantages = out[:, 1:]
+        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
 
 def choose_in_turn(
@@ -48,14 +72,14 @@ def choose_in_turn(
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):
             mask = spec.next_mask(mask_state, open_, chosen, agent)
-            masked = distributions.renormalise(action_probs[agent], mask)
+            masked = distributions.apply_action_mask(action_probs[agent], mask)
             if greedy:
                 action = jnp.argmax(jnp.where(mask, action_probs[agent], -1.0)).astype(jnp.int32)
             else:
                 action = distributions.sample(jax.random.fold_in(key, agent), masked)
             chosen = chosen.at[agent].set(action)
             masks.append(mask)
-            log_probs.append(jnp.log(jnp.maximum(distributions.choose(masked, action), 1e-8)))
+            log_probs.append(jnp.log(jnp.maximum(distributions.select_action_value(masked, action), 1e-8)))
         return chosen, {"mask": jnp.stack(masks), "log_prob": jnp.stack(log_probs)}
 
     return jax.vmap(one)(timestep.mask_state, action_mask, action_probs, keys)

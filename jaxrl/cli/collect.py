@@ -26,9 +26,9 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import several, whole
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
-from jaxrl.evaluation.policies import Subject, parse
+from jaxrl.evaluation.policies import EvalPolicy, parse
 from jaxrl.integrations import metaworld
-from jaxrl.integrations.metaworld import World
+from jaxrl.integrations.metaworld import Simulator
 from jaxrl.nn import distributions
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset
@@ -63,7 +63,7 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
 
 
 def collect(
-    subject: Subject, weights: Any, world: World, names: Sequence[str], episodes: int, seed: int, expert: str
+    subject: EvalPolicy, weights: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
 ) -> LabelledSet:
     """A labelled set of episodes that the policies `names` play in turn.
 
@@ -103,7 +103,7 @@ def collect(
     return LabelledSet(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
 
 
-def _tasks_of_run(subject: Subject) -> tuple[str, ...]:
+def _tasks_of_run(subject: EvalPolicy) -> tuple[str, ...]:
     """Names of the tasks that the run was trained on."""
     settings = subject.config.env_settings if subject.config else subject.settings
     return environments.make(subject.name, **settings).spec.task_names

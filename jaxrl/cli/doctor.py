@@ -266,7 +266,7 @@ def huge_pages() -> str:
     return ", far below the copy rate: let compiled calls take long (--block_seconds)"
 
 
-def look_at_environment(setup: build.Setup, quick: bool) -> list[Finding]:
+def look_at_environment(setup: build.Run, quick: bool) -> list[Finding]:
     """Speed of some copies of the environment under its random policy, without learning."""
     local, env = setup.trainer.layout.local_envs, setup.eval_env
     of_one = flights.sizes(env)
@@ -290,9 +290,9 @@ def look_at_environment(setup: build.Setup, quick: bool) -> list[Finding]:
 # Memory
 
 
-def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], build.Setup]:
+def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], build.Run]:
     """The memory plan of a run and whether it fits. Raises UsageError for impossible settings."""
-    setup = build.assemble(config)
+    setup = build.unchecked_run(config)
     made, run = setup.plan, setup.config.run
     findings = [Finding("run", f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments, "
                         f"{run.total_env_steps:,} environment steps")]  # fmt: skip
@@ -308,7 +308,7 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], bui
     findings.append(Finding("  together", f"{gibibytes(made.total)} per device, of {gibibytes(made.limit)}"))
     if not made.fits:
         try:
-            build.prepare(config)
+            build.build_run(config)
         except memory_plan.TooLargeError as error:
             return [*findings, Finding("fits", f"no: {error}", "bad")], setup
     largest = made.largest()
@@ -319,11 +319,11 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], bui
     return findings, setup
 
 
-def _compiled(setup: build.Setup) -> list[Finding]:
+def _compiled(setup: build.Run) -> list[Finding]:
     """The compiler's own figures."""
     lines: list[str] = []
     try:
-        programs = build.compile_programs(setup, None, lines.append)
+        programs = build.compile_run(setup, None, lines.append)
     except memory_plan.TooLargeError as error:
         return [*(Finding("compiled", line) for line in lines), Finding("fits", f"no, as compiled: {error}", "bad")]
     peak = f"yes, as compiled: {gibibytes(programs.peak)} per device at most, of {gibibytes(setup.plan.limit)}"
@@ -361,7 +361,7 @@ def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
         show((title, sections[-1]))
         return not any(finding.state == "bad" for finding in sections[-1])
 
-    setup: list[build.Setup] = []
+    setup: list[build.Run] = []
 
     def memory() -> list[Finding]:
         assert config is not None

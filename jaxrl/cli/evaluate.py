@@ -27,7 +27,7 @@ from jaxrl.cli.values import several, whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import output, write_atomically
 from jaxrl.evaluation import league
-from jaxrl.evaluation.policies import Subject, load, parse
+from jaxrl.evaluation.policies import EvalPolicy, load, parse
 from jaxrl.evaluation.reports import compete, compete_in_league, evaluate
 from jaxrl.evaluation.tables import show, show_league, show_matches
 from jaxrl.integrations import metaworld
@@ -64,7 +64,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     metaworld.add_flag(parser)
 
 
-def _own_file(wanted: Subject, names: Sequence[str], usual: Sequence[str]) -> Path | None:
+def _own_file(wanted: EvalPolicy, names: Sequence[str], usual: Sequence[str]) -> Path | None:
     """Where a run keeps its evaluation: of the usual policies, in its own environment; None for anything else."""
     if wanted.run is None or wanted.config is None:
         return None
@@ -129,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _set_for_matches(wanted: Subject) -> Subject:
+def _set_for_matches(wanted: EvalPolicy) -> EvalPolicy:
     """With the settings that matches of its environment are played with, but for those that the user gave."""
     rules = wanted.env.env.match_rules
     settings = rules.settings if rules else {}
@@ -137,7 +137,7 @@ def _set_for_matches(wanted: Subject) -> Subject:
 
 
 def _league(
-    wanted: Subject, flags: Any, episodes: int, seed: int, devices: int, chunk: int, say: Callable[[str], None]
+    wanted: EvalPolicy, flags: Any, episodes: int, seed: int, devices: int, chunk: int, say: Callable[[str], None]
 ) -> int:
     """The rest of `main` with --against."""
     if wanted.run is None:

@@ -26,7 +26,7 @@ from jaxrl.cli.evaluate import FILE
 from jaxrl.cli.values import whole
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_atomically
-from jaxrl.evaluation.policies import LEARNED, Subject, parse
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy, parse
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.report.cache import enable_compilation_cache
 
@@ -37,7 +37,7 @@ _REST = 2.0  # seconds that an animation rests on its last frame
 
 
 def record(
-    subject: Subject,
+    subject: EvalPolicy,
     name: str,
     episode: int,
     seed: int,
@@ -77,7 +77,7 @@ def _fetched(leaf: jax.Array) -> Any:
     return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
-def read_references(path: Path, subject: Subject, name: str) -> dict[str, dict[str, np.ndarray]]:
+def read_references(path: Path, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:
     """Mean curves of random, of the flown policy and of the best scripted ones, from an evaluation's JSON file.
 
     Raises:
@@ -125,7 +125,7 @@ def _curve(values: Any, steps: int) -> np.ndarray:
     return curve
 
 
-def read_final_means(path: Path, subject: Subject) -> dict[str, dict[str, dict[str, float]]]:
+def read_final_means(path: Path, subject: EvalPolicy) -> dict[str, dict[str, dict[str, float]]]:
     """Return `Record.final_means` from the matches of an evaluation's JSON file.
 
     Empty where the file is about something else: another environment, other settings, or no games.
@@ -246,7 +246,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _with_opponents(subject: Subject) -> Subject:
+def _with_opponents(subject: EvalPolicy) -> EvalPolicy:
     """With the other team of the evaluations that chose a run's best checkpoint, where the user names none.
 
     It is as strong throughout, and sees the game as it is; snapshots of the learner are not at hand.
@@ -259,7 +259,7 @@ def _with_opponents(subject: Subject) -> Subject:
     return subject.moved({name: getattr(evaluated, name) for name in subject.settings})
 
 
-def _references(given: str | None, subject: Subject, name: str) -> dict[str, dict[str, np.ndarray]]:
+def _references(given: str | None, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:
     """The curves of --evaluation, or of the run's own evaluation where there is a fitting one."""
     if given is not None:
         return read_references(Path(given), subject, name)

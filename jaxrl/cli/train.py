@@ -10,7 +10,7 @@ from jaxrl.cli import flags as command_line
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.checkpoint import sealed_steps
+from jaxrl.runtime.checkpoint import committed_steps
 from jaxrl.runtime.run_directory import versions
 
 
@@ -19,8 +19,8 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     place, profile, flags = _own(argv)
     request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
-    if place is not None and not hosts.under_guard():
-        return hosts.guard("jaxrl.train", argv, lambda run: sealed_steps(run / "checkpoints"))
+    if place is not None and not hosts.supervised():
+        return hosts.supervise("jaxrl.train", argv, lambda run: committed_steps(run / "checkpoints"))
     enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _own(argv: Sequence[str]) -> tuple[hosts.Place | None, bool, list[str]]:
+def _own(argv: Sequence[str]) -> tuple[hosts.ProcessInfo | None, bool, list[str]]:
     """The place of this process among several hosts, --profile, and the settings of the run. Raises UsageError."""
     usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
     own = command_line.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)

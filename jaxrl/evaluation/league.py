@@ -18,7 +18,7 @@ from rich.text import Text
 from envs_jax.base import closest, shown
 from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import LEARNED, Subject
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy
 from jaxrl.evaluation.rollouts import Opponent, held_out_key, interval, learned
 from jaxrl.report import tables
 
@@ -72,9 +72,9 @@ def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple
 
 
 def play(
-    subject: Subject,
+    subject: EvalPolicy,
     matches: Sequence[tuple[str, str]],
-    opponents: Mapping[str, Subject],
+    opponents: Mapping[str, EvalPolicy],
     games: int,
     seed: int,
     devices: int = 1,
@@ -87,7 +87,7 @@ def play(
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
         games: of each match; game i begins alike in all of them.
-        seed, devices, chunk: see `Subject.evaluator`.
+        seed, devices, chunk: see `EvalPolicy.evaluator`.
     """
     rules, names, others = _rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
@@ -103,20 +103,20 @@ def play(
         yield first, second, {metric: np.asarray(values)[:games] for metric, values in ended.items()}
 
 
-def _opponent(subject: Subject) -> Opponent:
+def _opponent(subject: EvalPolicy) -> Opponent:
     """A run's policy for the other team."""
     assert subject.algo is not None
     see: Any = subject.env
     return Opponent(see.opponent_view, learned(subject.algo, LEARNED[ranked(subject)[0]]))
 
 
-def _rules_of(subject: Subject) -> MatchRules:
+def _rules_of(subject: EvalPolicy) -> MatchRules:
     rules = subject.env.env.match_rules
     assert rules is not None
     return rules
 
 
-def ranked(subject: Subject) -> list[str]:
+def ranked(subject: EvalPolicy) -> list[str]:
     """The names of a run's policy, the one that counts in matches first."""
     return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _rules_of(subject).sampled)
 
@@ -152,7 +152,7 @@ class League:
         scripted: baselines.
     """
 
-    runs: dict[str, Subject]
+    runs: dict[str, EvalPolicy]
     scripted: tuple[str, ...]
 
     @property
@@ -206,7 +206,7 @@ class League:
         return wanted if wanted in self.scripted else self.players[0]
 
 
-def league(runs: Sequence[Subject], scripted: Sequence[str] | None = None) -> League:
+def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) -> League:
     """The league of runs, in games as the first one is set, each with its own observations.
 
     Args:
@@ -236,7 +236,7 @@ def league(runs: Sequence[Subject], scripted: Sequence[str] | None = None) -> Le
     return League(dict(zip(names, moved, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
-def _check_meets(run: Subject, others: Sequence[Subject]) -> None:
+def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
     """Raises UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
     if run.env.env.match_rules is None:

@@ -27,11 +27,11 @@ from jaxrl.runtime.load import load_policy
 DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
 # How a run's policy acts, as far as its algorithm knows the mode.
-LEARNED: dict[str, Mode] = {"learned": "best", "sampled": "sample", "zero_code": "zero_code"}
+LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class EvalPolicy:
     """An environment and the policies that can fly in it.
 
     Attributes:
@@ -82,7 +82,7 @@ class Subject:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
         raise UsageError(f"unknown policy {shown(name)}: {closest(name, self.policies)}")
 
-    def moved(self, settings: Mapping[str, Any]) -> "Subject":
+    def moved(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """The same policies with other settings of the environment. Raises UsageError if the run's does not fit."""
         settings = {**self.settings, **settings}
         env, algo = _made(self.name, settings), self.algo
@@ -124,9 +124,9 @@ class Subject:
         ]
         policy = either(self.env, policies)
 
-        def init_memory(params: Any, timestep: Any, indices: Any) -> Any:
+        def init_carry(params: Any, timestep: Any, indices: Any) -> Any:
             own = params if opponents is None else params[0]
-            return self.algo.init_actor(own[1], timestep, indices) if self.algo else ()
+            return self.algo.init_carry(own[1], timestep, indices) if self.algo else ()
 
         devices = min(devices, episodes)
         local = -(-episodes // devices)
@@ -138,7 +138,7 @@ class Subject:
             devices * rounds * size,
             make_mesh(devices),
             size,
-            init_memory,
+            init_carry,
         )
 
     @property
@@ -160,7 +160,7 @@ class Subject:
         return self.env.context(ended())
 
 
-def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> Subject:
+def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
     """The policy of `run` (None: scripted policies alone) in an environment.
 
     Args:
@@ -172,7 +172,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     Raises:
         UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
-    found = Subject(_made(env, settings), env, settings)
+    found = EvalPolicy(_made(env, settings), env, settings)
     if run is None:
         return found
     loaded = load_policy(run, best=best)
@@ -212,7 +212,7 @@ def _list(names: Any) -> str:
 
 def parse(
     argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
-) -> tuple[argparse.Namespace, Callable[..., Subject]]:
+) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
     """The verb's own flags, and what reads the policies that the command line asks for.
 
     `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. What reads takes
@@ -233,7 +233,7 @@ def parse(
     if run is None and parsed.last:
         raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
 
-    def read(*without: str) -> Subject:
+    def read(*without: str) -> EvalPolicy:
         named = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = flags.settings(named)
         found = load(run, env, settings, best=not parsed.last)

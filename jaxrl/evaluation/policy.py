@@ -72,9 +72,9 @@ class Policy:
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
         if carry is None:
-            carry = self.algo.init_actor(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
+            carry = self.algo.init_carry(self.params, timestep, jnp.arange(size, dtype=jnp.int32))
         if key is None:
-            keys, mode = jax.random.split(jax.random.key(0), size), "best"
+            keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
         else:
             keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
         action, carry = self._act(self.params, carry, timestep, keys, mode)

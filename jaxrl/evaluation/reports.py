@@ -8,7 +8,7 @@ import numpy as np
 
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league
-from jaxrl.evaluation.policies import Subject
+from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.rollouts import by_task, held_out_key
 from jaxrl.evaluation.statistics import compare, marks, summarise
 from jaxrl.integrations import metaworld
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def fly(
-    subject: Subject, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
+    subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Policy after policy, curves {metric: float32[T + 1, episodes]} on held-out episodes 0 .. episodes - 1 of a seed.
 
@@ -29,7 +29,7 @@ def fly(
         names: some of `subject.policies`.
         episodes: how many.
         seed: of the held-out set.
-        devices, chunk: see `Subject.evaluator`.
+        devices, chunk: see `EvalPolicy.evaluator`.
     """
     compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
     for index, name in enumerate(names):
@@ -39,7 +39,7 @@ def fly(
 
 
 def evaluate(
-    subject: Subject,
+    subject: EvalPolicy,
     names: Sequence[str],
     episodes: int = 200,
     seed: int = 0,
@@ -47,7 +47,7 @@ def evaluate(
     devices: int = 1,
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
-    world: metaworld.World | None = None,
+    world: metaworld.Simulator | None = None,
 ) -> dict[str, Any]:
     """Fly all policies; the content of evaluation.json.
 
@@ -81,7 +81,7 @@ def evaluate(
     }
 
 
-def _head(subject: Subject, episodes: int, seed: int) -> dict[str, Any]:
+def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
     """What every report says of where its numbers come from."""
     return {
         "format": FORMAT,
@@ -109,7 +109,7 @@ def labels(spec: EnvSpec) -> dict[str, str]:
 
 
 def compete(
-    subject: Subject,
+    subject: EvalPolicy,
     names: Sequence[str],
     games: int,
     seed: int = 0,
@@ -162,7 +162,7 @@ def compete_in_league(
     }
 
 
-def _order(subject: Subject, curves: dict[str, Any]) -> list[str]:
+def _order(subject: EvalPolicy, curves: dict[str, Any]) -> list[str]:
     """Metrics, the score first, then that of each task; the length only where episodes differ in it."""
     spec = subject.env.spec
     of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]

@@ -20,7 +20,7 @@ from jaxrl.runtime.trainer import key_of_env
 Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
 
 
-def learned(algo: Algorithm, mode: Mode = "best") -> Policy:
+def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """The policy of an algorithm: what it takes for the best, or a sample."""
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
@@ -124,7 +124,7 @@ class Evaluator:
     Attributes:
         env: the batched environment.
         policy: see `learned` and `scripted`.
-        init_memory: (parameters, time step [B], int32[B]) -> the policy's memory, as `Algorithm.init_actor`.
+        init_memory: (parameters, time step [B], int32[B]) -> the policy's memory, as `Algorithm.init_carry`.
         episodes: how many, over all devices.
         chunk: at most so many at a time on a device; 0 = all.
         mesh: the devices; those are used whose number divides `episodes`.
@@ -135,7 +135,7 @@ class Evaluator:
     episodes: int
     mesh: Mesh
     chunk: int = 0
-    init_memory: Callable[[Any, TimeStep, Array], Any] = lambda params, timestep, indices: ()
+    init_carry: Callable[[Any, TimeStep, Array], Any] = lambda params, timestep, indices: ()
 
     def _fly(
         self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
@@ -145,7 +145,7 @@ class Evaluator:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)
         statistics = start_statistics(timestep)
-        memory = self.init_memory(params, timestep, indices)
+        memory = self.init_carry(params, timestep, indices)
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
             memory, state, timestep, statistics = carry

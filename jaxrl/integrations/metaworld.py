@@ -17,7 +17,7 @@ from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.evaluation.policies import LEARNED, Subject
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy
 from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env
 
@@ -27,7 +27,7 @@ EPISODES = 100
 ARMS = 8  # of Meta-World side by side; more of them hardly save time
 
 
-class World(NamedTuple):
+class Simulator(NamedTuple):
     """Where B arms are played.
 
     Attributes:
@@ -52,7 +52,7 @@ class World(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class Episodes:
     """N episodes of one policy.
 
     Attributes:
@@ -105,7 +105,7 @@ def own_task(flags: argparse.Namespace) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def reach_of(subject: Subject) -> ReachBatch:
+def reach_of(subject: EvalPolicy) -> ReachBatch:
     """The environment that has the simulator's arm. Raises UsageError for any other."""
     if not isinstance(subject.env, ReachBatch):
         found = f"{subject.run} was trained on" if subject.run else "this is"
@@ -113,7 +113,7 @@ def reach_of(subject: Subject) -> ReachBatch:
     return subject.env
 
 
-def real_world(subject: Subject, task: str | None, lanes: int) -> World:
+def real_world(subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
     """Meta-World, in a task of its own or (None) in those of the subject's environment. Raises UsageError."""
     env = reach_of(subject)
     from envs_jax.adapters import metaworld
@@ -124,20 +124,20 @@ def real_world(subject: Subject, task: str | None, lanes: int) -> World:
     description = f"Meta-World {metaworld.version()}, {what}"
     script = real.scripted if task else None
     stream = "pool in order" if task else _stream(env)
-    return World(description, task, real.spec, lanes, real.in_order, real.play, script, stream)
+    return Simulator(description, task, real.spec, lanes, real.in_order, real.play, script, stream)
 
 
-def jax_world(subject: Subject, lanes: int) -> World:
+def jax_world(subject: EvalPolicy, lanes: int) -> Simulator:
     """The subject's environment itself. Raises UsageError unless it is reach."""
     env = reach_of(subject)
-    return World(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
+    return Simulator(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
 
 
 def _stream(env: ReachBatch) -> str:
     return "fresh pairs in order" if env.reach.goals == "uniform" else "pool in order"
 
 
-def world_of(name: str | None, subject: Subject, task: str | None, lanes: int) -> World:
+def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
     """The world that --simulator names; None is "jax". Raises UsageError."""
     return real_world(subject, task, lanes) if name == "metaworld" else jax_world(subject, lanes)
 
@@ -145,7 +145,7 @@ def world_of(name: str | None, subject: Subject, task: str | None, lanes: int) -
 # Playing
 
 
-def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[Any, Any]]:
+def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
     """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
@@ -160,7 +160,9 @@ def _acting(subject: Subject, world: World, name: str) -> Callable[..., tuple[An
     return jax.jit(act)
 
 
-def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed: int, advised: bool = False) -> Played:
+def play(
+    subject: EvalPolicy, world: Simulator, name: str, numbers: Sequence[int], seed: int, advised: bool = False
+) -> Episodes:
     """Episodes `numbers` of the world's list with one of `subject.policies`.
 
     Args:
@@ -191,7 +193,7 @@ def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
         statistics, found = begin_statistics(timestep)
-        memory = algo.init_actor(params, timestep, indices) if algo and name in LEARNED else ()
+        memory = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
         seen, done = [(found, timestep.observation)], []
         for t in range(world.spec.horizon):
             number = np.uint32(t)
@@ -212,11 +214,11 @@ def play(subject: Subject, world: World, name: str, numbers: Sequence[int], seed
         full = np.concatenate([some, np.repeat(some[-1:], world.lanes - len(some))])
         parts.append(episodes(full))
     curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(numbers)], *parts)  # only the last is padded
-    return Played({metric: curve.T for metric, curve in curves.items()}, *rest)
+    return Episodes({metric: curve.T for metric, curve in curves.items()}, *rest)
 
 
 def fly(
-    subject: Subject, world: World, names: Sequence[str], episodes: int, seed: int
+    subject: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """As `jaxrl.evaluation.reports.fly`, with the first `episodes` of the world's list."""
     for name in names:

@@ -13,7 +13,7 @@ def epsilon_mix(logits: Array, epsilon: Array | float) -> Array:
     return (1 - epsilon) * jax.nn.softmax(logits) + epsilon / logits.shape[-1]
 
 
-def renormalise(probabilities: Array, mask: Array) -> Array:
+def apply_action_mask(probabilities: Array, mask: Array) -> Array:
     """Probabilities of the allowed actions, summing to 1; `mask` bool[..., n] has a True."""
     allowed = jnp.where(mask, probabilities, 0.0)
     return allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-8)
@@ -31,7 +31,7 @@ def entropy(probabilities: Array) -> Array:
     return -jnp.sum(probabilities * jnp.log(jnp.maximum(probabilities, 1e-30)), axis=-1)
 
 
-def choose(values: Array, action: Array) -> Array:
+def select_action_value(values: Array, action: Array) -> Array:
     """values[..., n] at action int32[...], by comparison instead of a gather."""
     index = jax.lax.broadcasted_iota(action.dtype, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(action[..., None] == index, values, 0), axis=-1)

@@ -1,4 +1,4 @@
-"""Steps of optimisers as every algorithm here takes them; a thin layer over optax."""
+"""Steps of optimizers as every algorithm here takes them; a thin layer over optax."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ BETA1, BETA2 = 0.9, 0.999  # Adam's
 
 
 def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTransformation:
-    """Adam (betas 0.9, 0.999) with a learning rate of 1, for `descend`, after clipping to a norm if asked for.
+    """Adam (betas 0.9, 0.999) with a learning rate of 1, for `apply_gradients`, after clipping to a norm if asked for.
 
     `optax.adam` but for the bias correction 1 - beta^t: in float32 that difference of two numbers near 1 is off by
     1e-5 of itself for the first second moments, and with it the steps.
@@ -37,36 +37,36 @@ def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTra
     return optax.chain(*clip, optax.GradientTransformation(optax.scale_by_adam().init, update))
 
 
-def descend(
-    optimiser: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
+def apply_gradients(
+    optimizer: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
 ) -> tuple[Any, Any]:
-    """One step of an optimiser that is made for a learning rate of 1, `rate` times as long: (parameters, its state)."""
+    """One step of an optimizer that is made for a learning rate of 1, `rate` times as long: (parameters, its state)."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
-        step, state = optimiser.update(gradient, state, params)
+        step, state = optimizer.update(gradient, state, params)
     return jax.tree.map(lambda p, d: p + rate * d, params, step), state
 
 
-def flat(tree: Any) -> Array:
+def ravel(tree: Any) -> Array:
     """All leaves one after another, float32[P]: few operations instead of a few for each leaf."""
     return ravel_pytree(tree)[0]
 
 
-def unflat(vector: Array, like: Any) -> Any:
-    """The tree of which `flat` made a vector; `like` has its leaves or their ShapeDtypeStructs."""
+def unravel(vector: Array, like: Any) -> Any:
+    """The tree of which `ravel` made a vector; `like` has its leaves or their ShapeDtypeStructs."""
     leaves, structure = jax.tree.flatten(like)
     parts = jax.lax.split(vector, [math.prod(leaf.shape) for leaf in leaves])
     return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
 
 def of_tree(chain: optax.GradientTransformation, like: Any) -> optax.GradientTransformation:
-    """Return a chain for vectors of `flat` that sees the trees of which they were made, leaves as those of `like`."""
+    """Return a chain for vectors of `ravel` that sees the trees of which they were made, leaves as those of `like`."""
 
     def init(vector: Array) -> Any:
-        return chain.init(unflat(vector, like))
+        return chain.init(unravel(vector, like))
 
     def update(gradient: Array, state: Any, vector: Array) -> tuple[Array, Any]:
-        step, state = chain.update(unflat(gradient, like), state, unflat(vector, like))
-        return flat(step), state
+        step, state = chain.update(unravel(gradient, like), state, unravel(vector, like))
+        return ravel(step), state
 
     return optax.GradientTransformation(init, update)
 

@@ -1,6 +1,6 @@
 """The dtype policy: what networks compute in and what rollouts are stored in.
 
-Parameters, optimiser state, log-probabilities, targets, advantages and reductions are float32 everywhere.
+Parameters, optimizer state, log-probabilities, targets, advantages and reductions are float32 everywhere.
 """
 
 import dataclasses

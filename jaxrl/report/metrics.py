@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.report.writer import Writer
 
 
-class Pace:
+class Throughput:
     """Environment steps and updates per second of training over the last blocks; pauses do not count."""
 
     def __init__(self, env_steps: int, updates: int) -> None:
@@ -47,7 +47,7 @@ class Pace:
         }
 
 
-class Lines:
+class MetricAggregator:
     """Collects iterations into lines of metrics.jsonl.
 
     Names: train/ is what the algorithm reports, episode/ means over the episodes that ended, time/ whatever is
@@ -66,7 +66,7 @@ class Lines:
         self.episodes: dict[str, float] = {}
 
     def add(
-        self, counters: Mapping[str, int], learning: Mapping[str, Any], episodes: Mapping[str, Any], pace: Pace
+        self, counters: Mapping[str, int], learning: Mapping[str, Any], episodes: Mapping[str, Any], pace: Throughput
     ) -> None:
         """One iteration: its counters, metrics of `learn`, and sums over ended episodes.
 
@@ -82,7 +82,7 @@ class Lines:
         if counters["iteration"] % self._every == 0:
             self.flush(counters, pace)
 
-    def flush(self, counters: Mapping[str, int], pace: Pace) -> None:
+    def flush(self, counters: Mapping[str, int], pace: Throughput) -> None:
         """Write the line as it is, if there is anything in it."""
         if not self.group:
             return

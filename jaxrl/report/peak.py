@@ -8,7 +8,7 @@ import jax
 from jaxrl.report.gpu import resident_bytes
 
 
-class Peak:
+class PeakMemory:
     """High-water mark of memory from now on, on the fullest local device.
 
     Where the device keeps no count (CPU), it is that of the resident size of this process beyond what it is now.

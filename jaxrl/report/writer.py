@@ -119,7 +119,7 @@ class Writer:
         self._lines = self._events = None
 
 
-class Nowhere(Writer):
+class NullWriter(Writer):
     """A writer without files, for processes that are not the one that writes."""
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:

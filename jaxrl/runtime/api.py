@@ -21,7 +21,7 @@ from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import Log
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import assemble
+from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.config import Config, changed
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.position import Position
@@ -130,7 +130,7 @@ def make_train(
             f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"
         )
-    setup = assemble(config, custom=_custom(networks, optimizers))
+    setup = unchecked_run(config, custom=_custom(networks, optimizers))
     left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
     whole = setup.trainer.make_whole(left)
 
@@ -180,7 +180,7 @@ def evaluate(
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: take one of load, train or make_train")
-    subject = policies.Subject(
+    subject = policies.EvalPolicy(
         batched(policy.env), policy.config.env, _settings(policy.env), None, policy.config, policy.algo, policy.params,
         policy.step,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import hosts, memory_plan, tuned
 from jaxrl.runtime.config import Config, RunSettings, changed
-from jaxrl.runtime.data_parallel import REPLICATED, Layout, largest_divisor, logical_shards, make_mesh, shardings
+from jaxrl.runtime.data_parallel import REPLICATED, DataParallel, largest_divisor, logical_shards, make_mesh, shardings
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import Trainer, TrainState
 from jaxrl.runtime.tuned import Tuned
@@ -30,7 +30,7 @@ _PASSES = "xla_disable_hlo_passes"
 
 
 @dataclasses.dataclass(frozen=True)
-class Setup:
+class Run:
     """A configuration made real.
 
     Attributes:
@@ -60,14 +60,14 @@ class Setup:
         return -(-self.config.run.eval_episodes // multiple) * multiple
 
 
-def prepare(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Setup:
+def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Resolve sizes, choose chunks by the memory plan and check it.
 
     Raises:
         UsageError: impossible settings.
         memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
     """
-    setup = assemble(config, resuming, custom)
+    setup = unchecked_run(config, resuming, custom)
     made = setup.plan
     if made.fits:
         return setup
@@ -76,7 +76,7 @@ def prepare(config: Config, resuming: bool = False, custom: Custom = STANDARD) -
 
     def replan(num_envs: int) -> memory_plan.Plan | None:
         try:
-            return assemble(config.with_run(num_envs=num_envs), custom=custom).plan
+            return unchecked_run(config.with_run(num_envs=num_envs), custom=custom).plan
         except UsageError:
             return None
 
@@ -86,7 +86,7 @@ def prepare(config: Config, resuming: bool = False, custom: Custom = STANDARD) -
     )
 
 
-def _smaller_store(setup: Setup, custom: Custom) -> str:
+def _smaller_store(setup: Run, custom: Custom) -> str:
     """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
     name, config, made = setup.algo.store_setting, setup.config, setup.plan
     if name is None:
@@ -95,7 +95,7 @@ def _smaller_store(setup: Setup, custom: Custom) -> str:
 
     def replan(value: Any) -> memory_plan.Plan | None:
         try:
-            return assemble(changed(config, {name: value}), custom=custom).plan
+            return unchecked_run(changed(config, {name: value}), custom=custom).plan
         except UsageError:
             return None
 
@@ -113,7 +113,7 @@ def _smaller_store(setup: Setup, custom: Custom) -> str:
     return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
 
 
-def assemble(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Setup:
+def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """The same without looking whether it fits. Raises UsageError."""
     run, env = config.run, batched(config.make_env())
     with usage_errors():
@@ -160,12 +160,12 @@ def assemble(config: Config, resuming: bool = False, custom: Custom = STANDARD) 
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors():  # settings of algorithm and environment that do not go together
         made = memory_plan.make_plan(trainer, limit, evaluation)
-    return Setup(resolved, env, algo, trainer, mesh, made, notes)
+    return Run(resolved, env, algo, trainer, mesh, made, notes)
 
 
 def _layout(
     config: Config, spec: EnvSpec, custom: Custom = STANDARD
-) -> tuple[Layout, Callable[[Layout], Algorithm], str | None]:
+) -> tuple[DataParallel, Callable[[DataParallel], Algorithm], str | None]:
     """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
@@ -184,7 +184,7 @@ def _layout(
         )
     devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
-    layout = Layout(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
+    layout = DataParallel(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
     return layout, lambda layout: cls(spec, layout, custom=custom, **config.algo_settings), warning
 
 
@@ -268,7 +268,7 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
+class CompiledRun:
     """What a run calls, compiled.
 
     Attributes:
@@ -291,13 +291,13 @@ def _local_size(tree: Any) -> int:
     )
 
 
-def compile_programs(
-    setup: Setup,
+def compile_run(
+    setup: Run,
     inputs: Any,
     say: Callable[[str], None],
     position: Position | None = None,
     evaluated: int = 0,
-) -> Programs:
+) -> CompiledRun:
     """Compile what a run still needs ahead of time and check its memory again, by what the compiler says.
 
     Args:
@@ -341,11 +341,11 @@ def compile_programs(
     if run.eval_every and (any(left) or evaluated != at.iterations):
         evaluator = Evaluator(
             setup.eval_env,
-            learned(setup.algo, "sample" if rules and rules.sampled else "best"),
+            learned(setup.algo, "sample" if rules and rules.sampled else "greedy"),
             setup.eval_episodes,
             setup.mesh,
             run.rollout_chunk,
-            setup.algo.init_actor,
+            setup.algo.init_carry,
         )
         policy = place(jax.eval_shape(setup.algo.policy, shapes.algo))
         context = place(jax.eval_shape(setup.eval_env.context, shapes.progress))
@@ -353,4 +353,4 @@ def compile_programs(
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
     if position is None:
         start = compiled("the start", trainer.make_init(), key, inputs)
-    return Programs(start, blocks, evaluate, peak)
+    return CompiledRun(start, blocks, evaluate, peak)

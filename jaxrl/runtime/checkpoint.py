@@ -145,13 +145,13 @@ class Checkpoints:
             if not hosts.writes():
                 return
             write_manifest(folder, step, leaves)
-            _seal(folder)
+            _commit(folder)
             if best:
                 copy = self._best / folder.name
                 shutil.copytree(self.directory / folder.stem, copy)
-                _seal(copy)
-                _delete(self._best / name for name in _sealed(self._best) if name != copy.stem)
-            _delete(self.directory / name for name in _sealed(self.directory)[: -self._keep])
+                _commit(copy)
+                _delete(self._best / name for name in _committed(self._best) if name != copy.stem)
+            _delete(self.directory / name for name in _committed(self.directory)[: -self._keep])
         except (OSError, ValueError) as error:
             raise self._failed(step, folder, error) from error
 
@@ -205,7 +205,7 @@ class Checkpoints:
         self.wait()
         if hosts.writes():
             try:
-                _delete(self.directory / name for name in _sealed(self.directory) if int(name) > step)
+                _delete(self.directory / name for name in _committed(self.directory) if int(name) > step)
             except OSError as error:
                 raise CheckpointError(
                     f"old checkpoints under {self.directory} could not be deleted ({error}); "
@@ -216,11 +216,11 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The numbers of all sealed checkpoints, oldest first; the best one is not counted."""
-        return sealed_steps(self.directory)
+        return committed_steps(self.directory)
 
     def best_step(self) -> int | None:
         """The number of the best checkpoint, if one was kept."""
-        best = _sealed(self._best)
+        best = _committed(self._best)
         return int(best[-1]) if best else None
 
     def newest(self) -> tuple[int, dict[str, Any]]:
@@ -230,7 +230,7 @@ class Checkpoints:
             CheckpointError: there is none.
         """
         self.wait()
-        folder = self._newest_intact(self.directory, _sealed(self.directory))
+        folder = self._newest_intact(self.directory, _committed(self.directory))
         return int(folder.name), _read_meta(folder)
 
     def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
@@ -257,7 +257,7 @@ class Checkpoints:
             CheckpointError: there is no such checkpoint, or it is damaged.
         """
         self.wait()
-        names = _sealed(self.directory)
+        names = _committed(self.directory)
         folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
         damage = damage_of(folder)
         if damage is not None:
@@ -281,7 +281,7 @@ class Checkpoints:
         self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None, intact: bool = False
     ) -> tuple[int, Any, dict[str, Any]]:
         self.wait()
-        names = _sealed(directory) if step is None else [f"{step:010d}"]
+        names = _committed(directory) if step is None else [f"{step:010d}"]
         folder = directory / names[0] if intact else self._newest_intact(directory, names)
         return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
 
@@ -360,17 +360,17 @@ def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def sealed_steps(directory: Path) -> list[int]:
+def committed_steps(directory: Path) -> list[int]:
     """The numbers of the complete checkpoints in a folder, oldest first."""
-    return [int(name) for name in _sealed(directory)]
+    return [int(name) for name in _committed(directory)]
 
 
-def _sealed(directory: Path) -> list[str]:
+def _committed(directory: Path) -> list[str]:
     """The names of the complete checkpoints, oldest first."""
     return sorted((name for name in _names(directory) if name.isdecimal()), key=int)
 
 
-def _seal(folder: Path) -> None:
+def _commit(folder: Path) -> None:
     """Rename `<step>.writing` to `<step>`; a checkpoint that has this name is replaced."""
     sealed = folder.with_suffix("")
     _delete([sealed] if os.path.lexists(sealed) else [])

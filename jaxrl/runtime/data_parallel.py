@@ -1,13 +1,13 @@
 """How work is laid out over devices: the mesh, logical shards, sums over devices, and chunks that bound memory.
 
 The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
-and the only collectives are those of `Layout` (gradients and metrics). Environments and minibatches are cut into
+and the only collectives are those of `DataParallel` (gradients and metrics). Environments and minibatches are cut into
 S logical shards whatever the number of devices.
 
 With `exact` the bits of a run do not depend on the number of devices. That takes four things:
 - everything is computed at the shape of one logical shard, and sums over shards have a fixed order;
-- all that mixes products and sums is `isolated`: what is fused decides where fused multiply-adds round;
-- programs are compiled with `Layout.compiler_options`, so that arithmetic is done as it is written;
+- all that mixes products and sums is `isolate`: what is fused decides where fused multiply-adds round;
+- programs are compiled with `DataParallel.compiler_options`, so that arithmetic is done as it is written;
 - randomness belongs to environments and logical shards, never to devices.
 """
 
@@ -120,7 +120,7 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     return jax.lax.fori_loop(0, chunks, write, jax.tree.map(buffer, shapes, axes))
 
 
-def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
+def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled apart from its neighbours, so that its bits depend on its arguments alone.
 
     Fused arithmetic may contract to fused multiply-adds, and what is fused depends on the surroundings, which
@@ -137,7 +137,7 @@ def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class DataParallel:
     """Sizes that an algorithm needs to know, and the sums over devices.
 
     Attributes:
@@ -165,7 +165,7 @@ class Layout:
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
         Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
         several devices only, merges them before. Without it every branch compiles to the same instructions on any
-        number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolated`
+        number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolate`
         parts; with several devices there is no such loop around what belongs to one shard.
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it. On GPUs sums must not depend on the order of threads, nor algorithms on a race.
@@ -210,17 +210,17 @@ class Layout:
             return jax.lax.pmean(local, AXIS) if self.devices > 1 else local
         if self.devices > 1:
             values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
-        return isolated(lambda rows: _mean_over(lambda row: row, rows))(values)
+        return isolate(lambda rows: _mean_over(lambda row: row, rows))(values)
 
     def average(self, samples: Array) -> Array:
         """Mean over all samples of all logical shards, [S local, m] -> []."""
-        return self.mean(jax.lax.map(isolated(jnp.mean), samples) if self.exact else samples.mean(1))
+        return self.mean(jax.lax.map(isolate(jnp.mean), samples) if self.exact else samples.mean(1))
 
-    def alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def deterministic(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of replicated values, kept bit for bit the same on any number of devices if `exact`."""
-        return isolated(function) if self.exact else function
+        return isolate(function) if self.exact else function
 
-    def together(self, samples: Any) -> tuple[Any, Array | int]:
+    def all_gather(self, samples: Any) -> tuple[Any, Array | int]:
         """Samples [n, ...] of all devices inside a loss of `gradient`, [n devices, ...], and where this one's begin.
 
         With `exact` a logical shard remains alone.
@@ -231,21 +231,21 @@ class Layout:
         every = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), samples)
         return every, jax.lax.axis_index(AXIS) * number
 
-    def over_envs(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
+    def map_shards(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
         """`function` of this device's environments, which lie along `axis` of all its arguments and results.
 
         With `exact` it sees the environments of one logical shard at a time.
         """
         if not self.exact:
             return function(batch)
-        return map_chunks(isolated(function), batch, self.local_shards, axis, axis)
+        return map_chunks(isolate(function), batch, self.local_shards, axis, axis)
 
     def sum(self, values: Any) -> Any:
         """Sum over all rows of all devices, leaves [rows of this device, ...] -> [...]."""
         if self.exact:
             if self.devices > 1:
                 values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
-            return isolated(lambda rows: jax.tree.map(lambda x: x.sum(0), rows))(values)
+            return isolate(lambda rows: jax.tree.map(lambda x: x.sum(0), rows))(values)
         local = jax.tree.map(lambda x: x.sum(0), values)
         return jax.lax.psum(local, AXIS) if self.devices > 1 else local
 
@@ -264,7 +264,7 @@ class Layout:
         """`function` (rows [n, ...] -> [n, ...]) on data [S local, m, ...], chunk by chunk."""
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
         pieces, chunks = self._pieces(data, per_row)
-        function = self.alone(function)
+        function = self.deterministic(function)
         if pieces == 1:
             out = jax.tree.map(lambda x: x[None], function(jax.tree.map(lambda x: x[0], chunks)))
         else:
@@ -294,7 +294,7 @@ class Layout:
         if self.exact:
             shards = self.local_shards
             grouped = jax.tree.map(lambda x: x.reshape(shards, pieces // shards, *x.shape[1:]), chunks)
-            of_shard = isolated(lambda params, shard: _mean_over(lambda chunk: evaluate(params, chunk), shard))
+            of_shard = isolate(lambda params, shard: _mean_over(lambda chunk: evaluate(params, chunk), shard))
             return self.mean(jax.lax.map(lambda shard: of_shard(params, shard), grouped))
         result = _mean_over(lambda chunk: evaluate(params, chunk), chunks)
         return jax.lax.pmean(result, AXIS) if self.devices > 1 else result

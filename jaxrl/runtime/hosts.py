@@ -56,7 +56,7 @@ class LostError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """One process among those of a run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Place:
     devices: list[int]
 
 
-def find(coordinator: str | None, number: int | None, index: int | None) -> Place | None:
+def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
     """The place of this process: from the flags, else from SLURM or Open MPI; None where it trains alone.
 
     Args:
@@ -104,10 +104,10 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Plac
     port = re.fullmatch(r"\S+:([0-9]{1,5})", str(address))
     if address and not (port and 0 < int(port[1]) < 2**16):
         raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {shown(address)}")
-    return Place(str(address) or None, number, index, launched.devices if launched else [])
+    return ProcessInfo(str(address) or None, number, index, launched.devices if launched else [])
 
 
-def _launched() -> Place | None:
+def _launched() -> ProcessInfo | None:
     """What SLURM or Open MPI say; None if they have not started several processes.
 
     A process that shares its machine with others takes the GPU of its local number, unless it sees only one.
@@ -125,7 +125,7 @@ def _launched() -> Place | None:
         return None
     bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
     devices = [] if alone or bound or get(local) is None else [_number(local)]
-    return Place("known to JAX" if known else None, number, index, devices) if number > 1 else None
+    return ProcessInfo("known to JAX" if known else None, number, index, devices) if number > 1 else None
 
 
 def _number(name: str, default: str = "") -> int:
@@ -139,7 +139,7 @@ def _number(name: str, default: str = "") -> int:
 
 
 @contextlib.contextmanager
-def joined(place: Place | None) -> Iterator[None]:
+def joined(place: ProcessInfo | None) -> Iterator[None]:
     """One of several hosts from here to the end of the program; hosts other than 0 write nothing to stdout.
 
     Raises:
@@ -187,7 +187,7 @@ def _leave(code: int, seconds: float = 0) -> None:
     os._exit(code)
 
 
-def _connect(place: Place) -> list[Connection]:
+def _connect(place: ProcessInfo) -> list[Connection]:
     """Sockets between host 0 and all others, which prove to each other that they belong to this run."""
     if place.index:
         name, port, secret = json.loads(_from_first(b""))
@@ -314,7 +314,7 @@ def fetched(tree: Any) -> Any:
 # The guard
 
 
-def guard(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[int]]) -> int:
+def supervise(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[int]]) -> int:
     """Run `python -m module argv` in a process of its own and return its exit code, or 1 with a sentence if it died.
 
     What the process writes to its stderr by way of Python is shown at once; what libraries write there (aborts of
@@ -358,7 +358,7 @@ def guard(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[i
     raise UserError(f"{_story(code, text)}; {_remedy(where, checkpoints(where) if where else [])}")
 
 
-def under_guard() -> bool:
+def supervised() -> bool:
     """Whether a guard has started this process, which is then connected to it; to be called once."""
     if _GUARDED not in os.environ:
         return False

@@ -15,14 +15,14 @@ from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations import torch_weights
 from jaxrl.runtime import expert_dataset, run_directory
-from jaxrl.runtime.build import Setup, assemble
+from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
 
 _FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
 
 
-def read_state(directory: Path, setup: Setup, best: bool) -> tuple[AlgoState, int]:
+def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
     """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
     shapes = _unplaced(setup.trainer.shapes().algo.replicated)
     with Checkpoints(directory / "checkpoints") as checkpoints:
@@ -59,7 +59,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
     """
     directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True, custom=custom)
+    setup = unchecked_run(config.with_run(devices=1), resuming=True, custom=custom)
     state, step = read_state(directory, setup, best)
     params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
     return Policy(setup.env.env, setup.algo, params, weights, step, config)
@@ -72,7 +72,7 @@ def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
     """
     directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
+    setup = unchecked_run(config.with_run(devices=1), resuming=True)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
     return setup.algo, _anywhere(state), step
@@ -92,7 +92,7 @@ def with_sources(config: Config) -> Config:
         raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
 
     def source(run: str) -> Source:
-        other = assemble(read_run(run)[1].with_run(devices=1), resuming=True)
+        other = unchecked_run(read_run(run)[1].with_run(devices=1), resuming=True)
         return Source(run, other.algo, other.config.algo_settings)
 
     found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
@@ -121,7 +121,7 @@ def recordings_of(cls: type[Algorithm], config: Config) -> dict[str, dict[str, A
     return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
 
 
-def load_inputs(setup: Setup) -> Any:
+def load_inputs(setup: Run) -> Any:
     """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
 
     Raises:
@@ -138,7 +138,7 @@ def load_inputs(setup: Setup) -> Any:
 def _weights_of(run: str) -> Any:
     """Weights of a run of an earlier stage. Raises UserError where its phases have an end that it has not reached."""
     directory, config = read_run(run)
-    setup = assemble(config.with_run(devices=1), resuming=True)
+    setup = unchecked_run(config.with_run(devices=1), resuming=True)
     lengths = [phase.iterations for phase in setup.algo.phases]
     ends = None not in lengths
     state, step = read_state(directory, setup, best=not ends)
@@ -147,7 +147,7 @@ def _weights_of(run: str) -> Any:
     return _anywhere(setup.algo.weights(state))
 
 
-def load_weights(run: str, setup: Setup) -> Any:
+def load_weights(run: str, setup: Run) -> Any:
     """What `Algorithm.init` takes as inputs, from another run of the same algorithm or from files of PyTorch.
 
     Raises:
@@ -159,7 +159,7 @@ def load_weights(run: str, setup: Setup) -> Any:
     directory, config = read_run(run)
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not fit")
-    other = assemble(config.with_run(devices=1), resuming=True)
+    other = unchecked_run(config.with_run(devices=1), resuming=True)
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     here, there = setup.config.flat(), config.flat()

@@ -311,7 +311,7 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "activations": algo.sample_bytes() * (layout.learn_chunk or most_samples(algo)),
     }
     parts = {
-        "parameters": 2 * replicated,  # and gradients, optimiser step
+        "parameters": 2 * replicated,  # and gradients, optimizer step
         "replay": split,
         "environments": 2 * kept,
         **work,

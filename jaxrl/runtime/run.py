@@ -12,12 +12,12 @@ from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor
-from jaxrl.report.peak import Peak
-from jaxrl.report.writer import Nowhere, Writer
+from jaxrl.report.peak import PeakMemory
+from jaxrl.report.writer import NullWriter, Writer
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, variants
-from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, sealed_steps
+from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, with_sources, without_latest
 from jaxrl.runtime.position import Position
@@ -49,7 +49,7 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     config = with_sources(without_latest(config))
-    setup = prepare(config, custom=custom)
+    setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
     with log or Console(_title(setup), label=setup.env.spec.label) as console:
         setup, facts = _fastest(config, setup, console, custom)
@@ -73,9 +73,9 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         UserError: a sentence; the run is as it was if it cannot be continued.
     """
     directory = run_directory.open_run(run)
-    setup = prepare(configuration.resumed(config, changes), resuming=True)
+    setup = build_run(configuration.resumed(config, changes), resuming=True)
     with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
-        fresh = not hosts.first(sealed_steps(directory / "checkpoints"))
+        fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
@@ -102,7 +102,7 @@ class _Found(NamedTuple):
     meta: dict[str, Any]
 
 
-def _resumable(directory: Path, setup: Setup, before: Config, console: Console | Log) -> _Found:
+def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> _Found:
     """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
 
     Raises:
@@ -142,11 +142,11 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
         yield directory
 
 
-def _title(setup: Setup) -> str:
+def _title(setup: Run) -> str:
     return f"{setup.config.algo} on {setup.config.env}"
 
 
-def _fastest(config: Config, setup: Setup, console: Console | Log, custom: Custom) -> tuple[Setup, dict[str, Any]]:
+def _fastest(config: Config, setup: Run, console: Console | Log, custom: Custom) -> tuple[Run, dict[str, Any]]:
     """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
 
     The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
@@ -156,10 +156,10 @@ def _fastest(config: Config, setup: Setup, console: Console | Log, custom: Custo
     with console.working("comparing variants of the environment"):
         found = hosts.on_first(lambda: variants.choose(config, setup.trainer.layout.local_envs, console.say))
     config = dataclasses.replace(config, env_settings={**config.env_settings, **found["settings"]})
-    return prepare(config, custom=custom), {"variant": found}
+    return build_run(config, custom=custom), {"variant": found}
 
 
-def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> Programs:
+def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> CompiledRun:
     """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
@@ -171,23 +171,23 @@ def _compile(setup: Setup, inputs: Any, meta: dict[str, Any] | None, console: Co
         console.say(line)
     with console.working("compiling"):
         if meta is None:
-            return compile_programs(setup, inputs, console.say)
+            return compile_run(setup, inputs, console.say)
         position = Position(**{field.name: meta[field.name] for field in dataclasses.fields(Position)})
-        return compile_programs(setup, inputs, console.say, position, meta["evaluated"])
+        return compile_run(setup, inputs, console.say, position, meta["evaluated"])
 
 
 def _train(
-    setup: Setup,
-    programs: Programs,
+    setup: Run,
+    programs: CompiledRun,
     directory: Path,
     console: Console | Log,
     first_state: Callable[[Session], TrainState],
     profile: bool,
 ) -> Ended:
-    peak = Peak()
+    peak = PeakMemory()
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
-        writer = stack.enter_context(Writer(directory) if hosts.writes() else Nowhere(directory))
+        writer = stack.enter_context(Writer(directory) if hosts.writes() else NullWriter(directory))
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())

@@ -24,11 +24,11 @@ from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import by_task, held_out_key
 from jaxrl.report.console import Console, Log, duration
 from jaxrl.report.gpu import Monitor
-from jaxrl.report.metrics import Lines, Pace
+from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.profile import record, table
 from jaxrl.report.writer import Writer
 from jaxrl.runtime import hosts
-from jaxrl.runtime.build import Programs, Setup
+from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import on_all
@@ -90,8 +90,8 @@ class Session:
 
     def __init__(
         self,
-        setup: Setup,
-        programs: Programs,
+        setup: Run,
+        programs: CompiledRun,
         directory: Path,
         console: Console | Log,
         writer: Writer,
@@ -103,7 +103,7 @@ class Session:
         self.console, self.writer, self.checkpoints, self.monitor = console, writer, checkpoints, monitor
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
-        self.lines = Lines(writer, self.run.log_every)
+        self.lines = MetricAggregator(writer, self.run.log_every)
         self.best: float | None = None  # score of the best checkpoint, what breaks ties with it, and its number
         self.best_ties: list[float] = []
         self.best_step: int | None = None
@@ -138,7 +138,7 @@ class Session:
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self.best_ties = meta.get("best_ties", [])
         self._former_seconds = meta["seconds"]
-        self.lines = Lines(self.writer, self.run.log_every, meta["group"])
+        self.lines = MetricAggregator(self.writer, self.run.log_every, meta["group"])
         self.writer.trim(step, self.position.axis(self.phases))
         if hosts.writes() and self.writer.rows < meta.get("rows", 0):
             self.console.say(
@@ -178,7 +178,7 @@ class Session:
         """
         self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
-        self.pace = Pace(self.position.env_steps, self.position.updates)
+        self.pace = Throughput(self.position.env_steps, self.position.updates)
         with stop_signals() as self._received:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
@@ -402,7 +402,7 @@ class Session:
         raise NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
 
 
-def fixed_settings(setup: Setup) -> dict[str, Any]:
+def fixed_settings(setup: Run) -> dict[str, Any]:
     """The settings that must not change within a run, as JSON gives them back."""
     free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices, and changes no result
     fixed = {name: value for name, value in setup.config.plain().items() if name not in free}

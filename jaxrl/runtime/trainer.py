@@ -1,7 +1,7 @@
 """The one training loop: iterations of (collect T steps, learn), a whole block of them one compiled, donated call.
 
 Nothing here knows which algorithm or environment it runs. The block runs inside one `shard_map` over the mesh:
-each device steps its own environments; collectives are those of `Layout`, called by the algorithm.
+each device steps its own environments; collectives are those of `DataParallel`, called by the algorithm.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
-from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, Layout, map_chunks, on_mesh, shardings, traced_once
+from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, map_chunks, on_mesh, shardings, traced_once
 
 
 @pytree
@@ -104,7 +104,7 @@ class Trainer:
 
     env: BatchedEnvironment
     algo: Algorithm
-    layout: Layout
+    layout: DataParallel
     mesh: Mesh
     block: int
     rollout_chunk: int
@@ -174,7 +174,7 @@ class Trainer:
     def _init(self, key: Array, inputs: Any) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         progress = start()
-        algo = self.layout.alone(self.algo.init)(key_algo, inputs)
+        algo = self.layout.deterministic(self.algo.init)(key_algo, inputs)
         actor: Any = ()
         env: Any = ()
         timestep: Any = ()
@@ -186,9 +186,9 @@ class Trainer:
 
             def begin(indices: Array) -> Any:
                 env, timestep = self._start(key_run, indices, 0, context)
-                return self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
+                return self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
-            actor, env, timestep, statistics = self.layout.over_envs(begin, self.layout.env_indices(), axis=0)
+            actor, env, timestep, statistics = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
         return TrainState(
             algo, actor, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         )
@@ -205,7 +205,7 @@ class Trainer:
             return batch
         indices = batch[0]
         env, timestep = self._start(run_key, indices, iteration, context)
-        return indices, self.algo.init_actor(policy, timestep, indices), env, timestep, start_statistics(timestep)
+        return indices, self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
     def _act(
         self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
@@ -260,7 +260,7 @@ class Trainer:
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
             batch = (layout.env_indices(), *(kept or ((), (), (), ())))
             trajectory, last, kept, ended = map_chunks(
-                layout.alone(
+                layout.deterministic(
                     lambda part: self._collect(
                         policy, context, part, key_act, progress, phase, state.iterations, state.key
                     )

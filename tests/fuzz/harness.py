@@ -22,7 +22,7 @@ from bench import compare, env_throughput, train_throughput
 from bench.harness import measure, plots
 from bench.studies import convolution, learning
 from jaxrl.cli import collect, doctor, evaluate, export, render, train
-from jaxrl.evaluation.policies import Subject
+from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime import run as runs
@@ -103,7 +103,7 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runs, "_compile", _computes)
     monkeypatch.setattr(memory_plan, "flying_bytes", lambda env: 1000)
     monkeypatch.setattr(memory_plan, "make_plan", _computes)
-    monkeypatch.setattr(Subject, "evaluator", _computes)
+    monkeypatch.setattr(EvalPolicy, "evaluator", _computes)
     monkeypatch.setattr(metaworld, "play", _computes)
     monkeypatch.setattr(doctor, "examine", _computes)
     monkeypatch.setattr(measure, "fresh_compiles", _computes)

@@ -25,7 +25,7 @@ from jaxrl.cli import train
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import Programs, Setup, compile_programs, prepare
+from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.manifest import digest
 from scripts.kill_and_resume import SMALL, only_run, outcome
@@ -49,24 +49,24 @@ class Finished:
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan and compile each configuration once."""
-    setups: dict[str, Setup] = {}
-    programs: dict[str, Programs] = {}
+    setups: dict[str, Run] = {}
+    programs: dict[str, CompiledRun] = {}
 
-    def prepared(config: Any, resuming: bool = False) -> Setup:
+    def prepared(config: Any, resuming: bool = False) -> Run:
         name = f"{config.plain()}"
         if name not in setups:
-            setups[name] = prepare(config, resuming)
+            setups[name] = build_run(config, resuming)
         return setups[name]
 
-    def compiled(setup: Setup, inputs: Any, say: Any, *where: Any) -> Programs:
+    def compiled(setup: Run, inputs: Any, say: Any, *where: Any) -> CompiledRun:
         name = setup.config.algo
         if name not in programs:
-            programs[name] = compile_programs(setup, None, say)
+            programs[name] = compile_run(setup, None, say)
         return programs[name]
 
-    monkeypatch.setattr(runs, "prepare", prepared)
-    monkeypatch.setattr(runs, "compile_programs", compiled)
-    monkeypatch.setattr(loading, "assemble", prepared)
+    monkeypatch.setattr(runs, "build_run", prepared)
+    monkeypatch.setattr(runs, "compile_run", compiled)
+    monkeypatch.setattr(loading, "unchecked_run", prepared)
 
 
 @pytest.fixture(scope="module", params=list(SMALL))

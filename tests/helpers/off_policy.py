@@ -21,7 +21,7 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
-from jaxrl.runtime.data_parallel import Layout, logical_shards, make_mesh
+from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
@@ -96,7 +96,7 @@ class Compiled(Trainer):
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimisedLayout(Layout):
+class OptimisedLayout(DataParallel):
     """A layout whose programs are optimised, if only a little, where the quick compiler of the tests does nothing.
 
     For bits of SAC and COMA: without, sums of theirs are rounded otherwise on eight devices, as their shapes differ.
@@ -115,7 +115,7 @@ def make_trainer(
     num_envs: int = 8,
     devices: int = 1,
     exact: bool = False,
-    kind: type[Layout] = Layout,
+    kind: type[DataParallel] = DataParallel,
     **settings: Any,
 ) -> Trainer:
     """A trainer whose blocks have up to 400 iterations."""

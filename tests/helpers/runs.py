@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.build import Programs, Setup, compile_programs
+from jaxrl.runtime.build import CompiledRun, Run, compile_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.position import Position
 
@@ -59,18 +59,18 @@ def shared_programs() -> Iterator[None]:
 
     A process of its own compiles again, to the same bits; that is not what tests within one process are about.
     """
-    kept: dict[Any, Programs] = {}
+    kept: dict[Any, CompiledRun] = {}
 
-    def once(setup: Setup, inputs: Any, say: Any, position: Position | None = None, *_: int) -> Programs:
+    def once(setup: Run, inputs: Any, say: Any, position: Position | None = None, *_: int) -> CompiledRun:
         run, phases = setup.config.run, setup.algo.phases
         places = (Position(), position or Position())
         whole, left = (place.remaining(phases, run.num_envs, run.total_env_steps) for place in places)
         given = "weights" if run.init_from else ""
         key = setup.config.with_run(**BESIDE, init_from=given).to_yaml(), tuple(map(bool, whole))
         if key not in kept:
-            kept[key] = compile_programs(setup, inputs, say)
+            kept[key] = compile_run(setup, inputs, say)
         blocks = [block if iterations else None for block, iterations in zip(kept[key].blocks, left, strict=True)]
         return dataclasses.replace(kept[key], blocks=blocks)
 
-    with mock.patch.object(runs, "compile_programs", once):
+    with mock.patch.object(runs, "compile_run", once):
         yield

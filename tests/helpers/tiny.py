@@ -113,7 +113,7 @@ class TinyQ(Algorithm):
             "done": jnp.ones(rows, bool),
             "head": jnp.zeros(self.layout.local_shards, jnp.int32),
         }
-        return AlgoState({"weights": weights, "optimiser": optimizers.adam().init(weights)}, replay)
+        return AlgoState({"weights": weights, "optimizer": optimizers.adam().init(weights)}, replay)
 
     def policy(self, state: AlgoState) -> Any:
         return state.replicated["weights"]
@@ -192,10 +192,10 @@ class TinyQ(Algorithm):
             keys = self.layout.shard_keys(jax.random.fold_in(key, index))
             batch = jax.vmap(sample)(replay, keys)
             gradient, (value, _) = self.layout.gradient(loss, params["weights"], batch)
-            weights, optimiser = optimizers.descend(
-                optimizers.adam(), gradient, params["weights"], params["optimiser"], self.lr
+            weights, optimizer = optimizers.apply_gradients(
+                optimizers.adam(), gradient, params["weights"], params["optimizer"], self.lr
             )
-            return {"weights": weights, "optimiser": optimiser}, value
+            return {"weights": weights, "optimizer": optimizer}, value
 
         params, losses = jax.lax.scan(update, state.replicated, jnp.arange(phase.updates))
         return AlgoState(params, replay), {"loss": losses}

@@ -96,12 +96,12 @@ class TorchComa:
         gamma: float = 0.99,
         lam: float = 0.8,
         minibatches: int = 5,
-        data_passes: int = 5,
-        copy_rate: int = 10,
+        num_epochs: int = 5,
+        target_update_period: int = 10,
         tau: float | None = None,
         actor_loss: str = "masked",
         td_target: str = "td_lambda",
-        actor_passes: int = 0,
+        actor_epochs: int = 0,
         dueling: bool = False,
         clip_ratio: float = 0.0,
         advantage: str = "critic",
@@ -117,10 +117,10 @@ class TorchComa:
         self.torch = require_torch()
         self.num_agents, self.num_actions, self.device = num_agents, num_actions, device
         self.gamma, self.lam = gamma, lam
-        self.minibatches, self.data_passes = minibatches, data_passes
-        self.copy_rate, self.tau = copy_rate, tau
+        self.minibatches, self.num_epochs = minibatches, num_epochs
+        self.target_update_period, self.tau = target_update_period, tau
         self.actor_loss, self.td_target = actor_loss, td_target
-        self.actor_passes, self.dueling, self.clip_ratio = actor_passes or data_passes, dueling, clip_ratio
+        self.actor_epochs, self.dueling, self.clip_ratio = actor_epochs or num_epochs, dueling, clip_ratio
         self.worth, self.scale_advantage = advantage, scale_advantage
         self.rng = np.random.default_rng(seed)
         with self.torch.random.fork_rng(devices=[]):
@@ -188,22 +188,22 @@ class TorchComa:
         Returns:
             critic_loss, actor_loss, advantage_mean, advantage_std, log_prob: means over the minibatches of all passes.
         """
-        data = self.prepare(batch)
-        if self.td_target == "td_lambda" and self.tau is None and self.training_steps % self.copy_rate == 0:
+        data = self.build_run(batch)
+        if self.td_target == "td_lambda" and self.tau is None and self.training_steps % self.target_update_period == 0:
             self.target_critic.load_state_dict(self.critic.state_dict())
         records: list[dict[str, float]] = []
-        for number in range(self.data_passes):
+        for number in range(self.num_epochs):
             self._follow()
             order = self.rng.permutation(len(data["action"]))
             size = len(order) // self.minibatches
             index = order[: size * self.minibatches].reshape(self.minibatches, size)
             self.entropy_weight = float(batch.get("entropy_weight", 0.0))
-            train_actor = number >= self.data_passes - self.actor_passes
+            train_actor = number >= self.num_epochs - self.actor_epochs
             records += self.data_pass(data, index, float(batch["eps"]), train_actor)
         self.training_steps += 1
         return {name: float(np.mean([row[name] for row in records if name in row])) for name in records[-1]}
 
-    def prepare(self, batch: Batch) -> dict[str, "torch.Tensor"]:
+    def build_run(self, batch: Batch) -> dict[str, "torch.Tensor"]:
         """A batch as tensors with one flat axis of S samples: obs, state [S, C, 11, 11], action, mask, target."""
         num_samples = np.asarray(batch["action"]).size
         state = np.asarray(batch["state"], dtype=np.float32)

@@ -19,9 +19,20 @@ from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import Window
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
-from jaxrl.runtime.data_parallel import Layout
+from jaxrl.runtime.data_parallel import DataParallel
 
 HELD_OUT = 5  # one episode in so many is kept for validation
+
+
+def row_shapes(
+    observation: int, action: int, code: int
+) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
+    """What a row holds in `seen` and in `answer`, of so many numbers each."""
+    floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    whole = jax.ShapeDtypeStruct((), jnp.int32)
+    answer = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
+    answer |= {"step": whole, "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}
+    return {"observation": floats(observation), "task": whole}, answer
 
 
 def lengths(step: np.ndarray) -> np.ndarray:
@@ -29,7 +40,9 @@ def lengths(step: np.ndarray) -> np.ndarray:
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
 
-def arrange(recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: Layout) -> dict[str, np.ndarray]:
+def arrange(
+    recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: DataParallel
+) -> dict[str, np.ndarray]:
     """Episodes of a recording dealt out to environments, one logical shard after another, arrays [rows + 1, B, ...].
 
     Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
@@ -58,7 +71,7 @@ def arrange(recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout
     return made
 
 
-def fill(ring: Replay, arranged: dict[str, Array], layout: Layout) -> Replay:
+def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
     """An empty set with what `arrange` made, as far as this device holds it."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
     answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
@@ -80,7 +93,7 @@ def count_up(wanted: Array) -> Array:
     return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
 
 
-def draw(key: Array, counts: Array, number: int, layout: Layout) -> tuple[Array, Array]:
+def draw(key: Array, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
     """Rows of all shards, uniform over those that `count_up` counted, int32[S, R E]: index int32[S, m], weight [S, m].
 
     The weight is 0 where there is nothing to draw.
@@ -114,12 +127,9 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
     """Steps with their labels, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
-        after = index + ring.end.shape[1]
         names = ("action", "mu", "log_std", "code", "value")
         return {name: _at(ring.answer[name], index) for name in names} | {
             "state": states(_at(ring.seen["observation"], index)),
-            "next_state": states(_at(ring.seen["observation"], after)),
-            "reward": _at(ring.reward[..., 0], after),
         }
 
     return jax.vmap(of_shard)(ring, index)

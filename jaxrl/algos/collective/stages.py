@@ -1,0 +1,137 @@
+"""The networks of a collective one after another: who is trained when, on what, and how far it is on held-out rows."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from envs_jax.base import Array
+from jaxrl.algos.collective import dataset
+from jaxrl.algos.collective.losses import Means
+from jaxrl.algos.collective.networks import Networks
+from jaxrl.algos.collective.state import CollectiveParameters
+from jaxrl.nn import optimizers
+from jaxrl.rl.replay import Replay
+from jaxrl.runtime.data_parallel import DataParallel
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """How one network is trained.
+
+    Attributes:
+        name: of the phase that it is made for: "transformer", "actor" or "critic".
+        network: "encoder", "actor" or "critic", as in `CollectiveParameters`.
+        loss: (its parameters, samples) -> loss, means.
+        phases: in which it is trained.
+        updates: of all these phases together.
+        learning_rate: at the first of them.
+        batch_size: samples of each.
+        optimizer: for a learning rate of 1; its steps shrink over `updates`.
+    """
+
+    name: str
+    network: str
+    loss: Callable[[Any, Any], tuple[Array, Means]]
+    phases: tuple[str, ...]
+    updates: int
+    learning_rate: float
+    batch_size: int
+    optimizer: optax.GradientTransformation
+
+    def train(
+        self, layout: DataParallel, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Array
+    ) -> tuple[CollectiveParameters, Means]:
+        """One step of the optimizer, on the network as a vector, for each key: parameters, metrics float32[updates].
+
+        batch: key -> samples [S local, m, ...].
+        """
+        network, opt_state = params.learner(self.network)
+
+        def of_vector(vector: Array, sample: Any) -> tuple[Array, Means]:
+            return self.loss(optimizers.unravel(vector, network), sample)
+
+        def step(gradient: Array, vector: Array, opt_state: Any) -> Any:
+            rate = jnp.float32(self.learning_rate)
+            new = optimizers.apply_gradients(self.optimizer, gradient, vector, opt_state, rate)
+            return *new, optimizers.norm(gradient)
+
+        def update(carry: Any, key: Array) -> Any:
+            vector, opt_state = carry
+            gradient, (value, means) = layout.gradient(of_vector, vector, batch(key))
+            vector, opt_state, norm = layout.deterministic(step)(gradient, vector, opt_state)
+            return (vector, opt_state), {f"{self.network}_loss": value, f"{self.network}_grad_norm": norm, **means}
+
+        carry = optimizers.ravel(network), opt_state
+        (vector, opt_state), metrics = jax.lax.scan(update, carry, keys)
+        return params.with_learner(self.network, optimizers.unravel(vector, network), opt_state), metrics
+
+
+def shrinking(optimizer: optax.GradientTransformation, final: float, updates: int) -> optax.GradientTransformation:
+    """An optimizer whose steps fall linearly over so many updates to `final` of their length."""
+    fall = optax.linear_schedule(1.0, final, max(updates, 1))
+    return optax.chain(optimizer, optax.scale_by_schedule(fall))
+
+
+def fit(
+    stage: Stage,
+    layout: DataParallel,
+    networks: Networks,
+    params: CollectiveParameters,
+    ring: Replay,
+    coded: Array,
+    key: Array,
+    updates: int,
+) -> tuple[CollectiveParameters, Means]:
+    """Updates of actor or critics on labelled steps with a code, and their error on held-out ones.
+
+    coded: bool[1, R, 1], rows that have one.
+    """
+    usable, held_out = dataset.usable(ring) & coded, ring.answer["held_out"]
+
+    def batch(key: Array, counts: Array) -> dict[str, Array]:
+        index, weight = dataset.draw(key, counts, stage.batch_size, layout)
+        return dataset.samples(ring, index, networks.states) | {"weight": weight}
+
+    key_held_out, key = jax.random.split(key)
+    training = dataset.count_up(usable & ~held_out)
+    params, metrics = stage.train(layout, params, lambda key: batch(key, training), jax.random.split(key, updates))
+    checked = batch(key_held_out, dataset.count_up(usable & held_out))
+    _, (value, _) = layout.gradient(stage.loss, params.learner(stage.network)[0], checked)
+    share = jnp.maximum(layout.average(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
+    return params, metrics | {f"{stage.network}_held_out_loss": value / share}
+
+
+def fit_encoder(
+    stage: Stage,
+    layout: DataParallel,
+    networks: Networks,
+    params: CollectiveParameters,
+    ring: Replay,
+    check: Callable[[Any, Any], tuple[Array, Means]],
+    key: Array,
+    updates: int,
+) -> tuple[CollectiveParameters, Means]:
+    """Updates of the transformer on full windows of training episodes, and what `check` says of held-out ones."""
+    steps = networks.encoder.steps
+    full, held_out = dataset.usable(ring) & (ring.answer["step"] >= steps - 1), ring.answer["held_out"]
+    training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
+    # InfoNCE compares the windows of a batch: all of them (those of a logical shard where bits must not change)
+    layout = dataclasses.replace(layout, learn_chunk=0)
+
+    def batch(key: Array, counts: Array) -> dict[str, Any]:
+        key_rows, key_noise = jax.random.split(key)
+        index, weight = dataset.draw(key_rows, counts, stage.batch_size, layout)
+        keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
+        window = dataset.windows(ring, index, networks.states, steps)
+        return {"window": window, "task": dataset.tasks_at(ring, index), "key": keys, "weight": weight}
+
+    key_known, key_held_out, key = jax.random.split(key, 3)
+    params, metrics = stage.train(layout, params, lambda key: batch(key, training), jax.random.split(key, updates))
+    known, asked = batch(key_known, training), batch(key_held_out, checking)
+    known = {"known": known["window"], "known_task": known["task"], "known_weight": known["weight"]}
+    _, (_, means) = layout.gradient(check, params.encoder, asked | known)
+    return params, metrics | {f"held_out_{name}": value for name, value in means.items()}
