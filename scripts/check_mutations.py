@@ -157,8 +157,8 @@ MUTATIONS = [
         (
             "rules", "snakes: a bean goes to the snake with the higher number",
             "envs_jax/snakes/rules.py",
-            "constant(np.triu(np.ones((snakes, snakes), bool), 1), lanes)",
-            "constant(np.tril(np.ones((snakes, snakes), bool), -1), lanes)",
+            "constant(np.triu(np.ones((snakes, snakes), bool), 1), batch)",
+            "constant(np.tril(np.ones((snakes, snakes), bool), -1), batch)",
             "tests/test_snakes_against_oracle.py",
         ),
         (
