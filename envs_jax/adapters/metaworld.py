@@ -236,6 +236,6 @@ def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, Time
 @functools.partial(jax.jit, static_argnums=0)
 def _show(env: Reach, state: Any, steps: Array, observation: Array, tool: Array) -> tuple[Any, TimeStep]:
     """A state [B, ...], so many steps later, with the frame of observations [B, 39], and its time step."""
-    state = dataclasses.replace(state, t=state.t + steps, seen=observation[:, :FRAME])
+    state = dataclasses.replace(state, t=state.t + steps, frame=observation[:, :FRAME])
     pose = Pose(hand=observation[:, :3].T, tool=tool.T, opening=observation[:, 3])
     return state, batch_first(env.show(batch_last(state), observation[:, FRAME : 2 * FRAME].T, pose))
