@@ -387,16 +387,16 @@ MUTATIONS = [
         ),
         (
             "checkpoint", "a flipped byte is not noticed",
-            "jaxrl/runtime/checkpoint.py",
+            "jaxrl/runtime/manifest.py",
             "if _file_digest(folder / name) != digest:",
             "if False:",
             "tests/test_checkpoint.py",
         ),
         (
             "checkpoint", "a run that goes on compiles as if its phase were over",
-            "jaxrl/runtime/session.py",
-            "return compile_programs(setup, inputs, console.say, position, ",
-            "return compile_programs(setup, inputs, console.say, dataclasses.replace(position, iteration=10**6), ",
+            "jaxrl/runtime/run.py",
+            "return compile_run(setup, inputs, console.say, position, ",
+            "return compile_run(setup, inputs, console.say, dataclasses.replace(position, iteration=10**6), ",
             "tests/test_session.py::test_stopped_by_a_signal",
         ),
         (
@@ -408,7 +408,7 @@ MUTATIONS = [
         ),
         (
             "checkpoint", "a change of learn_chunk on the same devices is not noticed",
-            "jaxrl/runtime/session.py",
+            "jaxrl/runtime/run.py",
             'if meta["devices"] != setup.mesh.size:',
             "if True:",
             "tests/test_session.py::test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else",
@@ -423,8 +423,8 @@ MUTATIONS = [
         (
             "checkpoint", "the oldest are kept",
             "jaxrl/runtime/checkpoint.py",
-            "_sealed(self.directory)[: -self._keep]",
-            "_sealed(self.directory)[self._keep :]",
+            "_committed(self.directory)[: -self._keep]",
+            "_committed(self.directory)[self._keep :]",
             "tests/test_checkpoint.py",
         ),
         (

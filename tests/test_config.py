@@ -231,7 +231,7 @@ def test_help_names_every_setting_with_its_sentence(capsys: pytest.CaptureFixtur
         text = " ".join(capsys.readouterr().out.split())
         for cls in classes:
             for field in dataclasses.fields(cls):
-                if field.name not in ("spec", "layout", "self_play", "self_play_every"):
+                if field.name not in ("spec", "layout", "custom", "self_play", "self_play_every"):
                     assert f"--{field.name} " in text
                     assert " ".join(field.metadata["help"].split()) in text, field.name
 
@@ -302,7 +302,7 @@ def test_values_are_shortened(value: Any) -> None:
 def test_every_setting_has_a_sentence() -> None:
     for cls in (RunSettings, find_env("coverage"), find_algo("coma")):
         for field in dataclasses.fields(cls):
-            assert field.name in ("spec", "layout") or field.metadata["help"], field.name
+            assert field.name in ("spec", "layout", "custom") or field.metadata["help"], field.name
 
 
 def test_config_yaml_is_a_way_back(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def train(
     enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     ended = runs.start(config, log=Log(callbacks), custom=custom)
-    return Result(ended.directory, _columns(ended.directory), load(ended.directory, networks=networks), ended.sentence)
+    policy = load(ended.directory, networks=networks, optimizers=optimizers)
+    return Result(ended.directory, _columns(ended.directory), policy, ended.sentence)
 
 
 def make_train(
@@ -141,18 +142,20 @@ def make_train(
     return trained
 
 
-def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
+def load(
+    run: str | Path, *, best: bool = True, networks: Networks | None = None, optimizers: Optimizers | None = None
+) -> Policy:
     """Return the policy of a run.
 
     Args:
         run: its directory, such as "runs/coma_coverage/0001".
         best: its best checkpoint, if it has one, rather than its newest.
-        networks: those of the user's own that it was trained with.
+        networks, optimizers: those of the user's own that it was trained with.
 
     Raises:
         UserError: no run directory, a damaged checkpoint, or networks that do not fit.
     """
-    return load_policy(run, best, _custom(networks, None))
+    return load_policy(run, best, _custom(networks, optimizers))
 
 
 def evaluate(
