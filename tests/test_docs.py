@@ -127,8 +127,9 @@ def test_presets_of_the_readme_are_all_there_are() -> None:
 
 
 def test_commands_of_the_readme_are_understood() -> None:
-    blocks = re.findall(r"^```\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
-    commands = [line for block in blocks for line in block.splitlines() if line.startswith("python -m jaxrl.train")]
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in fenced if not language for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("python -m jaxrl.train")]
     needed = ("--resume", "--workers", "--collective", "--init_from")  # runs that are not here
     assert len(commands) > 5
     for line in commands:
