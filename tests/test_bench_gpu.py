@@ -85,7 +85,8 @@ def hangs(quick, folder): time.sleep(60)
 def breaks(quick, folder): os._exit(7)
 def fails(quick, folder): raise RuntimeError(f"a|b, process {os.getpid()}")
 def works(quick, folder):
-    return {"rows": [["a figure", 1234.5, "things"], ["graphs", os.environ.get("JAXRL_GRAPHS"), ""]]}
+    return {"rows": [["a figure", 1234.5, "things"], ["graphs", os.environ.get("JAXRL_GRAPHS"), ""]],
+            "flags": os.environ.get("XLA_FLAGS", "")}
 
 
 def correct_graphs(quick, folder):
@@ -113,6 +114,7 @@ def test_units_that_hang_or_end_their_process(tmp_path: Path, monkeypatch: pytes
     ]  # fmt: skip
     assert "| device | a figure | 1,234 things |" in results.table(out)
     assert found["works"]["rows"][1] == ["graphs", "off", ""]  # since they gave other bits
+    assert "--xla_gpu_enable_command_buffer=" in found["works"]["flags"].split()
     process = found["correct_graphs"]["process"]  # a new one behind a unit that failed
     assert found["fails"]["error"].startswith("RuntimeError: a|b, process ")
     assert found["fails"]["error"] != f"RuntimeError: a|b, process {process}"

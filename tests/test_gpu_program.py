@@ -140,7 +140,9 @@ def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPat
     more = Layout(8, options=(("xla_disable_hlo_passes", "cse"),)).compiler_options
     assert more["xla_disable_hlo_passes"] == f"cse,{options['xla_disable_hlo_passes']}"
     monkeypatch.setenv("JAXRL_GRAPHS", "off")
-    assert graphs() == {}
+    off = graphs()  # not {}, with which XLA's default makes graphs
+    assert off == {"xla_gpu_enable_command_buffer": ""} == Layout(8).compiler_options
+    assert jax.jit(lambda x: x + 1, compiler_options=off)(jnp.ones(3)).tolist() == [2, 2, 2]
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))
     with pytest.raises(Exception, match="not a valid"):
         wrong.compile()

@@ -78,10 +78,13 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     command += [unit.name for unit in units]
     settings = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache" / "programs")}
     settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    flags = [os.environ.get("XLA_FLAGS", "")]
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
+        flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
     if quick:  # a rehearsal waits for the compiler, not for what it makes
-        settings["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+        flags.append("--xla_backend_optimization_level=0")
+    settings["XLA_FLAGS"] = " ".join(flags).strip()
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings,
         start_new_session=True, cwd=Path(__file__).parents[2],
