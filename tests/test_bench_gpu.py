@@ -269,7 +269,12 @@ def test_readings_while_the_device_works(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_cannot_be_read_is_told() -> None:
     found = watch.watch(lambda: None, 0.0, settle=0.0)
     assert found["calls"] == 1 and found["utilisation"] is None
-    assert [row[1:] for row in watch.rows("it", found)] == 2 * [["not measured: NVML gives no figure here", ""]]
+    assert [row[1:] for row in watch.rows("it", found)] == 2 * [[watch.UNKNOWN, ""]]
+
+
+def test_without_readings_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(job, "_program", lambda *_: pytest.fail("compiles"))
+    assert job.busy_16384(False, tmp_path) == {"rows": [["16,384 missions: GPU busy", watch.UNKNOWN, ""]]}
 
 
 def test_the_most_expensive_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def _busy(missions: int, quick: bool) -> dict[str, Any]:
+    if not quick and not watch.answers():
+        return {"rows": [[f"{missions:,} missions: GPU busy", watch.UNKNOWN, ""]]}  # before anything is compiled
     work = train_throughput.iterations(*_program(missions, quick))
     found = watch.watch(work, 0.1, 0.0) if quick else watch.watch(work, SECONDS)
     return {"rows": watch.rows(f"{missions:,} missions", found), "found": found}
