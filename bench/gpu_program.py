@@ -132,8 +132,11 @@ def of_device(gpus: int) -> Iterator[Program]:
     del gpus
     square = lambda dtype: _placed(((8192, 8192), dtype))  # noqa: E731
     yield Program("copy", jax.jit(lambda x: -x, donate_argnums=0), (_placed(((2**28,), jnp.float32)),))
-    for dtype in (jnp.float32, jnp.bfloat16):
-        yield Program(f"matrix product, {jnp.dtype(dtype).name}", jax.jit(jnp.matmul), (square(dtype), square(dtype)))
+    for name, dtype, precision in (
+        ("float32", jnp.float32, "highest"), ("tf32", jnp.float32, None), ("bfloat16", jnp.bfloat16, None)
+    ):  # fmt: skip
+        product = jax.jit(functools.partial(jnp.matmul, precision=precision))
+        yield Program(f"matrix product, {name}", product, (square(dtype), square(dtype)))
 
     def loss(x: Any, kernel: Any) -> Any:
         return jnp.sum(jnp.square(nets.convolve(x, kernel, "conv")).astype(jnp.float32))
