@@ -1,5 +1,6 @@
 """Tables of what was measured on a kind of device: automatic values take what fits, and runs keep what they took."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ import yaml
 from helpers.runs import outcome, resume, run
 
 from bench.gpu import tuning
-from jaxrl import tuned
-from jaxrl.config import parse
+from jaxrl import plan, tuned
+from jaxrl.config import Config, parse
 from jaxrl.errors import UsageError
 from jaxrl.plan import GIB
-from jaxrl.prepare import Setup, assemble
+from jaxrl.prepare import Setup, assemble, prepare
 from jaxrl.report.timing import Timing
 
 COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
@@ -190,8 +191,19 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(tuning.QUICK, "coma", f"{TINY} --block_iterations 2")
     monkeypatch.setattr(tuning, "winner", lambda timings, usual: "second")
     changes = {"first": {}, "second": {"compiler_options": OPTION}, "third": {"compiler_options": "xla_none=1"}}
+    free = itertools.count(100 * plan.GIB, -plan.GIB)  # a device fills up while candidates are compiled
+    monkeypatch.setattr(plan, "free_memory", lambda *_: next(free))
+    made: list[tuple[Any, ...]] = []
+
+    def watched(config: Config) -> Setup:
+        setup = prepare(config)
+        made.append((setup.plan.limit, setup.config.run.rollout_chunk, setup.config.run.learn_chunk))
+        return setup
+
+    monkeypatch.setattr(tuning, "prepare", watched)
     found = tuning._compare("coma", changes, quick=True, keep=True)
     assert list(found["seconds"]) == list(found["compile_seconds"]) == ["first", "second"]
+    assert len(made) >= 2 and len(set(made)) == 1  # all are laid out alike
     assert "xla_none" in found["skipped"]["third"]
     assert list(found["kept"]["cpu"].values()) == [{"compiler_options": OPTION}]
     assert setup_of(TINY).config.run.compiler_options == OPTION

@@ -135,6 +135,14 @@ def _config(job: str, quick: bool) -> Config:
     return variants.settled(config, config.run.num_envs, measure.say)
 
 
+def _laid_out(config: Config) -> Config:
+    """With chunks and memory as they are chosen on an idle device: what candidates do not change is equal in all."""
+    setup = prepare(config)
+    run = setup.config.run
+    memory = setup.plan.limit / plan.GIB
+    return config.with_run(rollout_chunk=run.rollout_chunk, learn_chunk=run.learn_chunk, memory_gb=memory)
+
+
 def _planned(setup: Setup) -> plan.Chunks:
     """The chunks that the memory plan chooses where nothing was measured."""
     return plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
@@ -170,7 +178,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     Raises:
         UserError: the first candidate cannot be run.
     """
-    config, until = _config(job, quick), time.monotonic() + COMPILING
+    config, until = _laid_out(_config(job, quick)), time.monotonic() + COMPILING
     held: list[Any] = []
     samplers, compiling, skipped = [], {}, {}
     setups: dict[str, Setup] = {}
