@@ -4,11 +4,13 @@ import dataclasses
 import importlib.util
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
 
 from bench import reach_parity
+from envs_jax.reach import reward
 
 REAL = importlib.util.find_spec("metaworld") is not None
 
@@ -46,6 +48,19 @@ def test_the_table_finds_differences_and_forgives_them_behind_contacts():
     spoilt = same["reward"].copy()
     spoilt[0, 0] = np.nan
     assert [row["holds"] for row in reach_parity.compare(record, same | {"reward": spoilt})][2:4] == [False, False]
+
+
+def test_the_bound_of_the_reward_follows_from_that_of_the_hand():
+    """Nowhere is the reward steeper, and in one place it is as steep."""
+    goal = np.array([[0.1, 0.85, 0.2], [0.0, 0.63, 0.2]])
+    span = np.linalg.norm(goal - reach_parity.START, axis=-1)
+    far = np.linspace(0.0, 0.7, 200_001)
+    paid = [10.0 / (1 + 9 * np.maximum((far - 0.05) / one, 0.0) ** 2) for one in span]
+    slope = [np.abs(np.diff(values) / np.diff(far)).max() for values in paid]
+    np.testing.assert_allclose(slope, reach_parity.steepest(goal), rtol=2e-3)
+    assert np.all(slope <= reach_parity.steepest(goal))
+    moved = np.asarray(reward.pay("v2", jnp.float32(0.3), jnp.asarray(goal.T, jnp.float32), None))
+    np.testing.assert_allclose(moved, [np.interp(0.3, far, values) for values in paid], rtol=1e-5)  # the same formula
 
 
 def test_both_tables_are_printed(capsys):
