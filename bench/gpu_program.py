@@ -274,7 +274,7 @@ def main(argv: Sequence[str]) -> int:
         for name, gpus in itertools.product(names, numbers):
             programs = list(SETS[name](gpus))
             if not programs:
-                print(f"{name}, {gpus} GPUs: nothing, its programs run on one GPU alone", flush=True)
+                print(f"{name}, {_gpus(gpus)}: nothing, its programs run on one GPU alone", flush=True)
             for program in programs:
                 if (name, program.name, gpus) in done:
                     continue
@@ -332,13 +332,18 @@ def _names(text: str | None) -> Sequence[str]:
     return names
 
 
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
 def line(row: dict[str, Any]) -> str:
     """A row for people."""
     inside = "; ".join(f"{loop['path']}: {loop['host_operations']} and {loop['nodes']}" for loop in row["loops"])
     return (
-        f"{row['set']}, {row['program']}, {row['gpus']} GPU: {row['host_operations']} host operations, {row['nodes']} "
-        f"on the GPU, temporaries {row['temporary_bytes'] / plan.GIB:.3f} GiB, peak {row['peak_bytes'] / plan.GIB:.3f} "
-        f"GiB, library calls {row['library_calls']}, collectives {row['collectives']}, compiled in "
+        f"{row['set']}, {row['program']}, {_gpus(row['gpus'])}: {row['host_operations']} host operations, "
+        f"{row['nodes']} on the GPU, temporaries {row['temporary_bytes'] / plan.GIB:.3f} GiB, "
+        f"peak {row['peak_bytes'] / plan.GIB:.3f} GiB, library calls {row['library_calls']}, "
+        f"collectives {row['collectives']}, compiled in "
         f"{row['compile_seconds']:.0f} s" + (f"; loops, each time: {inside}" if inside else "")
     )
 

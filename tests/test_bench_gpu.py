@@ -354,6 +354,25 @@ def test_without_pytorch_there_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert peers.coma(True, tmp_path) == {"rows": [["coma: PyTorch", "not installed", ""]]}
 
 
+def test_the_pytorch_learner_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one that is measured is the one whose readings are taken."""
+    steps: list[int] = []
+    built = [train_throughput.Torch([], 1, 1.0, 1, lambda: steps.append(1))]
+    theirs = {"env_steps_per_second": 1.0, "times": 2.0, "learn": {"rate": 3e12}}
+
+    def run(request: Any, machine_rates: Any, say: Any, torch: Any) -> dict[str, Any]:
+        assert torch.samplers == [] and not request.torch
+        return {"rows": [{"env_steps_per_second": 2.0, "learn": {"rate": 6e12}, "torch": theirs}]}
+
+    monkeypatch.setattr(peers, "_missing", lambda: "")
+    monkeypatch.setattr(train_throughput, "make_torch", lambda *_: built.pop())
+    monkeypatch.setattr(train_throughput, "run", run)
+    monkeypatch.setattr(train_throughput, "compile_block", lambda setup: None)
+    monkeypatch.setattr(train_throughput, "iterations", lambda setup, block: lambda: None)
+    rows = peers.sac(True, tmp_path)["rows"]
+    assert ["sac: learner, PyTorch", 3.0, "TFLOP/s"] in rows and steps and not built
+
+
 def test_a_run_without_a_line_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(train, "main", lambda argv: 0)
     monkeypatch.setattr(score, "follow_latest", lambda run: tmp_path)

@@ -80,6 +80,14 @@ def test_a_loop_inside_a_graph_costs_the_host_nothing() -> None:
     assert [loop.host_operations for loop in root.loops()] == [0, 0]
 
 
+def test_a_dump_without_its_list_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no list of thunks"):
+        thunks.read(tmp_path, "")
+    (tmp_path / "module_0001.f.thunk_metadata.txt").write_text("")
+    with pytest.raises(UserError, match=r"holds no .*module_0001\.f\.thunk_sequence\.txt: this version of XLA"):
+        thunks.read(tmp_path, "")
+
+
 def test_repeated_calls_count_as_often_as_they_are_made() -> None:
     leaves = {leaf.name: times for times, leaf in program().leaves() if leaf.name}
     assert leaves == {"copy.1": 1, "all-reduce-start.2": 8, "conv.3": 1}
@@ -113,6 +121,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, sentence in (
         (["--programs", "coma_409"], "--programs: there is no set of programs 'coma_409': did you mean 'coma_4096'"),
         (["--gpus", "9"], "--gpus"),
+        (["--gpus", ""], "--gpus names no number: give one, or several with commas between, such as 1,8"),
     ):
         assert gpu_program.main(flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")

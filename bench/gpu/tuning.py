@@ -206,7 +206,11 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     best = winner(timings, usual)
     kept = _keep(setups[usual], candidates[best], quick) if keep and best != usual else {}
     rows: list[list[Any]] = [
-        [f"{job}: {name}", timing.median / iterations, f"s an iteration (compiled in {compiling[name]:.3g} s)"]
+        [
+            f"{job}: {name}",
+            timing.median / iterations,
+            f"s an iteration (ready after {compiling[name]:.3g} s)",
+        ]
         for name, timing in timings.items()
     ]
     rows += [[f"{job}: {name}", "left out", why] for name, why in skipped.items()]
