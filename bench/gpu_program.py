@@ -37,7 +37,7 @@ from jaxrl import config as configuration
 from jaxrl import nets, plan, run_directory
 from jaxrl.algos.base import Phase, start
 from jaxrl.config import exit_on_error
-from jaxrl.errors import UsageError, UserError
+from jaxrl.errors import UsageError, UserError, one_line
 from jaxrl.evaluation import Evaluator, learned
 from jaxrl.parallel import AXIS, REPLICATED, graphs, shardings
 from jaxrl.prepare import Setup, assemble
@@ -271,6 +271,7 @@ def main(argv: Sequence[str]) -> int:
         absent_mesh(1)
         rows = _earlier(path)
         done = {(row["set"], row["program"], row["gpus"]) for row in rows}
+        failed: list[str] = []
         for name, gpus in itertools.product(names, numbers):
             programs = list(SETS[name](gpus))
             if not programs:
@@ -278,14 +279,19 @@ def main(argv: Sequence[str]) -> int:
             for program in programs:
                 if (name, program.name, gpus) in done:
                     continue
-                made, seconds = compiled(program)
+                try:
+                    made, seconds = compiled(program)
+                except RuntimeError as error:  # of XLA: the other programs are none the worse
+                    failed.append(program.name)
+                    print(f"{name}, {program.name}, {_gpus(gpus)}: FAILED: {one_line(str(error))}", flush=True)
+                    continue
                 row = {"set": name, "program": program.name, "gpus": gpus, "compile_seconds": seconds}
                 rows.append(row | counted(made, Path(dump)))
                 print(line(rows[-1]), flush=True)
                 measure.write(_result(rows), path)
                 for file in Path(dump).glob("*.txt"):
                     file.unlink()
-    return 0
+    return 1 if failed else 0
 
 
 def _without_gpus(dump: Path) -> None:

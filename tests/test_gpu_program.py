@@ -4,6 +4,7 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +136,28 @@ def test_results_of_a_former_call_are_kept(tmp_path: Path) -> None:
     measure.write(gpu_program._result(rows) | {"versions": {"jax": "0.1"}}, file)
     with pytest.raises(UserError, match="other versions"):
         gpu_program._earlier(file)
+
+
+def test_a_program_that_does_not_compile_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(program: gpu_program.Program) -> tuple[Any, float]:
+        if program.name == "bad":
+            raise RuntimeError("no such kernel\nat all")
+        return None, 1.0
+
+    counts = {"host_operations": 1, "nodes": 2, "loops": [], "library_calls": {}, "collectives": {}}
+    counts |= {"temporary_bytes": 0, "peak_bytes": 0}
+    programs = [gpu_program.Program(name, None, ()) for name in ("bad", "good")]
+    monkeypatch.setattr(gpu_program, "SETS", {"some": lambda gpus: iter(programs)})
+    monkeypatch.setattr(gpu_program, "compiled", compiled)
+    monkeypatch.setattr(gpu_program, "counted", lambda made, dump: counts)
+    for name in ("_without_gpus", "absent_mesh"):
+        monkeypatch.setattr(gpu_program, name, lambda _: None)
+    file = tmp_path / "programs.json"
+    assert gpu_program.main(["--gpus", "1", "--out", str(file)]) == 1
+    assert "some, bad, 1 GPU: FAILED: no such kernel at all" in capsys.readouterr().out
+    assert [row["program"] for row in measure.read(file)["rows"]] == ["good"]
 
 
 def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:

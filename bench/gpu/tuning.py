@@ -52,7 +52,6 @@ OPTIONS = {  # of the compiler, beside those of `Layout`
         "no latency hiding": "xla_gpu_enable_latency_hiding_scheduler=false",
     },
     "products": {
-        "no autotuning": "xla_gpu_autotune_level=0",
         "no Triton products": "xla_gpu_enable_triton_gemm=false",
         "any product by Triton": "xla_gpu_triton_gemm_any=true",
     },
