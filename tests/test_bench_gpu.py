@@ -418,8 +418,10 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
         line(iteration=4, **{"eval/success": 0.96})
         ended: list[int] = []
         former = signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
-        while not ended:
+        until = time.monotonic() + 20
+        while not ended and time.monotonic() < until:
             time.sleep(0.01)
+        assert ended
         signal.signal(signal.SIGTERM, former)
         return 0
 

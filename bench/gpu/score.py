@@ -72,9 +72,8 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
         while not done.wait(EVERY):
             result, reached = found()
             results.note(folder, unit, **result)
-            if reached:
-                signal.raise_signal(signal.SIGTERM)  # training stops in order
-                return
+            if reached:  # training stops in order, if it has begun: else the next time
+                signal.raise_signal(signal.SIGTERM)
 
     former = signal.signal(signal.SIGTERM, lambda *_: None)  # should training have ended already
     watcher = threading.Thread(target=watch, daemon=True)
