@@ -436,6 +436,9 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(train, "main", reaches)
     found = score.sac(False, tmp_path)
     assert found["rows"][0] == ["sac: to success 0.95", pytest.approx(40 + 7, abs=0.2), "s"]
+    first = {"iteration": 1, "env_steps": 1, "time/unix": 130.0}
+    rows = score._found("sac", {"success": ("max", (0.9,))}, [first], [100.0, 120.0, 140.0])[0]["rows"]
+    assert rows[-1] == ["sac: before the first block", 10.0, "s"]  # the first call was cut off while it compiled
     assert calls[0][-1] == "90" and calls[1][calls[1].index("--resume") + 1 :][0] == str(run)
     assert calls[1][-1] == "50"
 
