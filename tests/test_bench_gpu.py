@@ -86,7 +86,7 @@ def test_no_unit_begins_when_the_time_is_almost_over(tmp_path: Path) -> None:
     assert ended.returncode == 0 and not ended.stdout and not list(tmp_path.iterdir())
 
 
-NAMES = ("hangs", "slow", "breaks", "fails", "correct_graphs", "works")
+NAMES = ("hangs", "slow", "compiles", "breaks", "fails", "correct_graphs", "works")
 STRANGERS = tuple(Unit("device", name, 2.0, f"strange_units:{name}") for name in NAMES)
 STRANGE = f"""
 import os, sys, time
@@ -98,6 +98,11 @@ def slow(quick, folder):
     results.note(folder, "slow", rows=[*rows, ["a size", len(rows), ""]])
     time.sleep(0 if rows else 60)
     return {{"rows": results.read(folder)["slow"]["rows"]}}
+def compiles(quick, folder):
+    time.sleep(1.5)
+    results.note(folder, "compiles", runs=time.time())
+    time.sleep(1.5)  # longer than its time limit, together
+    return {{"rows": []}}
 def breaks(quick, folder): os._exit(7)
 def fails(quick, folder): raise RuntimeError(f"a|b, process {{os.getpid()}}")
 def works(quick, folder):
@@ -129,8 +134,8 @@ def test_units_that_hang_or_end_their_process(
     begun = [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines() if line.startswith("device: ")]
     assert begun == [*NAMES, "hangs", "slow"]
     found = results.read(out)
-    assert [found[name]["error"] for name in ("hangs", "slow", "breaks", "works")] == [
-        "took longer than 2 s", None, "its process ended with exit code 7", None
+    assert [found[name]["error"] for name in ("hangs", "slow", "compiles", "breaks", "works")] == [
+        "took longer than 2 s", None, None, "its process ended with exit code 7", None
     ]  # fmt: skip
     assert found["hangs"]["cuts"] == 2 * [results.LIMIT]
     assert [row[1] for row in found["slow"]["rows"]] == [0, 1]
@@ -160,12 +165,12 @@ def test_graphs_are_to_blame_only_when_they_run(runs: bool, again: bool, tmp_pat
     """Not for a compiler that takes too long, nor where the call was ended."""
     (graphs,) = (unit for unit in UNITS if unit.name == "correct_graphs")
     results.begin(tmp_path, graphs, True)
-    results.note(tmp_path, graphs.name, runs=runs)
+    results.note(tmp_path, graphs.name, runs=time.time() if runs else None)
     assert not results.without_graphs(tmp_path)
     results.end(tmp_path, graphs, True, "took longer than 2 s", limit=True)
     assert results.without_graphs(tmp_path) == runs and (graphs in results.waiting(tmp_path, PARTS)) == again
     results.begin(tmp_path, graphs, True)
-    results.note(tmp_path, graphs.name, runs=runs)
+    results.note(tmp_path, graphs.name, runs=time.time() if runs else None)
     results.write(tmp_path, graphs, True, error="RuntimeError: no memory")
     assert results.without_graphs(tmp_path) == runs
 
@@ -413,8 +418,10 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
         line(iteration=4, **{"eval/success": 0.96})
         ended: list[int] = []
         former = signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
-        while not ended:
+        until = time.monotonic() + 20
+        while not ended and time.monotonic() < until:
             time.sleep(0.01)
+        assert ended
         signal.signal(signal.SIGTERM, former)
         return 0
 
@@ -429,6 +436,9 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(train, "main", reaches)
     found = score.sac(False, tmp_path)
     assert found["rows"][0] == ["sac: to success 0.95", pytest.approx(40 + 7, abs=0.2), "s"]
+    first = {"iteration": 1, "env_steps": 1, "time/unix": 130.0}
+    rows = score._found("sac", {"success": ("max", (0.9,))}, [first], [100.0, 120.0, 140.0])[0]["rows"]
+    assert rows[-1] == ["sac: before the first block", 10.0, "s"]  # the first call was cut off while it compiled
     assert calls[0][-1] == "90" and calls[1][calls[1].index("--resume") + 1 :][0] == str(run)
     assert calls[1][-1] == "50"
 

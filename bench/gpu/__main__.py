@@ -94,6 +94,9 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
                 name = began.get(timeout=max(left, 0.0))
             except queue.Empty:
                 if unit is not None and time.monotonic() < until:
+                    if (more := unit.seconds - results.running(folder, unit)) > 0:
+                        left = min(more, until - time.monotonic())
+                        continue
                     error, limit = f"took longer than {unit.seconds:.0f} s", True
                 break
             if name is None:

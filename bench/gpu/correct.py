@@ -7,6 +7,7 @@ Reference data of the environments are the recordings of the original systems, w
 import dataclasses
 import functools
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -105,7 +106,7 @@ def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
         # it does else: programs that are compiled side by side would disturb one another there.
         pairs = product(algos, (tuned.AUTO, job.NO_GRAPHS))
         list(pool.map(lambda pair: _program(pair[0], quick, True, pair[1]), pairs))
-    results.note(folder, GRAPHS[1], runs=True)
+    results.note(folder, GRAPHS[1], runs=time.time())
     for algo in algos:
         states = []
         for options in (tuned.AUTO, job.NO_GRAPHS, job.NO_GRAPHS):

@@ -1,6 +1,7 @@
 """The file that `bench.gpu` writes, and the table made of it."""
 
 import json
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def write(
 def begin(folder: Path, unit: Unit, quick: bool) -> None:
     """Keep that a unit is at work: should its process be ended, this is what stands there. Raises UserError."""
     cuts = read(folder).get(unit.name, {}).get("cuts", [])
-    write(folder, unit, quick, {"runs": False}, error=CUT, cuts=[*cuts, CALL])
+    write(folder, unit, quick, {"runs": None}, error=CUT, cuts=[*cuts, CALL])
 
 
 def note(folder: Path, name: str, **found: Any) -> None:
@@ -52,6 +53,12 @@ def note(folder: Path, name: str, **found: Any) -> None:
     entries = read(folder)
     if name in entries:  # not where the unit was called by something else
         _store(folder, entries | {name: entries[name] | found})
+
+
+def running(folder: Path, unit: Unit) -> float:
+    """Seconds since a unit said that its programs are compiled and run; endless if it has not, or does not."""
+    began = read(folder).get(unit.name, {}).get("runs")
+    return time.time() - began if began else float("inf")
 
 
 def end(folder: Path, unit: Unit, quick: bool, error: str, limit: bool = False) -> None:
@@ -138,7 +145,7 @@ def without_graphs(folder: Path) -> bool:
 
 
 def _blames_graphs(entry: dict[str, Any]) -> bool:
-    """Whether an error came when the programs were compiled and ran: a slow compiler says nothing about graphs."""
+    """Whether an error came when the programs ran (since `runs`): a slow compiler says nothing about graphs."""
     return bool(entry.get("blamed") or (entry.get("runs") and entry["error"] not in (None, CUT)))
 
 

@@ -59,7 +59,7 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
 
     def found() -> tuple[dict[str, Any], bool]:
         lines = read_metrics(follow_latest(place / "latest"))
-        return _found(name, goals, without_pauses(lines, began), began[0])
+        return _found(name, goals, without_pauses(lines, began), began)
 
     left = f"--checkpoint_minutes 1 --max_seconds {max(seconds - found()[0]['trained'], 1.0):.0f}"
     try:
@@ -72,9 +72,8 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
         while not done.wait(EVERY):
             result, reached = found()
             results.note(folder, unit, **result)
-            if reached:
-                signal.raise_signal(signal.SIGTERM)  # training stops in order
-                return
+            if reached:  # training stops in order, if it has begun: else the next time
+                signal.raise_signal(signal.SIGTERM)
 
     former = signal.signal(signal.SIGTERM, lambda *_: None)  # should training have ended already
     watcher = threading.Thread(target=watch, daemon=True)
@@ -112,7 +111,9 @@ def without_pauses(lines: Sequence[dict[str, Any]], began: Sequence[float]) -> l
     return kept
 
 
-def _found(name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: float) -> tuple[dict[str, Any], bool]:
+def _found(
+    name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: Sequence[float]
+) -> tuple[dict[str, Any], bool]:
     """What the metrics of a run show, and whether all goals are reached; no rows before the first line."""
     timed = [line["time/unix"] for line in lines if "time/unix" in line]
     if not timed:
@@ -129,5 +130,6 @@ def _found(name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: floa
         if curves[metric]:
             last = curves[metric][-1]
             rows.append([f"{name}: {metric} after {last['seconds']:.0f} s", float(last["score"]), ""])
-    rows.append([f"{name}: before the first block", timed[0] - began, "s"])
+    first = max((start for start in began if start <= timed[0]), default=began[0])  # one before may have been cut off
+    rows.append([f"{name}: before the first block", timed[0] - first, "s"])
     return {"rows": rows, "curves": curves, "trained": timed[-1] - timed[0]}, not missed

@@ -16,7 +16,7 @@ class Unit:
     Attributes:
         part: that it belongs to.
         name: of its result.
-        seconds: after which it is cut off, compiling included.
+        seconds: after which it is cut off, compiling included; once more where it says that its programs run now.
         where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
             [[what, figure, unit], ...] for the table, and entries of its own.
     """
@@ -45,7 +45,7 @@ UNITS = tuple(
         ("correct", "correct_reach", 120, "bench.gpu.correct:reach"),
         ("correct", "correct_learner", 120, "bench.gpu.correct:learner"),
         ("correct", "correct_maps", 90, "bench.gpu.correct:maps_agree"),
-        ("correct", "correct_resume", 90, "bench.gpu.correct:resume_is_exact"),
+        ("correct", "correct_resume", 180, "bench.gpu.correct:resume_is_exact"),
         ("correct", "correct_donation", 60, "bench.gpu.correct:state_is_donated"),
         ("job", "job_coma_4096", 240, "bench.gpu.job:coma_4096"),
         ("job", "job_coma_16384", 240, "bench.gpu.job:coma_16384"),
