@@ -36,9 +36,9 @@ from envs_jax.batch import batched
 from jaxrl.algos.base import Phase, start
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, one_line
 from jaxrl.evaluation.rollouts import Evaluator, learned
-from jaxrl.nn import networks
+from jaxrl.nn import networks as nets
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
@@ -134,11 +134,14 @@ def of_device(gpus: int) -> Iterator[Program]:
     del gpus
     square = lambda dtype: _placed(((8192, 8192), dtype))  # noqa: E731
     yield Program("copy", jax.jit(lambda x: -x, donate_argnums=0), (_placed(((2**28,), jnp.float32)),))
-    for dtype in (jnp.float32, jnp.bfloat16):
-        yield Program(f"matrix product, {jnp.dtype(dtype).name}", jax.jit(jnp.matmul), (square(dtype), square(dtype)))
+    for name, dtype, precision in (
+        ("float32", jnp.float32, "highest"), ("tf32", jnp.float32, None), ("bfloat16", jnp.bfloat16, None)
+    ):  # fmt: skip
+        product = jax.jit(functools.partial(jnp.matmul, precision=precision))
+        yield Program(f"matrix product, {name}", product, (square(dtype), square(dtype)))
 
     def loss(x: Any, kernel: Any) -> Any:
-        return jnp.sum(jnp.square(networks.convolve(x, kernel, "conv")).astype(jnp.float32))
+        return jnp.sum(jnp.square(nets.convolve(x, kernel, "conv")).astype(jnp.float32))
 
     shapes = ((8192, 7, 7, 256), jnp.bfloat16), ((4, 4, 256, 256), jnp.bfloat16)
     yield Program("convolution", jax.jit(jax.grad(loss, argnums=(0, 1))), tuple(map(_placed, shapes)))
@@ -270,21 +273,27 @@ def main(argv: Sequence[str]) -> int:
         absent_mesh(1)
         rows = _earlier(path)
         done = {(row["set"], row["program"], row["gpus"]) for row in rows}
+        failed: list[str] = []
         for name, gpus in itertools.product(names, numbers):
             programs = list(SETS[name](gpus))
             if not programs:
-                print(f"{name}, {gpus} GPUs: nothing, its programs run on one GPU alone", flush=True)
+                print(f"{name}, {_gpus(gpus)}: nothing, its programs run on one GPU alone", flush=True)
             for program in programs:
                 if (name, program.name, gpus) in done:
                     continue
-                made, seconds = compiled(program)
+                try:
+                    made, seconds = compiled(program)
+                except RuntimeError as error:  # of XLA: the other programs are none the worse
+                    failed.append(program.name)
+                    print(f"{name}, {program.name}, {_gpus(gpus)}: FAILED: {one_line(str(error))}", flush=True)
+                    continue
                 row = {"set": name, "program": program.name, "gpus": gpus, "compile_seconds": seconds}
                 rows.append(row | counted(made, Path(dump)))
                 print(line(rows[-1]), flush=True)
                 measure.write(_result(rows), path)
                 for file in Path(dump).glob("*.txt"):
                     file.unlink()
-    return 0
+    return 1 if failed else 0
 
 
 def _without_gpus(dump: Path) -> None:
@@ -331,15 +340,19 @@ def _names(text: str | None) -> Sequence[str]:
     return names
 
 
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
 def line(row: dict[str, Any]) -> str:
     """A row for people."""
-    temporary, peak = (row[name] / memory_plan.GIB for name in ("temporary_bytes", "peak_bytes"))
     inside = "; ".join(f"{loop['path']}: {loop['host_operations']} and {loop['nodes']}" for loop in row["loops"])
     return (
-        f"{row['set']}, {row['program']}, {row['gpus']} GPU: {row['host_operations']} host operations, {row['nodes']} "
-        f"on the GPU, temporaries {temporary:.3f} GiB, peak {peak:.3f} GiB, library calls {row['library_calls']}, "
-        f"collectives {row['collectives']}, compiled in {row['compile_seconds']:.0f} s"
-        + (f"; loops, each time: {inside}" if inside else "")
+        f"{row['set']}, {row['program']}, {_gpus(row['gpus'])}: {row['host_operations']} host operations, "
+        f"{row['nodes']} on the GPU, temporaries {row['temporary_bytes'] / memory_plan.GIB:.3f} GiB, "
+        f"peak {row['peak_bytes'] / memory_plan.GIB:.3f} GiB, library calls {row['library_calls']}, "
+        f"collectives {row['collectives']}, compiled in "
+        f"{row['compile_seconds']:.0f} s" + (f"; loops, each time: {inside}" if inside else "")
     )
 
 

@@ -259,8 +259,14 @@ def shortened(request: Request, system: systems.System, samples: int) -> Config:
     return shorter.with_run(num_envs=number, rollout_chunk=0, learn_chunk=0, logical_shards=0)
 
 
-def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[str, Any]:
+def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "Torch | None" = None) -> dict[str, Any]:
     """Measure; the entries "algo", "env", "settings", "rows", "torch" and "notes" of a result.
+
+    Args:
+        request: what to measure.
+        machine_rates: to compare with.
+        say: receives sentences.
+        torch: the PyTorch learner, where there is one already.
 
     Raises:
         UserError: no size can be measured.
@@ -290,8 +296,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say) -> dict[
         groups.setdefault(key, []).append(size)
     if not groups and error is not None:
         raise error
-    torch = None
-    if request.torch:
+    if request.torch and torch is None:
         try:
             torch = make_torch(request, system, memory_plan.CPU_SAMPLES)
         except UsageError as refused:

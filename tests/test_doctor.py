@@ -191,6 +191,21 @@ def test_rates_are_work_over_time(monkeypatch):
     assert found.convolution == {"dense": 3 * product / 8, "patches": 3 * product / 16}
 
 
+def test_float32_products_are_not_tf32(monkeypatch):
+    """On GPUs, which round to ten bits unless told not to; that rate has a name of its own."""
+    monkeypatch.undo()
+    asked = {}
+    monkeypatch.setattr(rates, "repeated", lambda name, body, carry, least: asked.setdefault(name, (body, carry)))
+    monkeypatch.setattr(rates, "take_turns", lambda *_: {n: Timing((1.0,)) for n in (*asked, "copy", "fresh")})
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert set(rates.measure(4, methods=("conv",), quick=True).matmul) == {"float32", "tf32", "bfloat16"}
+    programs = {name: str(jax.make_jaxpr(body)(carry)) for name, (body, carry) in asked.items() if name != "conv"}
+    assert {name: "HIGHEST" in text for name, text in programs.items()} == {
+        "float32": True, "tf32": False, "bfloat16": False
+    }  # fmt: skip
+    assert "f32" in programs["tf32"] and "bf16" not in programs["tf32"]
+
+
 def test_layers_are_those_of_the_network():
     found = rates.layers(16, 12)
     assert [(layer.side, layer.kernel, layer.channels) for layer in found.values()] == [

@@ -4,6 +4,7 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +82,14 @@ def test_a_loop_inside_a_graph_costs_the_host_nothing() -> None:
     assert [loop.host_operations for loop in root.loops()] == [0, 0]
 
 
+def test_a_dump_without_its_list_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no list of thunks"):
+        thunks.read(tmp_path, "")
+    (tmp_path / "module_0001.f.thunk_metadata.txt").write_text("")
+    with pytest.raises(UserError, match=r"holds no .*module_0001\.f\.thunk_sequence\.txt: this version of XLA"):
+        thunks.read(tmp_path, "")
+
+
 def test_repeated_calls_count_as_often_as_they_are_made() -> None:
     leaves = {leaf.name: times for times, leaf in program().leaves() if leaf.name}
     assert leaves == {"copy.1": 1, "all-reduce-start.2": 8, "conv.3": 1}
@@ -114,6 +123,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, sentence in (
         (["--programs", "coma_409"], "--programs: there is no set of programs 'coma_409': did you mean 'coma_4096'"),
         (["--gpus", "9"], "--gpus"),
+        (["--gpus", ""], "--gpus names no number: give one, or several with commas between, such as 1,8"),
     ):
         assert gpu_program.main(flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
@@ -129,6 +139,28 @@ def test_results_of_a_former_call_are_kept(tmp_path: Path) -> None:
         gpu_program._earlier(file)
 
 
+def test_a_program_that_does_not_compile_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(program: gpu_program.Program) -> tuple[Any, float]:
+        if program.name == "bad":
+            raise RuntimeError("no such kernel\nat all")
+        return None, 1.0
+
+    counts = {"host_operations": 1, "nodes": 2, "loops": [], "library_calls": {}, "collectives": {}}
+    counts |= {"temporary_bytes": 0, "peak_bytes": 0}
+    programs = [gpu_program.Program(name, None, ()) for name in ("bad", "good")]
+    monkeypatch.setattr(gpu_program, "SETS", {"some": lambda gpus: iter(programs)})
+    monkeypatch.setattr(gpu_program, "compiled", compiled)
+    monkeypatch.setattr(gpu_program, "counted", lambda made, dump: counts)
+    for name in ("_without_gpus", "absent_mesh"):
+        monkeypatch.setattr(gpu_program, name, lambda _: None)
+    file = tmp_path / "programs.json"
+    assert gpu_program.main(["--gpus", "1", "--out", str(file)]) == 1
+    assert "some, bad, 1 GPU: FAILED: no such kernel at all" in capsys.readouterr().out
+    assert [row["program"] for row in measure.read(file)["rows"]] == ["good"]
+
+
 def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses unknown ones on CPUs too, where these change nothing."""
     assert graphs() == {} == DataParallel(8).compiler_options
@@ -141,7 +173,9 @@ def test_the_compiler_knows_the_options_for_graphs(monkeypatch: pytest.MonkeyPat
     more = DataParallel(8, options=(("xla_disable_hlo_passes", "cse"),)).compiler_options
     assert more["xla_disable_hlo_passes"] == f"cse,{options['xla_disable_hlo_passes']}"
     monkeypatch.setenv("JAXRL_GRAPHS", "off")
-    assert graphs() == {}
+    off = graphs()  # not {}, with which XLA's default makes graphs
+    assert off == {"xla_gpu_enable_command_buffer": ""} == DataParallel(8).compiler_options
+    assert jax.jit(lambda x: x + 1, compiler_options=off)(jnp.ones(3)).tolist() == [2, 2, 2]
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_gpu_enable_command_buffer": "SPIRALS"}).lower(jnp.ones(3))
     with pytest.raises(Exception, match="not a valid"):
         wrong.compile()

@@ -32,10 +32,11 @@ def test_a_traced_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixt
     settings = [(directory / "config.yaml").read_text().partition("runs:")[0] for directory in (plain, traced)]
     assert settings[0] == settings[1] and "profile" not in settings[0]
     printed, folder = capsys.readouterr().out, traced / "profile"
-    assert f"ms, in {folder}:\n{(folder / 'operations.txt').read_text()}" in printed
+    title, _, listed = (folder / "operations.txt").read_text().partition("\n\n")
+    assert title == profile.TITLE and f"ms, in {folder}:\n{listed}" in printed
     (trace,) = folder.glob("plugins/profile/*/*.trace.json.gz")
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    names = [line.split()[0] for line in (folder / "operations.txt").read_text().splitlines()[1:]]
+    names = [line.split()[0] for line in listed.splitlines()[1:]]
     assert 1 <= len(names) <= profile.MOST and set(names) <= {event.get("name") for event in events}
     assert not (plain / "profile").exists()
 
@@ -56,6 +57,22 @@ def test_training_goes_on_where_no_trace_can_be_made(tmp_path: Path, capsys: pyt
     assert "finished at iteration" in printed and not (directory / "profile").exists()
     run(f"{FLAGS.replace('1280', '128')} --profile", tmp_path)
     assert "warning: no profile: no phase that learns had more than 3 blocks" in capsys.readouterr().out
+
+
+def test_training_goes_on_where_a_trace_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = jax.profiler.stop_trace
+
+    def damage() -> None:
+        stop()
+        for trace in tmp_path.rglob("*.xplane.pb"):
+            trace.write_bytes(b"\xff" * 100)
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", damage)
+    run(f"{FLAGS} --profile", tmp_path)
+    printed = capsys.readouterr().out.replace("\n", " ")
+    assert "warning: no profile: the trace " in printed and "cannot be read" in printed and "finished at" in printed
 
 
 def test_calls_and_seconds_of_a_known_program(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """What is told of a run can be read back, without stale points and without lines lost."""
 
+import ctypes
 import io
 import json
 import mmap
 import re
-import runpy
-import sys
 import threading
 import time
 from pathlib import Path
@@ -281,38 +280,36 @@ def test_on_cpu_memory_is_the_resident_size() -> None:
             assert monitor.read().memory > reading.memory + 2**25
 
 
-class FakeNvml(SimpleNamespace):
-    """Two GPUs as NVML shows them; the second is a slice that keeps neither utilisation nor power."""
-
-    class NVMLError(Exception):
-        pass
+class FakeNvml:
+    """Two GPUs as the driver's library shows them; the second is a slice that keeps neither utilisation nor power."""
 
     def __init__(self, fails: bool = False) -> None:
-        super().__init__(fails=fails, opened=0)
+        self.fails, self.opened = fails, 0
 
-    def nvmlInit(self) -> None:
-        if self.fails:
-            raise self.NVMLError
-        self.opened += 1
+    def nvmlInit_v2(self) -> int:
+        self.opened += not self.fails
+        return 9 if self.fails else 0
 
-    def nvmlShutdown(self) -> None:
+    def nvmlShutdown(self) -> int:
         self.opened -= 1
+        return 0
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return f"GPU {index}"
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, found: Any) -> int:
+        found._obj.value = 1000 + index.value
+        return 0
 
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
-        return name
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, found: Any) -> int:
+        assert name == b"MIG-abc"
+        found._obj.value = 7
+        return 0
 
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
-        if handle == "MIG-abc":
-            raise self.NVMLError
-        return SimpleNamespace(gpu={"GPU 3": 40}[handle])
+    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, found: Any) -> int:
+        found._obj[0], found._obj[1] = 40, 99
+        return 0 if handle.value == 1003 else 3
 
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        if handle == "MIG-abc":
-            raise self.NVMLError
-        return {"GPU 3": 321_500}[handle]
+    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, found: Any) -> int:
+        found._obj.value = 321_500
+        return 0 if handle.value == 1003 else 3
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
@@ -325,7 +322,13 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
         for i in range(2)
     ]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-    monkeypatch.setattr(gpu, "pynvml", nvml)
+
+    def load(name: str) -> Any:
+        if nvml is None:
+            raise OSError(name)
+        return nvml
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, MIG-abc")
 
 
@@ -343,11 +346,3 @@ def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     fake_gpus(monkeypatch, nvml)
     with gpu.Monitor() as monitor:
         assert monitor.read() == gpu.DeviceReading(6, 100, None, None)
-
-
-def test_nvml_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it now fails
-    assert gpu.__file__ is not None
-    module = runpy.run_path(gpu.__file__)
-    with module["Monitor"]() as monitor:
-        assert monitor.read().utilisation is None

@@ -1,5 +1,6 @@
 """Tables of what was measured on a kind of device: automatic values take what fits, and runs keep what they took."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from bench.gpu import tuning
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import Timing
-from jaxrl.runtime import tuned
-from jaxrl.runtime.build import Run, unchecked_run
+from jaxrl.runtime import memory_plan, tuned
+from jaxrl.runtime.build import Run, build_run, unchecked_run
+from jaxrl.runtime.config import Config
 from jaxrl.runtime.memory_plan import GIB
 
 COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
-TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
+TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
 OPTION = "xla_llvm_disable_expensive_passes=true"
 
 
@@ -190,8 +192,19 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(tuning.QUICK, "coma", f"{TINY} --block_iterations 2")
     monkeypatch.setattr(tuning, "winner", lambda timings, usual: "second")
     changes = {"first": {}, "second": {"compiler_options": OPTION}, "third": {"compiler_options": "xla_none=1"}}
+    free = itertools.count(100 * memory_plan.GIB, -memory_plan.GIB)  # a device fills up while candidates are compiled
+    monkeypatch.setattr(memory_plan, "free_memory", lambda *_: next(free))
+    made: list[tuple[Any, ...]] = []
+
+    def watched(config: Config) -> Run:
+        setup = build_run(config)
+        made.append((setup.plan.limit, setup.config.run.rollout_chunk, setup.config.run.learn_chunk))
+        return setup
+
+    monkeypatch.setattr(tuning, "build_run", watched)
     found = tuning._compare("coma", changes, quick=True, keep=True)
     assert list(found["seconds"]) == list(found["compile_seconds"]) == ["first", "second"]
+    assert len(made) >= 2 and len(set(made)) == 1  # all are laid out alike
     assert "xla_none" in found["skipped"]["third"]
     assert list(found["kept"]["cpu"].values()) == [{"compiler_options": OPTION}]
     assert setup_of(TINY).config.run.compiler_options == OPTION

@@ -2,7 +2,8 @@
 
 Works through units of work in order of value, each in a process that is ended when it takes too long. DIR/results.json
 holds what they found and DIR/summary.md, printed at the end, a table of it; both are written anew as soon as a unit has
-ended. Called again with the same DIR, or with one that holds no more than results.json, it does what is missing.
+ended. Called again with the same DIR, or with one that holds no more than results.json, it does what is missing; what
+took too long is tried once more behind all others.
 Nothing is taken from the network.
 """
 
@@ -17,13 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu import results
-from bench.gpu.units import PARTS, UNITS, Unit
+from bench.gpu.units import LEAST, PARTS, UNITS, Unit
 from bench.harness import measure
 from envs_jax.base import closest, shown
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
-
-LEAST = 5.0  # seconds, below which no unit is begun
 
 
 @exit_on_error
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"cannot make {folder} ({error.strerror}): choose another folder with --out") from None
     results.check(folder, asked.quick)
     results.forget(folder, again)  # nothing, most of the time: it is known then that results can be written
-    while missing := _missing(folder, parts):
+    while missing := results.waiting(folder, parts):
         if until - time.monotonic() < LEAST:
             measure.say(f"out of time, {len(missing)} units are missing: call it again with the same --out")
             break
@@ -67,21 +66,20 @@ def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequ
     return names
 
 
-def _missing(folder: Path, parts: Sequence[str]) -> list[Unit]:
-    done = results.read(folder)
-    return [unit for unit in UNITS if unit.part in parts and unit.name not in done]
-
-
 def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> None:
     """One process that does units until one takes too long or the time is over."""
-    command = [sys.executable, "-m", "bench.gpu.worker", str(folder), *(["--quick"] if quick else [])]
+    ends = time.time() + until - time.monotonic()
+    command = [sys.executable, "-m", "bench.gpu.worker", str(folder), str(ends), *(["--quick"] if quick else [])]
     command += [unit.name for unit in units]
     settings = {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache" / "programs")}
     settings["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    flags = [os.environ.get("XLA_FLAGS", "")]
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
+        flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
     if quick:  # a rehearsal waits for the compiler, not for what it makes
-        settings["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+        flags.append("--xla_backend_optimization_level=0")
+    settings["XLA_FLAGS"] = " ".join(flags).strip()
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings,
         start_new_session=True, cwd=Path(__file__).parents[2],
@@ -89,17 +87,21 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     began: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(child, began), daemon=True)
     reader.start()
-    unit, left, error = None, until - time.monotonic(), None
+    unit, left, error, limit = None, until - time.monotonic(), "", False
     try:
         while True:
             try:
                 name = began.get(timeout=max(left, 0.0))
             except queue.Empty:
                 if unit is not None and time.monotonic() < until:
-                    error = f"took longer than {unit.seconds:.0f} s"
+                    if (more := unit.seconds - results.running(folder, unit)) > 0:
+                        left = min(more, until - time.monotonic())
+                        continue
+                    error, limit = f"took longer than {unit.seconds:.0f} s", True
                 break
             if name is None:
-                error = f"its process ended with exit code {child.wait()}"
+                if code := child.wait():
+                    error = f"its process ended with exit code {code}"
                 break
             unit = next(each for each in units if each.name == name)
             measure.say(f"{unit.part}: {name}")
@@ -111,8 +113,8 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
         child.communicate()
     if error and unit is None:
         raise UserError(f"no unit was begun, {error}: see its messages above")
-    if error and unit is not None and unit.name not in results.read(folder):
-        results.write(folder, unit, quick, error=error)
+    if error and unit is not None:
+        results.end(folder, unit, quick, error, limit)
 
 
 def _read(child: subprocess.Popen[str], began: "queue.Queue[str | None]") -> None:

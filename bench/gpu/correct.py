@@ -7,6 +7,7 @@ Reference data of the environments are the recordings of the original systems, w
 import dataclasses
 import functools
 import tempfile
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -15,10 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import envs_jax
 from bench import train_throughput
-from bench.gpu import job
+from bench.gpu import job, results
+from bench.gpu.units import GRAPHS
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
 from bench.parity import reach as reach_parity
@@ -36,6 +39,7 @@ SMALL = {  # a few iterations of every algorithm
     "ddpg": "--config ddpg_quick --num_envs 32",
     "sac": "--config sac_quick --num_envs 32",
 }
+ITERATIONS, SAVED = 16, 12  # of a test, and before its checkpoint: the replay holds enough to learn from by then
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
     """Map backends of accelerators against each other at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
-    dense, pallas = (envs_jax.make("coverage", q=q, map_backend=backend) for backend in ("dense", "pallas"))
+    dense, pallas = (envs_jax.make("coverage", q=q, map_backend=engine) for engine in ("dense", "pallas"))
     exact, real = variants.compare((dense, pallas), missions, variants.STEPS)
     agree = variants.agrees((exact, real))
     rows = [[f"dense and pallas agree, q {q}", agree, f"({exact} exact values differ, others by {real:.1e} at most)"]]
@@ -93,45 +97,53 @@ def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
 def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
     """Blocks as CUDA graphs and the same blocks launched kernel by kernel: equal hashes of the whole state.
 
-    Graphs are to blame only where two calls without them give the same bits, or where this unit never ends.
+    Graphs are to blame only where two calls without them give the same bits, or where this unit breaks or never ends
+    once its programs are compiled.
     """
-    rows, wrong = [], False
+    rows, blamed, idle = [], False, []
     algos = ["coma"] if quick else list(SMALL)
-    with ThreadPoolExecutor() as pool:  # the compiler is what takes time
+    with ThreadPoolExecutor() as pool:
+        # The compiler is what takes time. With exact sharding it times no kernels on the GPU to choose among them, as
+        # it does else: programs that are compiled side by side would disturb one another there.
         pairs = product(algos, (tuned.AUTO, job.NO_GRAPHS))
         list(pool.map(lambda pair: _program(pair[0], quick, True, pair[1]), pairs))
+    results.note(folder, GRAPHS[1], runs=time.time())
     for algo in algos:
         states = []
         for options in (tuned.AUTO, job.NO_GRAPHS, job.NO_GRAPHS):
             setup, block = _program(algo, quick, True, options)
-            states.append(digest(block(_begun(setup), jnp.int32(2))[0]))
+            state, still = _trained(setup, block, ITERATIONS)
+            states.append(digest(state))
+            idle += still
         same, steady = states[0] == states[1], states[1] == states[2]
         rows.append([f"{algo}: the same bits with and without CUDA graphs", same, ""])
         rows.append([f"{algo}: the same bits twice without CUDA graphs", steady, ""])
-        wrong |= steady and not same
-    return {"rows": rows, "wrong": wrong}
+        rows.append(_learned(algo, still))
+        blamed |= steady and not same
+    return {"rows": rows, "wrong": blamed or bool(idle), "blamed": blamed}
 
 
 def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
-    """Four iterations at once, and two and two with a checkpoint between: equal hashes of the whole state.
+    """All iterations in two blocks, and the same with a checkpoint between the blocks: equal hashes of the whole state.
 
     With --exact_sharding they must be equal; without, GPUs may add up numbers in any order.
     """
     rows, wrong = [], False
     for algo in SMALL if not quick else ["coma"]:
         for exact in (True,) if quick else (True, False):
-            setup, block = _program(algo, quick, exact)
-            two = jnp.int32(2)
-            whole, _ = block(block(_begun(setup), two)[0], two)
-            half, _ = block(_begun(setup), two)
+            setup, block = _program(algo, quick, exact, tuned.AUTO)
+            half, still = _trained(setup, block, SAVED)
             with tempfile.TemporaryDirectory() as place, Checkpoints(Path(place)) as checkpoints:
-                checkpoints.save(2, half, {})
+                checkpoints.save(SAVED, half, {})
                 checkpoints.wait()
                 _, resumed, _ = checkpoints.restore(setup.trainer.shapes())
-            resumed, _ = block(resumed, two)
+            rest = jnp.int32(ITERATIONS - SAVED)
+            resumed, _ = block(resumed, rest)
+            whole, _ = block(_trained(setup, block, SAVED)[0], rest)
             same = digest(resumed) == digest(whole)
             rows.append([f"{algo}: a resumed run has the same bits{', exact_sharding' if exact else ''}", same, ""])
-            wrong |= exact and not same
+            rows.append(_learned(algo, still))
+            wrong |= (exact and not same) or bool(still)
     return {"rows": rows, "wrong": wrong}
 
 
@@ -139,15 +151,15 @@ def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
     """Share of the state that a block writes the new state over."""
     shares = {}
     for algo in SMALL if not quick else ["coma"]:
-        memory = _program(algo, quick, True)[1].memory_analysis()
+        memory = _program(algo, quick, True, tuned.AUTO)[1].memory_analysis()
         shares[algo] = float(memory.alias_size_in_bytes / memory.argument_size_in_bytes)
     rows = [[f"{algo}: share of the state that is donated", share, ""] for algo, share in shares.items()]
     return {"rows": rows, "wrong": min(shares.values()) < 0.99}
 
 
 @functools.cache
-def _program(algo: str, quick: bool, exact: bool, options: str = tuned.AUTO) -> tuple[Run, Any]:
-    """A configuration made real, and its compiled last phase, for all units that need it."""
+def _program(algo: str, quick: bool, exact: bool, options: str) -> tuple[Run, Any]:
+    """A configuration made real, and its compiled last phase, for all units that need it; they name all arguments."""
     request = command_line.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
     setup = build_run(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
@@ -158,3 +170,19 @@ def _begun(setup: Run) -> Any:
     phase = len(setup.algo.phases) - 1
     assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
     return dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
+
+
+def _trained(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
+    """A training state after so many iterations of the last phase, and the leaves of its learner that did not move."""
+    begun = _begun(setup)
+    before = jax.device_get(begun.algo.replicated)  # a copy: the block writes over the state
+    state, _ = block(begun, jnp.int32(iterations))
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(jax.device_get(state.algo.replicated)), strict=True
+    )
+    return state, [jax.tree_util.keystr(path) for (path, old), new in pairs if np.array_equal(old, new)]
+
+
+def _learned(algo: str, still: list[str]) -> list[Any]:
+    """A row of the table: without learning equal bits would say little."""
+    return [f"{algo}: all of the learner has moved", not still, f"(not {', '.join(still[:3])}, ...)" if still else ""]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import env_throughput
+from bench.gpu import results
 from bench.harness import measure
 from jaxrl.report import rates
 
@@ -21,35 +22,42 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
     """493 x 493 cells."""
-    return _of("coverage", quick)
+    return _of("environments_coverage", "coverage", quick, folder)
 
 
 def snakes(quick: bool, folder: Path) -> dict[str, Any]:
     """Three against three."""
-    return _of("snakes_3v3", quick)
+    return _of("environments_snakes", "snakes_3v3", quick, folder)
 
 
 def reach(quick: bool, folder: Path) -> dict[str, Any]:
     """The arm."""
-    return _of("reach", quick)
+    return _of("environments_reach", "reach", quick, folder)
 
 
-def _of(env: str, quick: bool) -> dict[str, Any]:
+def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
+    """Size by size; what is measured is noted, and stays if a later size is cut off."""
+    noted = results.read(folder).get(unit, {})
+    rows, sizes = noted.get("rows", []), noted.get("sizes", {})
     machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)
     name, settings = SMALL[env] if quick else (env, {})
-    request = env_throughput.Request(
-        env=name,
-        variants={"": settings},
-        policy="random",
-        num_envs=[2] if quick else SIZES[env],
-        rounds=1 if quick else 5,
-        least=1e-6 if quick else 0.2,
-        baseline=False,
-    )
-    found = env_throughput.run(request, machine_rates, measure.say)
-    rows = []
-    for row in found["rows"]:
-        for stage, entry in row["stages"].items():
-            what = f"{name}, {row['num_envs']:,} copies, {stage}"
-            rows.append([what, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
-    return {"rows": rows, "rates": machine_rates.plain(), "found": found}
+    for size in [2] if quick else SIZES[env]:
+        if str(size) in sizes:
+            continue
+        request = env_throughput.Request(
+            env=name,
+            variants={"": settings},
+            policy="random",
+            num_envs=[size],
+            rounds=1 if quick else 5,
+            least=1e-6 if quick else 0.2,
+            baseline=False,
+        )
+        found = env_throughput.run(request, machine_rates, measure.say)
+        for row in found["rows"]:
+            for stage, entry in row["stages"].items():
+                what = f"{name}, {row['num_envs']:,} copies, {stage}"
+                rows.append([what, entry["rate"], f"steps/s ({100 * entry['roofline']:.0f} % of the copy rate)"])
+        sizes[str(size)] = {"rates": machine_rates.plain(), "found": found}
+        results.note(folder, unit, rows=rows, sizes=sizes)
+    return {"rows": rows, "sizes": sizes}

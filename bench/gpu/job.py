@@ -71,6 +71,8 @@ def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def _busy(missions: int, quick: bool) -> dict[str, Any]:
+    if not quick and not watch.answers():
+        return {"rows": [[f"{missions:,} missions: GPU busy", watch.UNKNOWN, ""]]}  # before anything is compiled
     work = train_throughput.iterations(*_program(missions, quick))
     found = watch.watch(work, 0.1, 0.0) if quick else watch.watch(work, SECONDS)
     return {"rows": watch.rows(f"{missions:,} missions", found), "found": found}
@@ -103,6 +105,6 @@ def _coma(missions: int, quick: bool) -> dict[str, Any]:
         [f"{missions:,} missions: of the matrix products' rate", 100 * learn["of_matmul"], "%"],
         [f"{missions:,} missions: memory of the program", row["bytes_per_device"] / 2**30, "GiB"],
         [f"{missions:,} missions: planned", row["planned_bytes"] / 2**30, "GiB"],
-        [f"{missions:,} missions: compiling", row["compile_seconds"], "s"],
+        [f"{missions:,} missions: compiling", row["compile_seconds"], "s, or reading what was compiled before"],
     ]
     return {"rows": rows, "rates": machine_rates.plain(), **{k: v for k, v in found.items() if k != "rows"}, "row": row}

@@ -1,7 +1,8 @@
 """The file that `bench.gpu` writes, and the table made of it."""
 
 import json
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: what it found}; the table
+CUT = "cut off"  # the error of a unit at work
+CALL, LIMIT = "end of the call", "time limit"  # by which a unit is cut off
+CALLS, LIMITS = 3, 1  # how often it may have been, to be tried again: in all, and by its time limit
 
 
 def write(
@@ -18,11 +22,69 @@ def write(
     quick: bool,
     result: dict[str, Any] | None = None,
     error: str | None = None,
-    seconds: float | None = None,
+    took: float | None = None,
+    cuts: Sequence[str] = (),
 ) -> None:
-    """Keep what a unit found, or why it found nothing, and renew the table. One process at a time. Raises UserError."""
-    entry = {"part": unit.part, "unit": unit.name, "quick": quick, "error": error, "seconds": seconds}
-    _store(folder, read(folder) | {unit.name: entry | (result or {})})
+    """Keep what a unit found, and renew the table. One process at a time. Raises UserError.
+
+    Args:
+        folder: of the results.
+        unit: that ended, or begins.
+        quick: whether figures mean nothing.
+        result: what it found; without an error it takes the place of what was noted before.
+        error: why it did not come to its end.
+        took: seconds, if it did.
+        cuts: CALL or LIMIT for each time that it was ended from outside; without any an error is final.
+    """
+    entries = read(folder)
+    noted = entries.get(unit.name, {}) if error else {}
+    own = {"part": unit.part, "unit": unit.name, "quick": quick, "error": error, "took": took, "cuts": list(cuts)}
+    _store(folder, entries | {unit.name: noted | (result or {}) | own})
+
+
+def begin(folder: Path, unit: Unit, quick: bool) -> None:
+    """Keep that a unit is at work: should its process be ended, this is what stands there. Raises UserError."""
+    cuts = read(folder).get(unit.name, {}).get("cuts", [])
+    write(folder, unit, quick, {"runs": None}, error=CUT, cuts=[*cuts, CALL])
+
+
+def note(folder: Path, name: str, **found: Any) -> None:
+    """Keep what a unit at work has found so far, in case that it is cut off. Raises UserError."""
+    entries = read(folder)
+    if name in entries:  # not where the unit was called by something else
+        _store(folder, entries | {name: entries[name] | found})
+
+
+def running(folder: Path, unit: Unit) -> float:
+    """Seconds since a unit said that its programs are compiled and run; endless if it has not, or does not."""
+    began = read(folder).get(unit.name, {}).get("runs")
+    return time.time() - began if began else float("inf")
+
+
+def end(folder: Path, unit: Unit, quick: bool, error: str, limit: bool = False) -> None:
+    """Keep why the process of a unit has ended, unless the unit has; after its time limit it may try again.
+
+    Raises:
+        UserError: nothing can be written.
+    """
+    entry = read(folder).get(unit.name, {})
+    if entry.get("error") == CUT:
+        write(folder, unit, quick, error=error, cuts=[*entry["cuts"][:-1], LIMIT] if limit else ())
+
+
+def waiting(folder: Path, parts: Collection[str]) -> list[Unit]:
+    """Units to do: those without a result, then those that are to try again after their time limit."""
+    entries = read(folder)
+    found = [
+        unit for unit in UNITS if unit.part in parts and (unit.name not in entries or _may_retry(entries[unit.name]))
+    ]
+    return sorted(found, key=lambda unit: entries.get(unit.name, {}).get("cuts", []).count(LIMIT))
+
+
+def _may_retry(entry: dict[str, Any]) -> bool:
+    """Whether a unit was cut off, and not too often: what it has compiled is kept, so that it comes further now."""
+    cuts = entry.get("cuts", [])
+    return 0 < len(cuts) <= CALLS and cuts.count(LIMIT) <= LIMITS and not _blames_graphs(entry)
 
 
 def forget(folder: Path, names: Collection[str]) -> None:
@@ -53,7 +115,16 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _is_entry(found: Any) -> bool:
-    return isinstance(found, dict) and {"part", "unit", "quick", "error"} <= found.keys()
+    if not isinstance(found, dict) or not {"part", "unit", "quick", "error"} <= found.keys():
+        return False
+    rows, cuts, error = found.get("rows", []), found.get("cuts", []), found["error"]
+    return (
+        isinstance(found["unit"], str)
+        and (error is None or isinstance(error, str))
+        and isinstance(cuts, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == 3 and isinstance(row[0], str) for row in rows)
+    )
 
 
 def check(folder: Path, quick: bool) -> None:
@@ -70,20 +141,27 @@ def failed(folder: Path) -> list[str]:
 
 def without_graphs(folder: Path) -> bool:
     """Return whether CUDA graphs have failed here, or given other results."""
-    return GRAPHS[1] in failed(folder)
+    return _blames_graphs(read(folder).get(GRAPHS[1], {}))
+
+
+def _blames_graphs(entry: dict[str, Any]) -> bool:
+    """Whether an error came when the programs ran (since `runs`): a slow compiler says nothing about graphs."""
+    return bool(entry.get("blamed") or (entry.get("runs") and entry["error"] not in (None, CUT)))
 
 
 def table(folder: Path) -> str:
     """All results as Markdown."""
-    lines, entries = ["| part | what | figure |", "|---|---|---|"], read(folder).values()
-    for entry in entries:
+    lines, entries = ["| unit | what | figure |", "|---|---|---|"], read(folder)
+    for name, entry in entries.items():
         if entry["error"]:
-            lines.append(f"| {entry['part']} | {entry['unit']} | FAILED: {_cell(entry['error'])} |")
+            told = f"FAILED: {entry['error']}"
+            told += ", it is tried again" if _may_retry(entry) else f" (--again {name} does it anew)"
+            lines.append(f"| {name} | did not end | {_cell(told)} |")
         for what, figure, unit in entry.get("rows", ()):
-            lines.append(f"| {entry['part']} | {_cell(what)} | {_cell(f'{_number(figure)} {unit}')} |")
+            lines.append(f"| {name} | {_cell(what)} | {_cell(f'{_number(figure)} {unit}')} |")
     if without_graphs(folder):
         lines.append(f"\n{GRAPHS[1]} failed: the rest was done without CUDA graphs. Train with JAXRL_GRAPHS=off here.")
-    if any(entry["quick"] for entry in entries):
+    if any(entry["quick"] for entry in entries.values()):
         lines.append("\nA rehearsal (--quick): the figures mean nothing.")
     return "\n".join(lines) + "\n"
 

@@ -1,16 +1,20 @@
 """Part "score": seconds of training to a score, compiling apart, by the selection episodes of a run."""
 
+import signal
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import job
+from bench.gpu import job, results
 from bench.studies import learning
 from jaxrl.cli import train
 from jaxrl.common.errors import UserError
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime.run_directory import open_run
+from jaxrl.runtime.run_directory import follow_latest, open_run
 
+EVERY = 2.0  # seconds between two looks at what is reached
 FLAGS = {
     "coma": "--config coma_fast --start corners --eval_every 2 --eval_episodes 256",
     "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
@@ -23,7 +27,6 @@ QUICK = {
     f"--opponent 0 {SMALL}",
     "sac": f"--config sac_quick --init_steps 0 {SMALL}",
 }
-
 
 Goals = dict[str, tuple[str, tuple[float, ...]]]  # {metric: ("min" or "max", values to reach)}
 
@@ -44,24 +47,89 @@ def sac(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -> dict[str, Any]:
-    limit = f"--max_seconds {2 if quick else seconds} --runs {folder / 'runs' / name}"
-    began = time.time()
-    arguments = f"{QUICK[name] if quick else FLAGS[name]} {limit}"
-    if train.main(arguments.split()) != 0:
+    """Train until all goals are reached, or for so many seconds without compiling.
+
+    What is reached is noted again and again; a run that was cut off is resumed from its last checkpoint.
+    """
+    unit, seconds = f"score_{name}", 2.0 if quick else seconds
+    noted = results.read(folder).get(unit, {})
+    began = [*noted.get("began", []), time.time()]
+    place = folder / "runs" / (noted.get("run") or f"{name}_{began[0]:.0f}")
+    results.note(folder, unit, run=place.name, began=began)
+
+    def found() -> tuple[dict[str, Any], bool]:
+        lines = read_metrics(follow_latest(place / "latest"))
+        return _found(name, goals, without_pauses(lines, began), began)
+
+    left = f"--checkpoint_minutes 1 --max_seconds {max(seconds - found()[0]['trained'], 1.0):.0f}"
+    try:
+        arguments = f"--resume {open_run(place / 'latest')} {left}"
+    except UserError:  # it was not begun, or cut off before it had a directory
+        arguments = f"{QUICK[name] if quick else FLAGS[name]} --runs {place} {left}"
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(EVERY):
+            result, reached = found()
+            results.note(folder, unit, **result)
+            if reached:  # training stops in order, if it has begun: else the next time
+                signal.raise_signal(signal.SIGTERM)
+
+    former = signal.signal(signal.SIGTERM, lambda *_: None)  # should training have ended already
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        code = train.main(arguments.split())
+    finally:
+        done.set()
+        watcher.join()
+        signal.signal(signal.SIGTERM, former)
+    if code != 0:
         raise UserError(f"training ended with an error: python -m jaxrl.train {arguments}")
-    lines = read_metrics(open_run(str(folder / "runs" / name / "latest")))
-    timed = [line for line in lines if "time/unix" in line]
-    if not timed:
+    result, _ = found()
+    if not result["rows"]:
         raise UserError(f"training ended before its first line of metrics: give it more than {seconds:.0f} s")
+    return {**result, "command": f"python -m jaxrl.train {arguments}", "run": place.name, "began": began}
+
+
+def without_pauses(lines: Sequence[dict[str, Any]], began: Sequence[float]) -> list[dict[str, Any]]:
+    """Lines of metrics, their clock standing still between a call that was cut off and the first line of the next.
+
+    Args:
+        lines: of a run.
+        began: when each process that worked at it began, in order.
+    """
+    kept, pause, last = [], 0.0, None
+    for line in lines:
+        if "time/unix" in line:
+            now = line["time/unix"]
+            if last is not None and any(last < start <= now for start in began):
+                pause += now - last
+            last = now
+            line = line | {"time/unix": now - pause}
+        kept.append(line)
+    return kept
+
+
+def _found(
+    name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: Sequence[float]
+) -> tuple[dict[str, Any], bool]:
+    """What the metrics of a run show, and whether all goals are reached; no rows before the first line."""
+    timed = [line["time/unix"] for line in lines if "time/unix" in line]
+    if not timed:
+        return {"rows": [], "trained": 0.0}, False
     rows: list[list[Any]] = []
+    missed = False
     curves = {metric: learning.of_selection(lines, f"eval/{metric}") for metric in goals}
     for metric, (mode, values) in goals.items():
         for value in values:
             point = learning.first_at(curves[metric], value, mode)
+            missed |= point is None
             reached = "not reached" if point is None else float(point["seconds"])
             rows.append([f"{name}: to {metric} {value:g}", reached, "" if point is None else "s"])
         if curves[metric]:
             last = curves[metric][-1]
             rows.append([f"{name}: {metric} after {last['seconds']:.0f} s", float(last["score"]), ""])
-    rows.append([f"{name}: before the first block", timed[0]["time/unix"] - began, "s"])
-    return {"rows": rows, "command": f"python -m jaxrl.train {arguments}", "curves": curves}
+    first = max((start for start in began if start <= timed[0]), default=began[0])  # one before may have been cut off
+    rows.append([f"{name}: before the first block", timed[0] - first, "s"])
+    return {"rows": rows, "curves": curves, "trained": timed[-1] - timed[0]}, not missed

@@ -111,7 +111,10 @@ def read(folder: Path, hlo: str) -> Thunk:
         raise UserError(f"{folder} holds no list of thunks: this version of XLA writes none, or under another name")
     stem = str(written[-1]).removesuffix("thunk_metadata.txt")
     lists = [Path(f"{stem}thunk_sequence{suffix}.txt") for suffix in ("_after_thunk_passes", "")]
-    final = next(path for path in lists if path.exists())  # the first one only where a pass has changed something
+    # the first one only where a pass has changed something
+    final = next((path for path in lists if path.exists()), None)
+    if final is None:
+        raise UserError(f"{folder} holds no {lists[1].name}: this version of XLA writes it under another name")
     return parse(final.read_text(), _names(written[-1].read_text()), trip_counts(hlo))
 
 

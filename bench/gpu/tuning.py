@@ -53,7 +53,6 @@ OPTIONS = {  # of the compiler, beside those of `DataParallel`
         "no latency hiding": "xla_gpu_enable_latency_hiding_scheduler=false",
     },
     "products": {
-        "no autotuning": "xla_gpu_autotune_level=0",
         "no Triton products": "xla_gpu_enable_triton_gemm=false",
         "any product by Triton": "xla_gpu_triton_gemm_any=true",
     },
@@ -136,6 +135,14 @@ def _config(job: str, quick: bool) -> Config:
     return variants.settled(config, config.run.num_envs, measure.say)
 
 
+def _laid_out(config: Config) -> Config:
+    """With chunks and memory as they are chosen on an idle device: what candidates do not change is equal in all."""
+    setup = build_run(config)
+    run = setup.config.run
+    memory = setup.plan.limit / memory_plan.GIB
+    return config.with_run(rollout_chunk=run.rollout_chunk, learn_chunk=run.learn_chunk, memory_gb=memory)
+
+
 def _planned(setup: Run) -> memory_plan.Chunks:
     """The chunks that the memory plan chooses where nothing was measured."""
     return memory_plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
@@ -171,7 +178,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     Raises:
         UserError: the first candidate cannot be run.
     """
-    config, until = _config(job, quick), time.monotonic() + COMPILING
+    config, until = _laid_out(_config(job, quick)), time.monotonic() + COMPILING
     held: list[Any] = []
     samplers, compiling, skipped = [], {}, {}
     setups: dict[str, Run] = {}
@@ -199,7 +206,11 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     best = winner(timings, usual)
     kept = _keep(setups[usual], candidates[best], quick) if keep and best != usual else {}
     rows: list[list[Any]] = [
-        [f"{job}: {name}", timing.median / iterations, f"s an iteration (compiled in {compiling[name]:.3g} s)"]
+        [
+            f"{job}: {name}",
+            timing.median / iterations,
+            f"s an iteration (ready after {compiling[name]:.3g} s)",
+        ]
         for name, timing in timings.items()
     ]
     rows += [[f"{job}: {name}", "left out", why] for name, why in skipped.items()]

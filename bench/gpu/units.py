@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 Result = dict[str, Any]
+LEAST = 20.0  # seconds that must be left of a call for a unit to begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Unit:
     Attributes:
         part: that it belongs to.
         name: of its result.
-        seconds: after which it is given up, compiling included.
+        seconds: after which it is cut off, compiling included; once more where it says that its programs run now.
         where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
             [[what, figure, unit], ...] for the table, and entries of its own.
     """
@@ -44,19 +45,19 @@ UNITS = tuple(
         ("correct", "correct_reach", 120, "bench.gpu.correct:reach"),
         ("correct", "correct_learner", 120, "bench.gpu.correct:learner"),
         ("correct", "correct_maps", 90, "bench.gpu.correct:maps_agree"),
-        ("correct", "correct_resume", 90, "bench.gpu.correct:resume_is_exact"),
+        ("correct", "correct_resume", 180, "bench.gpu.correct:resume_is_exact"),
         ("correct", "correct_donation", 60, "bench.gpu.correct:state_is_donated"),
         ("job", "job_coma_4096", 240, "bench.gpu.job:coma_4096"),
         ("job", "job_coma_16384", 240, "bench.gpu.job:coma_16384"),
         ("job", "job_coma_4096_busy", 120, "bench.gpu.job:busy_4096"),
         ("job", "job_coma_4096_kernels", 120, "bench.gpu.job:kernels_4096"),
         ("job", "job_coma_16384_busy", 120, "bench.gpu.job:busy_16384"),
-        ("score", "score_coma", 300, "bench.gpu.score:coma"),
-        ("score", "score_ddpg", 200, "bench.gpu.score:ddpg"),
-        ("score", "score_sac", 150, "bench.gpu.score:sac"),
-        ("environments", "environments_coverage", 150, "bench.gpu.environments:coverage"),
-        ("environments", "environments_snakes", 150, "bench.gpu.environments:snakes"),
-        ("environments", "environments_reach", 150, "bench.gpu.environments:reach"),
+        ("score", "score_coma", 450, "bench.gpu.score:coma"),
+        ("score", "score_ddpg", 360, "bench.gpu.score:ddpg"),
+        ("score", "score_sac", 270, "bench.gpu.score:sac"),
+        ("environments", "environments_coverage", 240, "bench.gpu.environments:coverage"),
+        ("environments", "environments_snakes", 240, "bench.gpu.environments:snakes"),
+        ("environments", "environments_reach", 240, "bench.gpu.environments:reach"),
         ("tuning", "tuning_maps", 300, "bench.gpu.tuning:maps"),
         ("tuning", "tuning_coma_graphs", 300, "bench.gpu.tuning:coma_graphs"),
         ("tuning", "tuning_ddpg", 300, "bench.gpu.tuning:ddpg"),

@@ -11,6 +11,7 @@ import jax
 from jaxrl.report.gpu import DeviceReading, Monitor
 
 EVERY = 0.1  # seconds between readings
+UNKNOWN = "not measured: NVML, the driver's library, gives no figure here"
 SETTLE = 1.0  # seconds before the first: a reading of NVML is a mean over up to one
 
 
@@ -54,11 +55,17 @@ def watch(work: Callable[[], Any], seconds: float, settle: float = SETTLE) -> di
 def rows(who: str, found: dict[str, Any]) -> list[list[Any]]:
     """Rows of the table; a figure that could not be read is told as such."""
     busy, power = found["utilisation"], found["power"]
-    unknown = "not measured: NVML gives no figure here"
     return [
-        [f"{who}: GPU busy", unknown if busy is None else 100.0 * busy, "" if busy is None else "%"],
-        [f"{who}: power", unknown if power is None else power, "" if power is None else "W"],
+        [f"{who}: GPU busy", UNKNOWN if busy is None else 100.0 * busy, "" if busy is None else "%"],
+        [f"{who}: power", UNKNOWN if power is None else power, "" if power is None else "W"],
     ]
+
+
+def answers() -> bool:
+    """Whether the device can be asked at all."""
+    with Monitor() as monitor:
+        reading = monitor.read()
+    return reading.utilisation is not None or reading.power is not None
 
 
 def _mean(values: Any) -> float | None:

@@ -1,7 +1,8 @@
-"""Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR [--quick] UNIT ...
+"""Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR UNTIL [--quick] UNIT ...
 
-Says "begins NAME" on stdout before each unit. It ends when its standard input does: with whoever started it. It ends,
-too, behind a unit that broke, for a device may be of no use to a process from then on.
+Says "begins NAME" on stdout before each unit, and begins none shortly before UNTIL (seconds since 1970). It ends when
+its standard input does: with whoever started it. It ends, too, behind a unit that broke, for a device may be of no use
+to a process from then on.
 """
 
 import os
@@ -13,17 +14,21 @@ import traceback
 from pathlib import Path
 
 from bench.gpu import results
-from bench.gpu.units import UNITS
+from bench.gpu.units import LEAST, UNITS
 from jaxrl.common.errors import UserError, one_line
 
 
 def main(argv: list[str]) -> int:
     """Do the units, one after another."""
-    folder, names = Path(argv[0]), [word for word in argv[1:] if word != "--quick"]
+    folder, until, names = Path(argv[0]), float(argv[1]), [word for word in argv[2:] if word != "--quick"]
     quick = "--quick" in argv
     threading.Thread(target=_end_with_parent, daemon=True).start()
     say, sys.stdout = sys.stdout, sys.stderr  # what the units print is no message to the parent
-    for unit in (unit for unit in UNITS if unit.name in names):
+    units = {unit.name: unit for unit in UNITS}
+    for unit in (units[name] for name in names):
+        if until - time.time() < LEAST:
+            break
+        results.begin(folder, unit, quick)
         print(f"begins {unit.name}", file=say, flush=True)
         began = time.perf_counter()
         try:
@@ -35,7 +40,7 @@ def main(argv: list[str]) -> int:
             results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
             break
         else:
-            results.write(folder, unit, quick, result=result, seconds=time.perf_counter() - began)
+            results.write(folder, unit, quick, result=result, took=time.perf_counter() - began)
         if results.without_graphs(folder) and os.environ.get("JAXRL_GRAPHS") != "off":
             break  # the next process sets it
     return 0

@@ -61,7 +61,9 @@ def several(text: str, flag: str, low: int, high: int) -> list[int]:
     """Whole numbers separated by commas. Raises UsageError."""
     words = text.replace(",", " ").split()
     if not words:
-        raise UsageError(f"{flag} names no number: give one, or several with commas between, such as 1,64,1024")
+        raise UsageError(
+            f"{flag} names no number: give one, or several with commas between, such as {low},{min(64, high)}"
+        )
     return sorted({whole(word, flag, low, high) for word in words})
 
 
@@ -101,7 +103,7 @@ def output(text: str | None, kind: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
     if path.suffix != ".json":
-        raise UsageError(f"--out must end in .json, not {shown(path.name)}: table and plot go beside it")
+        raise UsageError(f"--out must end in .json, not {shown(path.name)}")
     try:
         if path.is_dir():
             raise UsageError(f"--out {path} is a directory: name a file in it")

@@ -1,14 +1,15 @@
 """Recorded episodes of reach, repeated by the environment, open loop from the reset.
 
 Puck, goal and actions go in; observations, rewards, successes and targets of the hand must come out. The bounds are
-those of `bench.parity.metaworld`: three times what was measured when the arm was first written down.
+those of `bench.parity.metaworld`: three times what was measured when the arm was first written down, and for the reward
+what may follow from the hand's.
 """
 
 import functools
 
 import numpy as np
 
-from bench.parity import metaworld
+from bench.parity import metaworld as reach_parity
 from bench.parity.comparison import Comparison
 from bench.parity.records import load
 
@@ -20,16 +21,16 @@ TARGET = 8e-8  # m; the record is rounded to 3e-8, an increment to 5e-10, alike 
 
 
 def _most(figure: str, unit: str) -> float:
-    bound = metaworld.BOUNDS[figure, unit][1]
+    bound = reach_parity.BOUNDS[figure, unit][1]
     assert bound is not None
     return bound
 
 
 @functools.cache
-def recording(source: str = "recorded") -> metaworld.Recording:
+def recording(source: str = "recorded") -> reach_parity.Recording:
     """All episodes of a source, see `bench.parity.records`. Raises NoRecordError."""
     record = load("reach_episodes", source)
-    return metaworld.Recording(
+    return reach_parity.Recording(
         policy=record["policy"],
         puck=record["obj_init"],
         goal=record["goal"],
@@ -45,7 +46,7 @@ def recording(source: str = "recorded") -> metaworld.Recording:
 @functools.cache
 def replayed(source: str) -> dict[str, np.ndarray]:
     """What the environment makes of a recording. Raises NoRecordError."""
-    return metaworld.replay(recording(source))
+    return reach_parity.replay(recording(source))
 
 
 def compare(source: str) -> Comparison:
@@ -53,20 +54,21 @@ def compare(source: str) -> Comparison:
     record, ours, found = recording(source), replayed(source), Comparison()
     free, seen = record.free, record.observation[:, 1:]
     differ = np.linalg.norm(ours["observation"][..., :3] - seen[..., :3], axis=-1)
-    found.close(
-        "hand before the first contact, mm", 1e3 * differ[free], 0.0, _most("hand, before the first contact", "mm")
-    )
+    hand = _most("hand, before the first contact", "mm")
+    found.close("hand before the first contact, mm", 1e3 * differ[free], 0.0, hand)
     used = OBSERVATION > 0
     found.close(
         "observation before the first contact, of its bounds",
         ours["observation"][free][:, used], seen[free][:, used], 1.0, OBSERVATION[used],
     )  # fmt: skip
     found.exact("unused places of the observation", ours["observation"][free][:, ~used], seen[free][:, ~used])
+    allowed = np.broadcast_to(1e-3 * hand * reach_parity.steepest(record.goal)[:, None], free.shape)
     found.close(
-        "reward before the first contact",
+        "reward before the first contact, of its bounds",
         ours["reward"][free],
         record.reward[free],
-        _most("reward, before the first contact", ""),
+        1.0,
+        allowed[free],
     )
     found.exact("success", ours["success"], record.success)
     found.close("target of the hand, m", ours["target"], load("reach_episodes", source)["mocap_pos"][:, 1:], TARGET)

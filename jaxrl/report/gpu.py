@@ -1,18 +1,19 @@
 """Memory, utilisation and power of the devices that JAX uses, as far as they can be asked."""
 
+import ctypes
 import os
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-try:
-    import pynvml
-except ImportError:  # not on every platform; without it there are no GPU figures
-    pynvml = None
+NVML = "libnvidia-ml.so.1"  # comes with the driver; without it there are no GPU figures
+
+
+class NvmlError(Exception):
+    """NVML does not answer, or has no such figure."""
 
 
 class DeviceReading(NamedTuple):
@@ -39,7 +40,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self._devices = jax.local_devices()
-        self._handles = _nvml_handles(self._devices)
+        self._nvml, self._handles = _nvml_handles(self._devices)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -51,16 +52,62 @@ class Monitor:
         """A few microseconds on CPU, about a millisecond with NVML."""
         memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
         rates, watts = (
-            [value for handle in self._handles if (value := _asked(question, handle)) is not None]
-            for question in (_utilisation, _watts)
+            [value for handle in self._handles if (value := self._asked(figure, handle)) is not None]
+            for figure in ("utilisation", "watts")
         )
         return DeviceReading(memory, limit, sum(rates) / len(rates) if rates else None, sum(watts) if watts else None)
 
     def close(self) -> None:
         """Let go of NVML."""
-        if self._handles:
-            pynvml.nvmlShutdown()
-        self._handles = []
+        if self._nvml is not None:
+            self._nvml.close()
+        self._nvml, self._handles = None, []
+
+    def _asked(self, figure: str, handle: Any) -> float | None:
+        try:
+            return float(getattr(self._nvml, figure)(handle))
+        except NvmlError:  # not kept for a slice of a GPU (MIG)
+            return None
+
+
+class Nvml:
+    """The driver's own library, as far as it is of use here. Raises NvmlError, as all its methods do."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(NVML)
+        except OSError:
+            raise NvmlError("no driver") from None
+        self._ask("nvmlInit_v2")
+
+    def _ask(self, function: str, *arguments: Any) -> None:
+        if code := getattr(self._library, function)(*arguments):
+            raise NvmlError(f"{function} answers {code}")
+
+    def handle(self, name: str) -> ctypes.c_void_p:
+        """Of the GPU with this number, or this UUID."""
+        found = ctypes.c_void_p()
+        if name.isdecimal():
+            self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(name)), ctypes.byref(found))
+        else:
+            self._ask("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(found))
+        return found
+
+    def utilisation(self, handle: ctypes.c_void_p) -> float:
+        """Share of the last moments in which a kernel ran, 0 to 1."""
+        found = (ctypes.c_uint * 2)()  # of the GPU and of its memory, in percent
+        self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(found))
+        return found[0] / 100.0
+
+    def watts(self, handle: ctypes.c_void_p) -> float:
+        """Power."""
+        found = ctypes.c_uint()
+        self._ask("nvmlDeviceGetPowerUsage", handle, ctypes.byref(found))
+        return found.value / 1000.0
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self._library.nvmlShutdown()
 
 
 def device_memory(device: jax.Device) -> tuple[int, int | None]:
@@ -80,39 +127,23 @@ def resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _nvml_handles(devices: list[Any]) -> list[Any]:
-    """NVML's handles of the GPUs among `devices`; empty if there are none or NVML does not answer."""
+def _nvml_handles(devices: list[Any]) -> tuple[Nvml | None, list[Any]]:
+    """NVML and its handles of the GPUs among `devices`; none if there are none or NVML does not answer."""
     ids = [device.local_hardware_id for device in devices if device.platform == "gpu"]
-    if pynvml is None or not ids:
-        return []
+    if not ids:
+        return None, []
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
+        nvml = Nvml()
+    except NvmlError:
+        return None, []
     try:
-        return [_nvml_handle(number) for number in ids]
-    except pynvml.NVMLError:
-        pynvml.nvmlShutdown()
-        return []
+        return nvml, [nvml.handle(_name(number)) for number in ids]
+    except NvmlError:
+        nvml.close()
+        return None, []
 
 
-def _nvml_handle(number: int) -> Any:
-    """The handle of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renamed."""
+def _name(number: int) -> str:
+    """NVML's name of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renamed."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    name = visible[number] if number < len(visible) else str(number)
-    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _asked(question: Callable[[Any], float], handle: Any) -> float | None:
-    try:
-        return question(handle)
-    except pynvml.NVMLError:  # not kept for a slice of a GPU (MIG)
-        return None
-
-
-def _utilisation(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
-
-
-def _watts(handle: Any) -> float:
-    return float(pynvml.nvmlDeviceGetPowerUsage(handle)) / 1000.0
+    return visible[number] if number < len(visible) else str(number)

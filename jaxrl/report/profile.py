@@ -20,6 +20,7 @@ from jaxrl.report import tables
 
 OPERATIONS = "operations.txt"
 MOST = 10  # operations in a table
+TITLE = f"The {MOST} operations of one traced block that took most of the device's time"
 _WIDTH = 160  # of the table, in characters
 _PARTS = 3  # the last ones, of the many that the origin of an operation has
 
@@ -102,13 +103,16 @@ def _read(folder: Path, program: str) -> dict[str, Any]:
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
         return {"problem": "the profiler wrote no trace"}
-    data: Any = jax.profiler.ProfileData.from_file(str(newest))
-    with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors that would abort
-        warnings.simplefilter("ignore", DeprecationWarning)
-        found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
+    try:
+        data: Any = jax.profiler.ProfileData.from_file(str(newest))
+        with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors it aborts
+            warnings.simplefilter("ignore", DeprecationWarning)
+            found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
+    except Exception as error:  # whatever a damaged trace raises: training goes on
+        return {"problem": f"the trace {newest} cannot be read ({one_line(str(error))})"}
     if not found:
         return {"problem": "the trace holds no operations of a device"}
-    problem = _attempt(lambda: write_atomically(folder / OPERATIONS, table(found)))
+    problem = _attempt(lambda: write_atomically(folder / OPERATIONS, f"{TITLE}\n\n{table(found)}"))
     return {"operations": tuple(found), "problem": problem}
 
 

@@ -59,7 +59,8 @@ class Rates:
     Attributes:
         copy: bytes read plus bytes written per second, updating an array in place that fits into no cache.
         fresh: the same where the result goes into memory just asked for; far below `copy` where pages are dear.
-        matmul: {dtype: FLOP per second} of large square products.
+        matmul: {dtype: FLOP per second} of large square products; "tf32", on GPUs, is what they make of float32 unless
+            all its bits are asked for, as training does.
         convolution: {method: FLOP per second} of the second convolution of the network, forward and backward.
         width: of that convolution, in channels.
         dtype: of that convolution.
@@ -101,6 +102,8 @@ def measure(
     cells = 2**18 if quick else 2**26 if platform == "cpu" else 2**28
     # CPUs emulate bfloat16 slowly: smaller
     sides = {"float32": 1024, "bfloat16": 512} if platform == "cpu" else {"float32": 8192, "bfloat16": 8192}
+    if platform == "gpu":
+        sides["tf32"] = 8192
     if quick:
         sides = dict.fromkeys(sides, 64)
     samples = 8 if quick else 512 if platform == "cpu" else 8192
@@ -149,9 +152,10 @@ def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
 
 
 def matmul(dtype: str, side: int, least: float) -> Sampler:
-    """A sampler named after `dtype` of one product of square matrices."""
-    ones = jnp.ones((side, side), dtype)
-    return repeated(dtype, lambda pair: (pair[0] @ pair[1], pair[1]), (ones, ones / side), least)
+    """A sampler named after `dtype` ("tf32", too) of one product of square matrices."""
+    precision = "highest" if dtype == "float32" else None
+    ones = jnp.ones((side, side), "float32" if dtype == "tf32" else dtype)
+    return repeated(dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), least)
 
 
 def convolution(

@@ -42,7 +42,9 @@ def graphs(*passes: str) -> dict[str, Any]:
     into arrays.
     """
     options: dict[str, Any] = {}
-    if jax.default_backend() == "gpu" and os.environ.get("JAXRL_GRAPHS") != "off":
+    if jax.default_backend() == "gpu" and os.environ.get("JAXRL_GRAPHS") == "off":
+        options = {"xla_gpu_enable_command_buffer": ""}  # without it XLA makes graphs of what is in no loop
+    elif jax.default_backend() == "gpu":
         kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
         options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
         passes = (*passes, "dynamic-slice-annotator")
