@@ -58,7 +58,7 @@ def tree_norm(a: Any, b: Any) -> float:
 
 
 @pytest.mark.parametrize("case", ["ddpg expected", "sac"])
-def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
+def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     """A step of gradient descent is as long as the gradient times the network's own rate; targets follow by tau."""
     algorithm, env, settings, _ = CASES[case]
     settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1, "tau": 0.05}
@@ -84,7 +84,7 @@ def test_off_policy_algorithms_take_another_optimiser(case: str) -> None:
         np.testing.assert_allclose(getattr(new, name), 0.95 * old + 0.05 * online, rtol=1e-5, atol=1e-7)
 
 
-def test_coma_takes_another_optimiser() -> None:
+def test_coma_takes_another_optimizer() -> None:
     spec = dataclasses.replace(Corridor().spec, critic_input_spec=Box((3,)), critic_input=lambda *_: None)
     algo = with_sgd(Coma)(spec, DataParallel(1), actor_lr=1e-3, critic_lr=1e-2)
     weights, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])

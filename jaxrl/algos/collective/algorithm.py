@@ -292,11 +292,11 @@ class Collective(Algorithm):
             fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
             stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
         fresh_networks = self.networks.init(key)
-        optimizers = {
-            f"{stage.network}_optimiser": stage.optimizer.init(optimizers.ravel(fresh_networks[stage.network]))
+        states = {
+            f"{stage.network}_optimizer": stage.optimizer.init(optimizers.ravel(fresh_networks[stage.network]))
             for stage in self.stages
         }
-        params = CollectiveParameters(workers=stacked, **fresh_networks, **optimizers, coded=jnp.int32(0))
+        params = CollectiveParameters(workers=stacked, **fresh_networks, **states, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(*self._rows, 1, shards, self.rows, envs)
         if inputs and "labelled" in inputs:

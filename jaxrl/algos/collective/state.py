@@ -31,11 +31,11 @@ class CollectiveParameters:
 
     def learner(self, network: str) -> tuple[Any, Any]:
         """A network's parameters and the state of its optimizer."""
-        return getattr(self, network), getattr(self, f"{network}_optimiser")
+        return getattr(self, network), getattr(self, f"{network}_optimizer")
 
     def with_learner(self, network: str, params: Any, opt_state: Any) -> "CollectiveParameters":
         """The same with another network."""
-        return dataclasses.replace(self, **{network: params, f"{network}_optimiser": opt_state})
+        return dataclasses.replace(self, **{network: params, f"{network}_optimizer": opt_state})
 
 
 @pytree
