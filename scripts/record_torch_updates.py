@@ -25,7 +25,14 @@ Arrays = dict[str, np.ndarray]
 
 # By the names that both learners have; tests hand them to ours.
 RATES = {"actor_lr": 3e-3, "critic_lr": 1e-2, "adam_epsilon": 1e-3}
-COMA = RATES | {"width": 3, "minibatches": 2, "data_passes": 2, "gamma": 0.9, "td_lambda": 0.7, "copy_rate": 2}
+COMA = RATES | {
+    "width": 3,
+    "minibatches": 2,
+    "num_epochs": 2,
+    "gamma": 0.9,
+    "td_lambda": 0.7,
+    "target_update_period": 2,
+}
 EXPLORING = {"eps_max": 0.5, "eps_min": 0.1, "eps_anneal": 9}
 DDPG = RATES | {"units": 8, "gamma": 0.9, "tau": 0.3}
 SAC = RATES | {"units": 8, "gamma": 0.9, "tau": 0.3, "alpha_lr": 2e-2}

@@ -240,7 +240,7 @@ def test_too_many_snakes_to_look_through(
         ("bench.parity.map_backends", "--steps 0", 2, "--steps must lie between 1 and 15, not 0", "cpu"),
         (
             "bench.parity.map_backends",
-            "--engines dense dens",
+            "--backends dense dens",
             2,
             "unknown map_backend 'dens': did you mean 'dense'?",
             "cpu",

@@ -353,7 +353,8 @@ import itertools, json, resource, signal, sys
 import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
-from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, digest
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
+from jaxrl.runtime.manifest import digest
 """
 
 FULL_DISK = """

@@ -90,7 +90,7 @@ def test_coma_takes_another_optimizer() -> None:
     weights, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
     for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
         state = algo.optimizer(name).init(weights)
-        new, _, norm = jax.jit(algo._apply_gradients, static_argnums=0)(
+        new, _, norm = jax.jit(algo._step_of, static_argnums=0)(
             name, gradient, weights, state, jnp.bool_(True), at_step(0)
         )
         np.testing.assert_allclose(new, weights - rate * gradient, rtol=1e-6)

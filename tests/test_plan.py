@@ -265,9 +265,9 @@ def test_the_peak_of_a_run() -> None:
     """In a process of its own: what other tests have held is given back at any moment."""
     program = """if True:
         import numpy as np
-        from jaxrl.report.peak import Peak
+        from jaxrl.report.peak import PeakMemory
         before = np.ones(2**25, np.uint8)  # 32 MiB that are held already
-        peak = Peak()
+        peak = PeakMemory()
         first = peak.read()
         ballast = np.ones(2**26, np.uint8)
         del ballast

@@ -19,7 +19,7 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.memory_plan import GIB
 
 COMA = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
-TINY = "--algo tiny:TinyQ --env tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
+TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 128"
 OPTION = "xla_llvm_disable_expensive_passes=true"
 
 

@@ -69,8 +69,8 @@ class TorchComa:
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
         gamma, lam: discount and lambda of the targets.
         minibatches: per pass over the data; a surplus that does not divide is dropped, anew in every pass.
-        data_passes: passes over the data of a training step.
-        copy_rate: the target critic is refreshed in every training step (from 0) divisible by this.
+        num_epochs: passes over the data of a training step.
+        target_update_period: the target critic is refreshed in every training step (from 0) divisible by this.
         tau: if given, the target critic follows the critic by this rate before every pass instead.
         actor_loss: "masked": gradient of the masked policy that is sampled; "original": unmasked log-probability,
             weighted by the share of allowed actions.
