@@ -80,10 +80,12 @@ def test_the_worker_ends_with_whoever_started_it(leads: bool, code: int, tmp_pat
 
 def test_no_unit_begins_when_the_time_is_almost_over(tmp_path: Path) -> None:
     flags = [str(tmp_path), str(time.time() + 10), "--quick", "environments_coverage"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "bench.gpu.worker", *flags], cwd=ROOT, capture_output=True, stdin=subprocess.PIPE
-    )
-    assert ended.returncode == 0 and not ended.stdout and not list(tmp_path.iterdir())
+    command = [sys.executable, "-m", "bench.gpu.worker", *flags]
+    parent = subprocess.PIPE  # which stays open: a worker ends with whoever started it
+    with subprocess.Popen(command, cwd=ROOT, stdin=parent, stdout=subprocess.PIPE) as worker:
+        assert worker.wait() == 0
+        assert worker.stdout is not None and not worker.stdout.read()
+    assert not list(tmp_path.iterdir())
 
 
 NAMES = ("hangs", "slow", "compiles", "breaks", "fails", "correct_graphs", "works")
