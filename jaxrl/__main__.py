@@ -1,10 +1,14 @@
 """python -m jaxrl: commands, presets, algorithms and environments."""
 
 import sys
+from collections.abc import Sequence
 
 import envs_jax
+from envs_jax.base import shown
 from jaxrl import algos
+from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.presets import presets
+from jaxrl.common.errors import UsageError
 
 COMMANDS = {
     "train": "train, or go on with a run",
@@ -16,8 +20,11 @@ COMMANDS = {
 }
 
 
-def main() -> int:
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
+    if argv:
+        raise UsageError(f"unexpected word {shown(argv[0])}: this command takes none; see python -m jaxrl.train --help")
     for name, text in COMMANDS.items():
         print(f"python -m jaxrl.{name:10} {text}")
     print(f"presets (--config)     {', '.join(presets())}")

@@ -15,6 +15,7 @@ from helpers.tiny import Corridor, PointMass, TinyQ
 
 import envs_jax
 import jaxrl
+import jaxrl.__main__ as package
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import optimizers
 
@@ -137,3 +138,12 @@ def test_coverage_needs_the_whole_time_step() -> None:
     policy = jax.eval_shape(run, jax.random.key(0))[0]
     with pytest.raises(ValueError, match="give the whole time step"):
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
+
+
+def test_the_package_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert package.main([]) == 0
+    printed = capsys.readouterr().out
+    for name in ("python -m jaxrl.evaluate", "coma_quick", "student", "snakes_3v3"):
+        assert name in printed
+    assert package.main(["trian"]) == 2
+    assert capsys.readouterr().err.startswith("error: unexpected word 'trian'")
