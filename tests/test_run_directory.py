@@ -123,7 +123,7 @@ def test_only_one_holds_a_run(tmp_path: Path) -> None:
 
 def test_a_killed_process_lets_go(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from jaxrl import run_directory\n"
+        "import sys, time; from pathlib import Path; from jaxrl.runtime import run_directory\n"
         "with run_directory.lock(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
