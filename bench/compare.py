@@ -39,7 +39,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 def requests(
     parsed: argparse.Namespace, name: str, case: dict[str, Any], torch: bool
 ) -> tuple[env_throughput.Request, train_throughput.Request]:
-    """What both benchmarks are asked in one case. Raises UsageError."""
+    """Return the requests of both benchmarks for one case. Raises UsageError."""
     system = systems.find(parsed.env)
     if system is None:
         raise UsageError(f"nothing to compare {shown(parsed.env)} with: {closest(parsed.env, systems.SYSTEMS)}")

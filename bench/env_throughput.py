@@ -37,7 +37,7 @@ SIZES = "1,64,1024,4096"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """Parameters of a measurement.
 
     Attributes:
         env: registered name.
@@ -47,9 +47,9 @@ class Request:
         at_once: environments that a device steps at a time, 0 = as training would.
         limit: bytes that may be used, 0 = what is free.
         rounds: samples of everything.
-        least: seconds per sample at least.
+        least: minimum seconds per sample.
         baseline: whether to measure the baseline too.
-        devices: that share the environments, or fewer where they do not divide them; 0 = all of this machine.
+        devices: devices that share the environments, or fewer where they do not divide them; 0 = all of this machine.
     """
 
     env: str
@@ -65,7 +65,7 @@ class Request:
 
 
 def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
-    """Seconds per step of whole episodes of the baseline: the three stages, and "baseline reset"."""
+    """Sample seconds per step of whole episodes of the baseline: the three stages, and "baseline reset"."""
 
     def timed(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
         began = time.perf_counter()
@@ -146,7 +146,7 @@ class Member:
         label: of the variant.
         env: the batched environment.
         of_one: bytes of one copy.
-        num_envs: the sizes that this measurement stands for.
+        num_envs: the sizes that this measurement covers.
     """
 
     label: str
@@ -156,9 +156,9 @@ class Member:
 
 
 def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Member]], list[str]]:
-    """What is flown with equally many environments at a time, {(together, devices): members}, and notes.
+    """Group measurements by environments per step, {(together, devices): members}; return also notes.
 
-    Sizes that are flown part after part run the program of the part: it is measured once.
+    Sizes that are stepped in parts run the program of a part: it is measured once.
     """
     groups: dict[tuple[int, int], list[Member]] = {}
     notes: list[str] = []
@@ -186,7 +186,7 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
 
 
 def _together(request: Request, env: BatchedEnvironment, of_one: flights.Bytes, num_envs: int, limit: int) -> int:
-    """How many of a device's `num_envs` environments are stepped at a time, 0 if none."""
+    """Return how many of a device's `num_envs` environments are stepped at a time, 0 if none."""
     cut = env.spec.fixed_horizon
     if not request.at_once:
         return flights.together(of_one, num_envs, limit, cut)
@@ -216,7 +216,7 @@ def _group(
     machine_rates: rates.Rates | None,
     say: measure.Say,
 ) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
-    """Rows of all variants with `together` environments at a time, and the baseline measured between them."""
+    """Return rows of all variants with `together` environments at a time, the baseline measured in turns."""
     say(f"measuring {_named('', together)} at a time: compiling")
     made = {member.label: flights.Flight(member.env, together, request.policy, devices=devices) for member in members}
     seconds = max(sum(flight.compile_seconds.values()) for flight in made.values())
@@ -240,7 +240,7 @@ def _row(
     timings: Mapping[str, Timing],
     machine_rates: rates.Rates | None,
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one row of the table."""
     together, of_one, spec = flight.num_envs, member.of_one, member.env.spec
     stages: dict[str, Any] = {}
     for stage in flights.STAGES:
@@ -271,7 +271,7 @@ def _row(
 
 
 def variants(settings: dict[str, Any], vary: str | None) -> dict[str, dict[str, Any]]:
-    """{label: settings} of --vary NAME=A,B; values take the type of the setting. Raises UsageError."""
+    """Parse --vary NAME=A,B into {label: settings}; values take the type of the setting. Raises UsageError."""
     if vary is None:
         return {"": settings}
     name, _, values = vary.partition("=")
@@ -301,13 +301,13 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
-    """The flag --devices."""
+    """Add the flag --devices."""
     parser.add_argument("--devices", default="0", metavar="N", help="devices to use (default: all; a CPU counts as "
                         "one, or as many as the variable JAX_NUM_CPU_DEVICES says)")  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
-    """The command line. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env", default=DEFAULT_ENV)

@@ -63,9 +63,9 @@ class Program(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-@functools.cache  # devices of two calls would not go together
+@functools.cache  # devices of two calls would not be compatible
 def absent_mesh(gpus: int) -> Mesh:
-    """A mesh of H200s of one host that need not be there. Raises UserError where JAX has no CUDA plugin."""
+    """Return a mesh of absent H200s of one host. Raises UserError where JAX has no CUDA plugin."""
     try:
         topology = topologies.get_topology_desc(
             platform="cuda", topology_name="gpu", topology=f"1x1x{gpus}", target_config=TARGET.read_text()
@@ -81,7 +81,7 @@ def absent_mesh(gpus: int) -> Mesh:
 
 
 def of_run(flags: str, gpus: int) -> Iterator[Program]:
-    """The start, all phases and the evaluation of a run."""
+    """Return the programs of a run: start, all phases and evaluation."""
     setup = _setup(flags, gpus)
     shapes, replicated = setup.trainer.shapes(), shardings(setup.mesh, REPLICATED)
     for phase in setup.algo.phases:
@@ -97,14 +97,14 @@ def of_run(flags: str, gpus: int) -> Iterator[Program]:
 
 
 def of_tuning(job: str, gpus: int) -> Iterator[Program]:
-    """Iterations of a job of the part "tuning", with each of the compiler's options."""
+    """Return iterations of a job of the part "tuning", with each of the compiler's options."""
     for name, options in tuning.all_options().items():
         setup = _setup(tuning.JOBS[job], gpus, compiler_options=options)
         yield _block(name, setup, measured_phase(setup.algo))
 
 
 def _setup(flags: str, gpus: int, **changes: Any) -> Run:
-    """A configuration made real for GPUs that are absent."""
+    """Build the run of a configuration for absent GPUs."""
     request = command_line.parse(flags.split(), "python -m bench.gpu_program")
     config = configuration.changed(request.config.with_run(devices=gpus, memory_gb=MEMORY), changes)
     made, mesh = unchecked_run(config), absent_mesh(gpus)
@@ -130,7 +130,7 @@ def _evaluation(setup: Run, policy: Any, key: Any, place: Callable[[Any], Any]) 
 
 
 def of_device(gpus: int) -> Iterator[Program]:
-    """Programs by which `bench.gpu` measures the device."""
+    """Return the programs by which `bench.gpu` measures the device."""
     del gpus
     square = lambda dtype: _placed(((8192, 8192), dtype))  # noqa: E731
     yield Program("copy", jax.jit(lambda x: -x, donate_argnums=0), (_placed(((2**28,), jnp.float32)),))
@@ -148,7 +148,7 @@ def of_device(gpus: int) -> Iterator[Program]:
 
 
 def of_env(name: str, num_envs: int, **settings: Any) -> Iterator[Program]:
-    """Reset and step of environments on one GPU."""
+    """Return reset and step of environments on one GPU."""
     env = batched(envs_jax.make(name, **settings))
     context = jax.eval_shape(env.context, jax.eval_shape(start))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_envs))
@@ -201,14 +201,14 @@ SETS: dict[str, Make] = {
     "snakes": _env("snakes_3v3", 65536),
     "reach": _env("reach", 65536),
     **{f"tuning_{job}": _tuning(job) for job in tuning.JOBS},
-}  # in the order of the parts of `bench.gpu`; what stands on one GPU alone is the same on each of several
+}  # in the order of the parts of `bench.gpu`; a program for one GPU is the same on each of several
 
 
 # Compiling and counting
 
 
 def compiled(program: Program) -> tuple[Any, float]:
-    """The compiled program and the seconds that it took."""
+    """Compile a program; return it with the seconds that it took."""
     kernels = AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", 132, "gpu"))  # for Pallas: Triton
     began = time.perf_counter()
     with use_abstract_mesh(kernels):
@@ -217,7 +217,7 @@ def compiled(program: Program) -> tuple[Any, float]:
 
 
 def counted(made: Any, dump: Path) -> dict[str, Any]:
-    """Operations, library calls, collectives and bytes of a compiled program whose thunks lie in `dump`."""
+    """Count operations, library calls, collectives and bytes of a compiled program whose thunks lie in `dump`."""
     text, memory = made.as_text(), made.memory_analysis()
     root, sizes = thunks.read(dump, text), collective_bytes(text)
     calls: Counter[str] = Counter()
@@ -249,7 +249,7 @@ def collective_bytes(hlo: str) -> dict[str, str]:
                 BYTES.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
                 for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", match[2])
             )
-            if match[4]:  # its type lists what goes in, too
+            if match[4]:  # its type lists the operands, too
                 size //= 2
             found[match[1]] = f"{match[3]} of {size} bytes"
     return found
@@ -283,7 +283,7 @@ def main(argv: Sequence[str]) -> int:
                     continue
                 try:
                     made, seconds = compiled(program)
-                except RuntimeError as error:  # of XLA: the other programs are none the worse
+                except RuntimeError as error:  # of XLA: continue with the other programs
                     failed.append(program.name)
                     print(f"{name}, {program.name}, {_gpus(gpus)}: FAILED: {one_line(str(error))}", flush=True)
                     continue
@@ -297,7 +297,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _without_gpus(dump: Path) -> None:
-    """Make JAX compile for GPUs as if there were some; before anything asks for devices."""
+    """Make JAX compile for GPUs as if there were some; call before JAX initialises its devices."""
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}".strip()
     jax.config.update("jax_platforms", "cpu")
@@ -306,7 +306,7 @@ def _without_gpus(dump: Path) -> None:
 
 
 def _earlier(path: Path) -> list[dict[str, Any]]:
-    """Rows that a former call wrote into the file. Raises UserError where it is of other versions or something else."""
+    """Read the rows of an earlier call. Raises UserError where the file is of other versions or something else."""
     if not path.exists():
         return []
     found = measure.read(path)
@@ -345,7 +345,7 @@ def _gpus(number: int) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people."""
+    """Format a row."""
     inside = "; ".join(f"{loop['path']}: {loop['host_operations']} and {loop['nodes']}" for loop in row["loops"])
     return (
         f"{row['set']}, {row['program']}, {_gpus(row['gpus'])}: {row['host_operations']} host operations, "

@@ -34,20 +34,20 @@ from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
-EPISODES = 8  # that the PyTorch learner collects at most for a training step; of larger ones it holds copies
+EPISODES = 8  # most that the PyTorch learner collects for a training step; larger ones use copies
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to measure.
+    """Parameters of a measurement.
 
     Attributes:
-        config: settings but for num_envs.
+        config: settings except num_envs.
         num_envs: sizes.
         seconds: an iteration estimated to take longer is projected.
         rounds: samples of everything.
         torch: whether to measure the PyTorch learner too.
-        samples: of the training step that stands for a longer one, 0 = those of one gradient of the real one.
+        samples: of the shortened training step, 0 = those of one gradient of the real one.
     """
 
     config: Config
@@ -62,12 +62,12 @@ class Request:
 
 
 def measured_phase(algo: Algorithm) -> Phase:
-    """The phase that training spends its time in: the last one that both steps and learns."""
+    """Return the phase that training spends its time in: the last one that both steps and learns."""
     return [phase for phase in algo.phases if phase.steps and phase.updates][-1]
 
 
 def _plain(algo: Algorithm) -> Algorithm:
-    """The algorithm as it is counted: without devices, and without products that waste work to save time."""
+    """Return the algorithm for counting: without devices, and without products that waste work to save time."""
     changes: dict[str, Any] = {"layout": dataclasses.replace(algo.layout, devices=1)}
     if any(field.name == "convolution" for field in dataclasses.fields(algo)):
         changes["convolution"] = "conv"
@@ -75,7 +75,7 @@ def _plain(algo: Algorithm) -> Algorithm:
 
 
 def learning_flop(setup: Run) -> float:
-    """FLOP of one call of `learn` on all devices together."""
+    """Count the FLOP of one call of `learn` on all devices together."""
     algo, phase = _plain(setup.algo), measured_phase(setup.algo)
     state, trajectory = setup.trainer.shapes(), setup.trainer.trajectory_shapes(phase)
     last = _timesteps(setup, setup.trainer.layout.num_envs)
@@ -88,7 +88,7 @@ def learning_flop(setup: Run) -> float:
 
 
 def acting_flop(setup: Run) -> float:
-    """FLOP of acting in one environment for one step."""
+    """Count the FLOP of acting in one environment for one step."""
     algo, timestep = _plain(setup.algo), _timesteps(setup, 1)
     policy = jax.eval_shape(algo.policy, setup.trainer.shapes().algo)
     actor = jax.eval_shape(algo.init_carry, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
@@ -109,7 +109,7 @@ def _timesteps(setup: Run, number: int) -> Any:
 
 
 class Parts:
-    """Collecting and learning of one configuration, compiled apart.
+    """Collecting and learning of one configuration, compiled separately.
 
     Attributes:
         setup: of the configuration.
@@ -130,7 +130,7 @@ class Parts:
         self._learn: Any = None
 
     def _collect(self, state: Any) -> Any:
-        """The first half of an iteration, as the trainer makes it."""
+        """Make the first half of an iteration, like the trainer."""
         trainer, phase = self.setup.trainer, self.phase
         kept = ((),) * 4 if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
         policy = trainer.algo.policy(state.algo)
@@ -145,11 +145,11 @@ class Parts:
         return map_chunks(fly, batch, trainer._chunks(), out_axes=(1, 0, 0, 0))[:2]
 
     def collecting(self, name: str) -> Sampler:
-        """Seconds of collecting an iteration."""
+        """Sample seconds of collecting an iteration."""
         return stopwatch(name, lambda: self._fly(self._state), self._least)
 
     def learning(self, name: str) -> Sampler:
-        """Seconds of learning from an iteration; compiles."""
+        """Sample seconds of learning from an iteration; compiles."""
         setup, trainer, phase = self.setup, self.setup.trainer, self.phase
         specs = trainer.specs().algo
 
@@ -176,7 +176,7 @@ class Parts:
 
 
 def iterations(setup: Run, block: Any) -> Callable[[], Any]:
-    """A function that makes a whole iteration and returns its results, each time from where the last one ended."""
+    """Return a function that makes a whole iteration, continuing from the last, and returns its results."""
     index = list(setup.algo.phases).index(measured_phase(setup.algo))
     state = setup.trainer.init(jax.random.key(0))
     placed = shardings(setup.mesh, REPLICATED)
@@ -198,12 +198,12 @@ class Size:
     """One number of environments.
 
     Attributes:
-        setup: its configuration made real.
+        setup: its run.
         block: the compiled iteration.
         compile_seconds: of the block.
-        bytes: that the block needs per device.
+        bytes: memory of the block per device.
         flop: of learning in an iteration.
-        whole: whether iterations are run, rather than projected.
+        whole: iterations are run, not projected.
     """
 
     setup: Run
@@ -219,14 +219,14 @@ class Size:
 
 
 def compile_block(setup: Run) -> Any:
-    """The program of the measured phase's iterations."""
+    """Compile the program of the measured phase's iterations."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     block: Any = setup.trainer.make_block(measured_phase(setup.algo))
     return block.lower(setup.trainer.shapes(), number).compile()
 
 
 def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
-    """Compile an iteration; decide by its FLOP whether to run it. Raises plan.TooLargeError."""
+    """Compile an iteration; decide by its FLOP whether to run it. Raises memory_plan.TooLargeError."""
     began = time.perf_counter()
     block = compile_block(setup)
     took = time.perf_counter() - began
@@ -239,7 +239,7 @@ def compile_size(setup: Run, flop_rate: float, seconds: float) -> Size:
 
 
 def stand_ins(request: Request, size: Size, system: systems.System | None) -> tuple[Config, Config] | None:
-    """Configurations whose collecting and whose learning stand for those of `size`; None if there are none."""
+    """Return configurations to project collecting and learning of `size` from; None if there are none."""
     if size.whole:
         return (size.setup.config, size.setup.config)
     if system is None:
@@ -252,7 +252,7 @@ def stand_ins(request: Request, size: Size, system: systems.System | None) -> tu
 
 
 def shortened(request: Request, system: systems.System, samples: int) -> Config:
-    """A training step of the same kind with about `samples` samples."""
+    """Return a training step of the same kind with about `samples` samples."""
     config = request.config
     number, changes = system.shorten(config.make_env().spec, config.algo_settings, request.samples or samples)
     shorter = dataclasses.replace(config, algo_settings=config.algo_settings | changes)
@@ -266,7 +266,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
         request: what to measure.
         machine_rates: to compare with.
         say: receives sentences.
-        torch: the PyTorch learner, where there is one already.
+        torch: the PyTorch learner, if already made.
 
     Raises:
         UserError: no size can be measured.
@@ -320,7 +320,7 @@ def run(request: Request, machine_rates: rates.Rates, say: measure.Say, torch: "
 
 @dataclasses.dataclass(frozen=True)
 class Torch:
-    """The PyTorch learner: one instance flies, another learns again and again from what it flew once.
+    """The PyTorch learner: one instance collects, another learns repeatedly from one collection.
 
     Attributes:
         samplers: "torch collect" (one episode) and "torch learn" (a training step with few updates).
@@ -338,10 +338,10 @@ class Torch:
 
 
 def make_torch(request: Request, system: systems.System | None, samples: int) -> Torch:
-    """The PyTorch learner of a system, on the same device as ours.
+    """Make the PyTorch learner of a system, on the same device as ours.
 
     Raises:
-        UsageError: there is none, or not with these settings.
+        UsageError: there is none for these settings.
         UserError: PyTorch is missing.
     """
     if system is None or system.learner is None or system.algo != request.config.algo:
@@ -378,7 +378,7 @@ def _group(
     machine_rates: rates.Rates,
     say: measure.Say,
 ) -> list[dict[str, Any]]:
-    """Rows of sizes that share their parts."""
+    """Return rows of sizes that share their parts."""
     configs = stand_ins(request, sizes[0], system)
     assert configs is not None
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: compiling parts")
@@ -396,7 +396,7 @@ def _group(
 
 
 def projected(env_steps: float, flop: float, steps_per_second: float, flop_per_second: float) -> float:
-    """Seconds of an iteration from the rates of its parts."""
+    """Project the seconds of an iteration from the rates of its parts."""
     return env_steps / steps_per_second + flop / flop_per_second
 
 
@@ -408,7 +408,7 @@ def _row(
     torch: Torch | None,
     machine_rates: rates.Rates,
 ) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one row of the table."""
     phase, layout = measured_phase(size.setup.algo), size.setup.trainer.layout
     env_steps = phase.steps * size.num_envs
     collect = measure.rate(timings["collect"], collecting.env_steps)
@@ -461,7 +461,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
-    """The command line. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
     own = command_line.Parser(prog="python -m bench.train_throughput", add_help=False)
     _flags(own)
@@ -483,7 +483,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
 
 
 def network_width(config: Config) -> int:
-    """The width whose convolution is the yardstick."""
+    """Return the width whose convolution is the reference rate."""
     return int(config.algo_settings.get("width", 256))
 
 

@@ -1,7 +1,7 @@
-"""What an environment is: specs, the time step, the protocol an author writes, and the registry of names.
+"""Specs, the time step, the environment protocol, and the registry of names.
 
 Layout letters used everywhere: T time, B batch of environments, A agents. An author writes ONE copy of the
-environment as pure functions (no batch axis, no auto-reset); `envs_jax.batch` makes the batch.
+environment as pure functions (no batch axis, no auto-reset); `envs_jax.batch` batches them.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 Bounds = tuple[float, float]
-LARGEST = 1e18  # of numbers without bounds of their own
+LARGEST = 1e18  # bound of numbers that have none of their own
 
 
 def setting(default: Any, text: str, flag: bool = True, between: Bounds | None = None) -> Any:
@@ -41,7 +41,7 @@ def setting(default: Any, text: str, flag: bool = True, between: Bounds | None =
 
 
 def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:
-    """Raises ValueError unless a number, or each of several, lies between the bounds."""
+    """Raise ValueError unless a number, or each of several, lies between the bounds."""
     low, high = between or (-LARGEST, LARGEST)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= number <= high for number in numbers):
@@ -49,19 +49,19 @@ def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | 
 
 
 def plain(number: float) -> str:
-    """A bound for people: whole numbers with commas, others in six digits."""
+    """Format a bound: whole numbers with commas, others in six digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 def check_settings(instance: Any) -> None:
-    """Raises ValueError unless all fields of a dataclass lie between the bounds that their `setting` names."""
+    """Raise ValueError unless all fields of a dataclass lie between the bounds of their `setting`."""
     for field in dataclasses.fields(instance):
         if field.metadata.get("between"):
             check_bounds(field.name, getattr(instance, field.name), field.metadata["between"])
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """`repr` of what somebody has given, cut to `most` characters: what refusals show of it."""
+    """Return the `repr` of a user's value for error messages, cut to `most` characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # of integers with thousands of digits, of deep lists
@@ -96,9 +96,9 @@ class Box:
 
 @pytree
 class TimeStep:
-    """What one environment shows after a reset or a step. The agent axis A is present also when A = 1.
+    """One time step of one environment, after a reset or a step. The agent axis A is present also when A = 1.
 
-    `restart`, `transition`, `termination` and `truncation` make one; many environments need no field with a default.
+    `restart`, `transition`, `termination` and `truncation` make one; most environments need no field with a default.
 
     Attributes:
         observation: pytree of arrays [A, ...] following `EnvSpec.observation`.
@@ -110,7 +110,7 @@ class TimeStep:
         action_mask: bool[A, n], actions open to each agent before the others of this step are known;
             None where every action is always open (and for continuous actions).
         mask_state: whatever `EnvSpec.next_mask` needs to know, or ().
-        global_state: what a centralised critic may see, pytree following `EnvSpec.global_state`, or ().
+        global_state: input of a centralised critic, pytree following `EnvSpec.global_state`, or ().
         task: int32[], which of `EnvSpec.num_tasks` tasks this episode sets; () where there is but one.
     """
 
@@ -127,7 +127,7 @@ class TimeStep:
 
     @property
     def done(self) -> Array:
-        """bool[], the episode ended with this time step, one way or the other."""
+        """bool[], the episode ended with this time step, terminated or truncated."""
         return self.terminated | self.truncated
 
 
@@ -172,14 +172,14 @@ def truncation(reward: Any, observation: Any, **optional: Any) -> TimeStep:
 
 
 def independent_mask(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
-    """Default of `EnvSpec.next_mask`: what the others chose closes no action."""
+    """Default of `EnvSpec.next_mask`: actions of the others close no action."""
     del mask_state, chosen
     return action_mask[agent]
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvSpec:
-    """Everything an algorithm may know of an environment.
+    """Description of an environment for algorithms.
 
     Attributes:
         name: registered name.
@@ -189,20 +189,20 @@ class EnvSpec:
         horizon: largest number of steps of an episode.
         fixed_horizon: every episode has exactly `horizon` steps, so that all copies reset together.
         metrics: {name: how its per-step values become the episode's value}.
-        labels: {metric: what a reader calls it, "words" or "words, unit"}; see `label`.
+        labels: {metric: its label, "words" or "words, unit"}; see `label`.
         global_state: Box or pytree of boxes of `TimeStep.global_state`, or None.
         critic_input_spec: Box of ONE agent's row of `critic_input`, or None.
         next_mask: (mask_state, action_mask[A, n], chosen int32[A], agent) -> bool[n]: the mask of `agent`
             once agents 0 .. agent - 1 have chosen; entries of `chosen` from `agent` on are meaningless.
         critic_input: (timestep, action[A, ...]) -> [A, ...]: the centralised view of every agent, the other
             agents' actions included and its own excluded.
-        score: metric (or "return") that tells how good a policy is.
-        score_mode: whether a good policy makes `score` small ("min") or large ("max").
+        score: metric (or "return") by which policies are compared.
+        score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
             score; for scores such as successes, which reach their limit long before policies stop getting better.
-        num_tasks: how many tasks episodes may set; algorithms may keep something for each, by `TimeStep.task`.
-        task_names: what these tasks are called, () where they have no names.
-        compatible_settings: {setting: value}: policies act in each other's place where these are equal.
+        num_tasks: number of tasks of the episodes; algorithms may keep something for each, by `TimeStep.task`.
+        task_names: names of these tasks, () where they have none.
+        compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
     """
 
     name: str
@@ -225,7 +225,7 @@ class EnvSpec:
     compatible_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def label(self, metric: str) -> str:
-        """Return what a reader calls a metric, with its unit; of "metric/task", its value in a task's episodes."""
+        """Return the label of a metric with its unit; "metric/task" is the metric over the episodes of one task."""
         name, _, task = metric.partition("/")
         words = self.labels.get(name, "length, steps" if name == "length" else name.replace("_", " "))
         words, comma, unit = words.partition(", ")
@@ -235,14 +235,14 @@ class EnvSpec:
 class Environment:
     """Base class of environments. Subclass it as a frozen dataclass whose fields are the settings.
 
-    `__post_init__` should raise ValueError, in one sentence that says how to mend it, on impossible settings.
+    `__post_init__` should raise ValueError, in one sentence that says how to fix it, on impossible settings.
     Everything random comes from the key given to `reset`; a step draws from that key, kept in the
     state, and the time.
     """
 
     version = 1  # goes up when the rules change
     baselines: Mapping[str, Callable[..., Array]] = {}
-    # ^ {name: policy(env, state, timestep, key) -> action[A, ...]}: scripted; may look into the state
+    # ^ {name: policy(env, state, timestep, key) -> action[A, ...]}: scripted; may read the state
 
     @property
     def spec(self) -> EnvSpec:
@@ -253,47 +253,47 @@ class Environment:
         raise NotImplementedError("an environment needs reset(key, context=None)")
 
     def step(self, state: Any, action: Array, context: Any = None) -> tuple[Any, TimeStep]:
-        """Play one step of all agents: action int32[A] (Discrete) or float[A, ...] (Box); `context` as in `reset`."""
+        """Step all agents: action int32[A] (Discrete) or float[A, ...] (Box); `context` as in `reset`."""
         raise NotImplementedError("an environment needs step(state, action, context=None)")
 
     def context(self, progress: Progress) -> Any:
-        """Schedules over training progress, read by `reset` and `step`; a pytree of arrays without batch axis."""
+        """Return the schedules' values, read by `reset` and `step`; a pytree of arrays without batch axis."""
         del progress
         return ()
 
     def for_evaluation(self) -> "Environment":
-        """The environment in which a run chooses its best checkpoint; another one where training is scheduled."""
+        """Return the environment that chooses a run's best checkpoint; override it where training is scheduled."""
         return self
 
     def variants(self) -> tuple[Mapping[str, Any], ...]:
-        """Return changes of settings that differ in speed only, of which a new run takes what is fastest here.
+        """Return changes of settings that differ in speed only; a new run takes the fastest on its device.
 
-        The first is the reference that the others must agree with, see `shared`; () where there is nothing to choose.
+        The first is the reference that the others must agree with, see `shared`; () where there is no choice.
         """
         return ()
 
     def shared(self, state: Any) -> Any:
-        """Return what of a state, with or without a batch axis, variants have in common.
+        """Return the part of a state, with or without a batch axis, that is common to all variants.
 
         Integers must be equal; real numbers may differ by rounding.
         """
         return state
 
     def portable(self) -> "Environment":
-        """Return the environment in which a policy that was trained in this one is used on any machine."""
+        """Return the environment for policies trained in this one, with settings that work on any machine."""
         return self
 
     def step_label(self, step: int) -> str:
-        """What a reader calls the time step behind `step` steps; an environment may count in a unit of its own."""
+        """Return the label of the time step after `step` steps; an environment may count in a unit of its own."""
         return f"step {step}"
 
     @property
     def match_rules(self) -> MatchRules | None:
-        """How policies meet opponents where another team plays; None where none does."""
+        """Return the rules of matches between policies; None where there is no other team."""
         return None
 
     def viewer(self) -> Any:
-        """What draws recorded episodes, an `envs_jax.viewing.Viewer`; None where there is nothing to look at."""
+        """Return the `envs_jax.viewing.Viewer` that draws recorded episodes, or None."""
         return None
 
 
@@ -308,12 +308,12 @@ def register(name: str, path: str) -> None:
 
 
 def registered() -> tuple[str, ...]:
-    """Names of all registered environments."""
+    """Return the names of all registered environments."""
     return tuple(sorted(_REGISTRY))
 
 
 def closest(name: str, names: Any) -> str:
-    """Half a sentence that offers the closest of `names`, or lists them all where they are few."""
+    """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:_MOST_COMPARED], sorted(names)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if near:
@@ -327,7 +327,7 @@ _MOST_COMPARED, _MOST_LISTED = 100, 250  # characters
 
 
 def load(path: str, what: str) -> type:
-    """Import "module:Class". Raises ValueError with a sentence when there is no such thing."""
+    """Import "module:Class". Raises ValueError where it does not exist."""
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise ValueError(f"{what} {shown(path)} is no class: name one as module:Class, such as my_games:Corridor")
@@ -335,14 +335,14 @@ def load(path: str, what: str) -> type:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-            raise  # the module is there, something that it imports is not
+            raise  # the module exists, one of its imports does not
         raise ValueError(f"{what} {shown(path)}: there is no module {shown(module)} on the Python path") from None
     except AttributeError:
         raise ValueError(f"{what} {shown(path)}: module {shown(module)} has no {shown(attribute)}") from None
 
 
 def find(name: str) -> type[Environment]:
-    """The environment class of a registered name or a user's "module:Class". Raises ValueError."""
+    """Return the environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment {shown(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")
@@ -355,7 +355,7 @@ def make(name: str, **settings: Any) -> Environment:
     """Build an environment by registered name or "module:Class".
 
     Raises:
-        ValueError: unknown name or setting (the closest one is offered), or impossible value.
+        ValueError: unknown name or setting (the message suggests the closest), or impossible value.
     """
     cls: Any = find(name)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]

@@ -17,7 +17,7 @@ from envs_jax.progress import Progress
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
-    """Leaf by leaf `yes` where condition [B], else `no`; leaves [B, ...]."""
+    """Select, leaf by leaf, `yes` where condition [B] holds, else `no`; leaves [B, ...]."""
 
     def pick(a: Array, b: Array) -> Array:
         return jnp.where(condition.reshape(condition.shape + (1,) * (a.ndim - condition.ndim)), a, b)
@@ -42,7 +42,7 @@ class BatchState:
 
 @dataclasses.dataclass(frozen=True)
 class BatchedEnvironment:
-    """What a trainer steps. All methods are pure and work on any number of copies."""
+    """Environments as a trainer steps them. All methods are pure and work on any number of copies."""
 
     env: Environment
 
@@ -68,14 +68,14 @@ class BatchedEnvironment:
         return BatchState(env=state, key=keys, episode=episode), timestep
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        """One step of every copy without auto-reset; action [B, A, ...]."""
+        """Step every copy without auto-reset; action [B, A, ...]."""
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
 
     def step(
         self, state: BatchState, previous: TimeStep, action: Array, context: Any = None
     ) -> tuple[BatchState, TimeStep]:
-        """One step with next-step auto-reset; `previous` is the time step [B] that the actions answer."""
+        """Step with next-step auto-reset; `previous` is the time step [B] in which the actions were chosen."""
         done = previous.done
 
         def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
@@ -126,7 +126,7 @@ class BatchLast(BatchedEnvironment):
 
 
 def batched(env: Environment) -> BatchedEnvironment:
-    """The batched form of `env`: its own `env.batched()` where it brings one, else vmap."""
+    """Return the batched form of `env`: its own `env.batched()` where it has one, else vmap."""
     own: Callable[[], BatchedEnvironment] | None = getattr(env, "batched", None)
     return own() if own is not None else BatchedEnvironment(env)
 
@@ -141,14 +141,14 @@ class EpisodeStatistics:
 
 
 def start_statistics(timestep: TimeStep) -> EpisodeStatistics:
-    """Statistics at a time step [B] that starts an episode."""
+    """Return the statistics at a time step [B] that starts an episode."""
     return EpisodeStatistics(
         returns=jnp.zeros_like(timestep.reward), length=jnp.zeros_like(timestep.reward[:, 0]), metrics=timestep.metrics
     )
 
 
 def update_statistics(spec: EnvSpec, statistics: EpisodeStatistics, timestep: TimeStep) -> EpisodeStatistics:
-    """Statistics after one more time step [B]; a first time step starts them anew."""
+    """Return the statistics after one more time step [B]; a first time step restarts them."""
 
     def reduce(name: str, old: Array, new: Array) -> Array:
         kind = spec.metrics[name]
@@ -165,7 +165,7 @@ def update_statistics(spec: EnvSpec, statistics: EpisodeStatistics, timestep: Ti
 
 
 def finished(statistics: EpisodeStatistics, timestep: TimeStep) -> dict[str, Array]:
-    """Sums over the episodes that ended at this time step [B]: {"episodes": count, name: sum of values}.
+    """Return sums over the episodes that ended at this time step [B]: {"episodes": count, name: sum of values}.
 
     "return" is the mean over agents of the undiscounted return.
     """

@@ -1,7 +1,7 @@
-"""Who plays whom where two teams meet, and how a match is scored.
+"""Rules and scoring of matches between two teams.
 
 A match is a number of games of one policy against one opponent. The metrics "win", "draw" and "defeat" (0 or 1) of
-`EnvSpec.metrics` tell how a game stands; `EnvSpec.score` at the end of games tells by how much.
+`EnvSpec.metrics` are the result of a game, `EnvSpec.score` at its end the margin.
 """
 
 import dataclasses
@@ -11,21 +11,21 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class MatchRules:
-    """How policies of an environment meet opponents.
+    """Rules of matches between policies of an environment.
 
-    Where `outside` is set, the batched environment has `opponent_view(state)`, what the other team sees with a key for
-    each game, and its `play` takes that team's actions behind the learner's.
+    Where `outside` is set, the batched environment has `opponent_view(state)`, the other team's observation and a key
+    for each game, and its `play` takes that team's actions after the learner's.
 
     Attributes:
-        game: {setting: value}: what two policies must have been trained with alike to play one another.
-        settings: {setting: value}: how matches against scripted opponents are set, where the user names nothing else.
-        league: the same for matches that policies play among themselves, too.
+        game: {setting: value}: the settings that two policies must share to play each other.
+        settings: {setting: value}: defaults of matches against scripted opponents.
+        league: the same for leagues, where policies also play each other.
         opponents: {baseline: context}: the scripted opponents, and the context in which the other team is theirs.
         outside: the context in which the other team's actions come from outside; None where they cannot.
-        baselines: the baselines that a policy is compared with.
+        baselines: baselines to compare a policy with.
         anchor: the baseline whose rating is fixed, and that rating.
-        num_games: how many a match has unless the user says.
-        sampled: the policy that counts samples its actions, and does not take the most probable one.
+        num_games: default number of games of a match.
+        sampled: policies are scored with sampled actions, not with the most probable one.
     """
 
     game: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Where training stands: what environments may read in `Environment.context`, algorithms in `act` and `learn`."""
+"""Training progress, read by environments in `Environment.context`, by algorithms in `act` and `learn`."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ class Progress:
         updates: uint32[2], gradient updates.
         learn_calls: uint32[2], calls of an algorithm's `learn` (COMA's training steps).
         episodes: uint32[2], episodes finished.
-        fraction: float32[], share of the run's configured total, never of its seconds.
+        fraction: float32[], share of the run's configured total, never of its wall time.
     """
 
     env_steps: Array
@@ -53,6 +53,6 @@ def start() -> Progress:
 
 
 def ended() -> Progress:
-    """Return a progress at which every schedule, whatever counter it reads, has come to its end."""
+    """Return a progress at which every schedule, whatever counter it reads, has ended."""
     far = count(1 << 62)
     return Progress(far, far, far, far, far, jnp.float32(1))

@@ -1,4 +1,4 @@
-"""Keep the compiler from merging what is faster apart."""
+"""Keep the compiler from fusing code that is faster unfused."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -10,15 +10,15 @@ _F = TypeVar("_F", bound=Callable)
 
 
 def on_cpu() -> bool:
-    """Whether programs are compiled for a CPU by default."""
+    """Return whether programs are compiled for a CPU by default."""
     return jax.default_backend() == "cpu"
 
 
 def stage(function: _F) -> _F:
     """On CPUs, compile a pure function of arrays as a subroutine: what it returns is stored before it is read.
 
-    XLA's CPU compiler would otherwise merge a cheap-looking function into each of its readers and compute it anew for
-    every element that they read, often in loops that no longer fill vector registers; `jax.lax.optimization_barrier`
+    XLA's CPU compiler would otherwise fuse a cheap-looking function into each of its readers and recompute it for
+    every element that they read, often in loops that no longer vectorise; `jax.lax.optimization_barrier`
     does not stop it. On other back ends the function is left as it is.
     """
 

@@ -27,7 +27,7 @@ from jaxrl.common.errors import UsageError, UserError
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code: 0 if everything was done and right, 1 if something failed or is missing."""
+    """Entry point; returns the exit code: 0 if everything was done and correct, 1 if something failed or is missing."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.gpu", __doc__)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror}): choose another folder with --out") from None
     results.check(folder, asked.quick)
-    results.forget(folder, again)  # nothing, most of the time: it is known then that results can be written
+    results.forget(folder, again)  # also checks that results can be written
     while missing := results.waiting(folder, parts):
         if until - time.monotonic() < LEAST:
             measure.say(f"out of time, {len(missing)} units are missing: call it again with the same --out")
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequence[str]:
-    """The names that a flag gives, () without it. Raises UsageError."""
+    """Parse the names of a flag, () without it. Raises UsageError."""
     if text is None:
         return ()
     names = text.replace(",", " ").split()
@@ -67,7 +67,7 @@ def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequ
 
 
 def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> None:
-    """One process that does units until one takes too long or the time is over."""
+    """Run one process that does units until one takes too long or the time is over."""
     ends = time.time() + until - time.monotonic()
     command = [sys.executable, "-m", "bench.gpu.worker", str(folder), str(ends), *(["--quick"] if quick else [])]
     command += [unit.name for unit in units]
@@ -77,7 +77,7 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
     if results.without_graphs(folder):
         settings["JAXRL_GRAPHS"] = "off"
         flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
-    if quick:  # a rehearsal waits for the compiler, not for what it makes
+    if quick:  # a rehearsal waits mostly for the compiler
         flags.append("--xla_backend_optimization_level=0")
     settings["XLA_FLAGS"] = " ".join(flags).strip()
     child = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""Part "correct": comparisons of this device with what the rules say.
+"""Part "correct": checks of this device's results against the rules.
 
-Reference data of the environments are the recordings of the original systems, where they are at hand (see
-`bench.parity.records`), and else what independent NumPy implementations of the rules do.
+Reference data of the environments are the recordings of the original systems, where available (see
+`bench.parity.records`), else those of independent NumPy implementations of the rules.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ ITERATIONS, SAVED = 16, 12  # of a test, and before its checkpoint: the replay h
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
-    """Missions of coverage, of this resolution and a coarse one, with both kinds of stored beliefs."""
+    """Check missions of coverage, of this resolution and a coarse one, with both kinds of stored beliefs."""
     source = _source("coverage_missions")
     names = {"recorded": ("m00", "m03", "m08"), "own": ("own-m02", "own-m00", "own-m01")}[source]
     found = {
@@ -55,7 +55,7 @@ def coverage(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def snakes(quick: bool, folder: Path) -> dict[str, Any]:
-    """Steps of snakes on three boards."""
+    """Check steps of snakes on three boards."""
     source = _source("snakes_transitions")
     boards = snakes_parity.OWN[1:2] if quick else snakes_parity.OWN
     found = {f"snakes, {b[2]} on {b[0]} x {b[1]} cells": snakes_parity.compare(b, source) for b in boards}
@@ -63,19 +63,19 @@ def snakes(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def reach(quick: bool, folder: Path) -> dict[str, Any]:
-    """Episodes of reach."""
+    """Check episodes of reach."""
     source = "own" if quick else _source("reach_episodes")  # the recorded ones are twenty times as long
     return _compared({"reach": reach_parity.compare(source)}, source)
 
 
 def learner(quick: bool, folder: Path) -> dict[str, Any]:
-    """A training step of COMA, at the published width."""
+    """Check a training step of COMA, at the published width."""
     found = learner_parity.compare(8, 2, 2) if quick else learner_parity.compare()
     return _compared({"COMA": found}, "the same step on the processor")
 
 
 def _source(name: str) -> str:
-    """The recorded data where they are, else our own."""
+    """Return the source of recorded data where available, else our own."""
     return "recorded" if records.path(name).is_file() else "own"
 
 
@@ -85,7 +85,7 @@ def _compared(found: Mapping[str, Comparison], source: str) -> dict[str, Any]:
 
 
 def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
-    """Map backends of accelerators against each other at the published resolution, on the same random missions."""
+    """Compare map backends of accelerators at the published resolution, on the same random missions."""
     q, missions = (2, 2) if quick else (57, 32)
     dense, pallas = (envs_jax.make("coverage", q=q, map_backend=engine) for engine in ("dense", "pallas"))
     exact, real = variants.compare((dense, pallas), missions, variants.STEPS)
@@ -95,16 +95,16 @@ def maps_agree(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
-    """Blocks as CUDA graphs and the same blocks launched kernel by kernel: equal hashes of the whole state.
+    """Check that blocks as CUDA graphs and launched kernel by kernel give equal hashes of the whole state.
 
-    Graphs are to blame only where two calls without them give the same bits, or where this unit breaks or never ends
+    Graphs are the cause only where two calls without them give the same bits, or where this unit fails or hangs
     once its programs are compiled.
     """
     rows, blamed, idle = [], False, []
     algos = ["coma"] if quick else list(SMALL)
     with ThreadPoolExecutor() as pool:
-        # The compiler is what takes time. With exact sharding it times no kernels on the GPU to choose among them, as
-        # it does else: programs that are compiled side by side would disturb one another there.
+        # Compiling dominates. With exact sharding the compiler does not autotune on the GPU, where programs that are
+        # compiled in parallel would disturb each other.
         pairs = product(algos, (tuned.AUTO, job.NO_GRAPHS))
         list(pool.map(lambda pair: _program(pair[0], quick, True, pair[1]), pairs))
     results.note(folder, GRAPHS[1], runs=time.time())
@@ -124,7 +124,7 @@ def graphs_agree(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
-    """All iterations in two blocks, and the same with a checkpoint between the blocks: equal hashes of the whole state.
+    """Check that two blocks of iterations give equal hashes of the state with and without a checkpoint between them.
 
     With --exact_sharding they must be equal; without, GPUs may add up numbers in any order.
     """
@@ -148,7 +148,7 @@ def resume_is_exact(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
-    """Share of the state that a block writes the new state over."""
+    """Return the share of the state that is donated to a block."""
     shares = {}
     for algo in SMALL if not quick else ["coma"]:
         memory = _program(algo, quick, True, tuned.AUTO)[1].memory_analysis()
@@ -159,23 +159,23 @@ def state_is_donated(quick: bool, folder: Path) -> dict[str, Any]:
 
 @functools.cache
 def _program(algo: str, quick: bool, exact: bool, options: str) -> tuple[Run, Any]:
-    """A configuration made real, and its compiled last phase, for all units that need it; they name all arguments."""
+    """Build the run of a configuration and compile its last phase, cached; callers pass all arguments by name."""
     request = command_line.parse((job.QUICK if quick else SMALL[algo]).split(), "python -m bench.gpu")
     setup = build_run(request.config.with_run(eval_every=0, exact_sharding=exact, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 
 
 def _begun(setup: Run) -> Any:
-    """A training state at the beginning of the last phase."""
+    """Return a training state at the beginning of the last phase."""
     phase = len(setup.algo.phases) - 1
     assert setup.algo.phases[phase] == train_throughput.measured_phase(setup.algo)
     return dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=jnp.int32(phase))
 
 
 def _trained(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
-    """A training state after so many iterations of the last phase, and the leaves of its learner that did not move."""
+    """Return a training state after `iterations` of the last phase, and the learner's leaves that did not change."""
     begun = _begun(setup)
-    before = jax.device_get(begun.algo.replicated)  # a copy: the block writes over the state
+    before = jax.device_get(begun.algo.replicated)  # a copy: the block's argument is donated
     state, _ = block(begun, jnp.int32(iterations))
     pairs = zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(jax.device_get(state.algo.replicated)), strict=True
@@ -184,5 +184,5 @@ def _trained(setup: Run, block: Any, iterations: int) -> tuple[Any, list[str]]:
 
 
 def _learned(algo: str, still: list[str]) -> list[Any]:
-    """A row of the table: without learning equal bits would say little."""
+    """Return a row of the table: without learning equal bits would prove little."""
     return [f"{algo}: all of the learner has moved", not still, f"(not {', '.join(still[:3])}, ...)" if still else ""]

@@ -1,4 +1,4 @@
-"""Part "device": the machine, and its rates at best."""
+"""Part "device": the machine, and its peak rates."""
 
 import functools
 from pathlib import Path
@@ -11,12 +11,12 @@ from bench.harness import measure
 from jaxrl.report import rates
 from jaxrl.report.timing import stopwatch, take_turns
 
-OPERATIONS = 512  # of the chain that launches are counted by
+OPERATIONS = 512  # length of the chain for counting launches
 GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
 
 
 def rates_of_device(quick: bool, folder: Path) -> dict[str, Any]:
-    """Versions, memory, copy rate, matrix products, the convolution of the main job."""
+    """Measure versions, memory, copy rate, matrix products, the convolution of the main job."""
     found = rates.measure(quick=quick, rounds=1 if quick else 5)
     machine = measure.machine()
     rows: list[list[Any]] = [
@@ -33,11 +33,11 @@ def rates_of_device(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def launches(quick: bool, folder: Path) -> dict[str, Any]:
-    """Seconds of one tiny kernel in a chain of them, with and without command buffers (CUDA graphs)."""
+    """Measure seconds of one tiny kernel in a chain of them, with and without command buffers (CUDA graphs)."""
     number, on_gpu = (8 if quick else OPERATIONS), jax.default_backend() == "gpu"
 
     def chain(x: Any) -> Any:
-        for _ in range(number):  # a barrier keeps neighbours from becoming one kernel
+        for _ in range(number):  # a barrier prevents fusion of neighbours
             x = jax.lax.optimization_barrier(x + 1.0)
         return x
 

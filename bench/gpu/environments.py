@@ -21,22 +21,22 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def coverage(quick: bool, folder: Path) -> dict[str, Any]:
-    """493 x 493 cells."""
+    """Measure coverage with 493 x 493 cells."""
     return _of("environments_coverage", "coverage", quick, folder)
 
 
 def snakes(quick: bool, folder: Path) -> dict[str, Any]:
-    """Three against three."""
+    """Measure snakes, three against three."""
     return _of("environments_snakes", "snakes_3v3", quick, folder)
 
 
 def reach(quick: bool, folder: Path) -> dict[str, Any]:
-    """The arm."""
+    """Measure reach."""
     return _of("environments_reach", "reach", quick, folder)
 
 
 def _of(unit: str, env: str, quick: bool, folder: Path) -> dict[str, Any]:
-    """Size by size; what is measured is noted, and stays if a later size is cut off."""
+    """Measure size by size; results are saved, and stay if a later size is cut off."""
     noted = results.read(folder).get(unit, {})
     rows, sizes = noted.get("rows", []), noted.get("sizes", {})
     machine_rates = rates.measure(quick=quick, rounds=1 if quick else 3)

@@ -18,9 +18,9 @@ from jaxrl.runtime.config import Config
 
 NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power
-MOST = 100  # kernels that the result keeps
+MOST = 100  # kernels in the result
 
-# One tiny program for all parts of a rehearsal, which waits for the compiler.
+# One tiny program for all parts of a rehearsal, which is bound by the compiler.
 QUICK = (
     "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 --minibatches 1 "
     "--num_epochs 1"
@@ -28,29 +28,29 @@ QUICK = (
 
 
 def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
-    """4,096 missions at once."""
+    """Measure 4,096 missions at once."""
     return _coma(2 if quick else 4096, quick)
 
 
 def coma_16384(quick: bool, folder: Path) -> dict[str, Any]:
-    """16,384 missions at once."""
+    """Measure 16,384 missions at once."""
     return _coma(2 if quick else 16384, quick)
 
 
 def busy_4096(quick: bool, folder: Path) -> dict[str, Any]:
-    """Utilisation and power at 4,096 missions."""
+    """Measure utilisation and power at 4,096 missions."""
     return _busy(2 if quick else 4096, quick)
 
 
 def busy_16384(quick: bool, folder: Path) -> dict[str, Any]:
-    """Utilisation and power at 16,384 missions."""
+    """Measure utilisation and power at 16,384 missions."""
     return _busy(2 if quick else 16384, quick)
 
 
 def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
-    """The most expensive kernels of a training step with 4,096 missions; the trace stays in the folder.
+    """List the most expensive kernels of a training step with 4,096 missions; the trace stays in the folder.
 
-    Without CUDA graphs, inside which a trace may not tell kernels apart.
+    Without CUDA graphs, inside which a trace may not distinguish kernels.
     """
     missions = 2 if quick else 4096
     setup, block = _program(missions, quick, NO_GRAPHS)
@@ -80,7 +80,7 @@ def _busy(missions: int, quick: bool) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run, Any]:
-    """A configuration made real, and its compiled iteration, for units one after another."""
+    """Build the run of a configuration and compile its iteration, cached between units."""
     setup = build_run(_config(missions, quick).with_run(num_envs=missions, compiler_options=options))
     return setup, train_throughput.compile_block(setup)
 

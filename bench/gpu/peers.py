@@ -1,4 +1,4 @@
-"""Part "torch": PyTorch learners on the same device at equal work, in turns, and how busy both keep it."""
+"""Part "torch": PyTorch learners on the same device at equal work, in turns, and the utilisation by both."""
 
 import importlib.util
 from pathlib import Path
@@ -23,17 +23,17 @@ QUICK = {
 
 
 def coma(quick: bool, folder: Path) -> dict[str, Any]:
-    """The published settings, 4,096 missions."""
+    """Measure COMA with the published settings, 4,096 missions."""
     return _against("--algo coma", 4096, quick, "coma")
 
 
 def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
-    """The published settings, 1,024 games."""
+    """Measure DDPG with the published settings, 1,024 games."""
     return _against("--config ddpg_competition", 1024, quick, "ddpg")
 
 
 def sac(quick: bool, folder: Path) -> dict[str, Any]:
-    """The published settings, 64 arms."""
+    """Measure SAC with the published settings, 64 arms."""
     return _against("--config sac_worker_original", 64, quick, "sac")
 
 
@@ -71,7 +71,7 @@ def _against(flags: str, num_envs: int, quick: bool, name: str) -> dict[str, Any
 
 
 def _missing() -> str:
-    """Why PyTorch cannot be measured here, if it cannot."""
+    """Return why PyTorch cannot be measured here, if it cannot."""
     if importlib.util.find_spec("torch") is None:
         return "not installed"
     import torch

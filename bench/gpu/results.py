@@ -10,10 +10,10 @@ from bench.gpu.units import GRAPHS, UNITS, Unit
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
-RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: what it found}; the table
-CUT = "cut off"  # the error of a unit at work
-CALL, LIMIT = "end of the call", "time limit"  # by which a unit is cut off
-CALLS, LIMITS = 3, 1  # how often it may have been, to be tried again: in all, and by its time limit
+RESULTS, SUMMARY = "results.json", "summary.md"  # {unit: its result}; the table
+CUT = "cut off"  # the error of a running unit
+CALL, LIMIT = "end of the call", "time limit"  # reasons to cut a unit off
+CALLS, LIMITS = 3, 1  # cuts after which a unit is still retried: in all, and by its time limit
 
 
 def write(
@@ -25,16 +25,16 @@ def write(
     took: float | None = None,
     cuts: Sequence[str] = (),
 ) -> None:
-    """Keep what a unit found, and renew the table. One process at a time. Raises UserError.
+    """Save the result of a unit, and rewrite the table. One process at a time. Raises UserError.
 
     Args:
         folder: of the results.
-        unit: that ended, or begins.
-        quick: whether figures mean nothing.
-        result: what it found; without an error it takes the place of what was noted before.
-        error: why it did not come to its end.
+        unit: the unit that ended, or begins.
+        quick: a rehearsal, whose figures mean nothing.
+        result: its result; without an error it replaces earlier notes.
+        error: why it did not finish.
         took: seconds, if it did.
-        cuts: CALL or LIMIT for each time that it was ended from outside; without any an error is final.
+        cuts: CALL or LIMIT for each time that it was cut off; without any an error is final.
     """
     entries = read(folder)
     noted = entries.get(unit.name, {}) if error else {}
@@ -43,26 +43,26 @@ def write(
 
 
 def begin(folder: Path, unit: Unit, quick: bool) -> None:
-    """Keep that a unit is at work: should its process be ended, this is what stands there. Raises UserError."""
+    """Save that a unit is running, in case its process is killed. Raises UserError."""
     cuts = read(folder).get(unit.name, {}).get("cuts", [])
     write(folder, unit, quick, {"runs": None}, error=CUT, cuts=[*cuts, CALL])
 
 
 def note(folder: Path, name: str, **found: Any) -> None:
-    """Keep what a unit at work has found so far, in case that it is cut off. Raises UserError."""
+    """Save the results of a running unit so far, in case it is cut off. Raises UserError."""
     entries = read(folder)
-    if name in entries:  # not where the unit was called by something else
+    if name in entries:  # not where the unit was called from elsewhere
         _store(folder, entries | {name: entries[name] | found})
 
 
 def running(folder: Path, unit: Unit) -> float:
-    """Seconds since a unit said that its programs are compiled and run; endless if it has not, or does not."""
+    """Return seconds since a unit reported that its programs are compiled and run; infinite if it has not."""
     began = read(folder).get(unit.name, {}).get("runs")
     return time.time() - began if began else float("inf")
 
 
 def end(folder: Path, unit: Unit, quick: bool, error: str, limit: bool = False) -> None:
-    """Keep why the process of a unit has ended, unless the unit has; after its time limit it may try again.
+    """Save why the process of a unit has ended, unless the unit has; after its time limit it may be retried.
 
     Raises:
         UserError: nothing can be written.
@@ -73,7 +73,7 @@ def end(folder: Path, unit: Unit, quick: bool, error: str, limit: bool = False) 
 
 
 def waiting(folder: Path, parts: Collection[str]) -> list[Unit]:
-    """Units to do: those without a result, then those that are to try again after their time limit."""
+    """Return the units to do: those without a result, then retries after their time limit."""
     entries = read(folder)
     found = [
         unit for unit in UNITS if unit.part in parts and (unit.name not in entries or _may_retry(entries[unit.name]))
@@ -82,13 +82,13 @@ def waiting(folder: Path, parts: Collection[str]) -> list[Unit]:
 
 
 def _may_retry(entry: dict[str, Any]) -> bool:
-    """Whether a unit was cut off, and not too often: what it has compiled is kept, so that it comes further now."""
+    """Return whether a unit was cut off, and not too often: with its programs in the cache it gets further now."""
     cuts = entry.get("cuts", [])
     return 0 < len(cuts) <= CALLS and cuts.count(LIMIT) <= LIMITS and not _blames_graphs(entry)
 
 
 def forget(folder: Path, names: Collection[str]) -> None:
-    """Take out what the units of these names found. Raises UserError."""
+    """Remove the results of the units of these names. Raises UserError."""
     _store(folder, {name: entry for name, entry in read(folder).items() if name not in names})
 
 
@@ -101,7 +101,7 @@ def _store(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Results by unit, in the order of the units. Raises UserError."""
+    """Return the results by unit, in the order of the units. Raises UserError."""
     file = folder / RESULTS
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -128,14 +128,14 @@ def _is_entry(found: Any) -> bool:
 
 
 def check(folder: Path, quick: bool) -> None:
-    """Raises UserError if the folder holds results of a rehearsal and this is none, or the other way round."""
+    """Raise UserError if the folder holds results of a rehearsal and this is none, or the other way round."""
     if any(entry["quick"] != quick for entry in read(folder).values()):
         which = "a rehearsal (--quick)" if not quick else "measurements that are no rehearsal"
         raise UserError(f"{folder} holds {which}: choose another folder with --out")
 
 
 def failed(folder: Path) -> list[str]:
-    """Units that ended with an error or found something wrong."""
+    """Return the units that ended with an error or found something wrong."""
     return [name for name, entry in read(folder).items() if entry["error"] or entry.get("wrong")]
 
 
@@ -145,12 +145,12 @@ def without_graphs(folder: Path) -> bool:
 
 
 def _blames_graphs(entry: dict[str, Any]) -> bool:
-    """Whether an error came when the programs ran (since `runs`): a slow compiler says nothing about graphs."""
+    """Return whether an error came when the programs ran (since `runs`): slow compiling proves nothing about graphs."""
     return bool(entry.get("blamed") or (entry.get("runs") and entry["error"] not in (None, CUT)))
 
 
 def table(folder: Path) -> str:
-    """All results as Markdown."""
+    """Return all results as Markdown."""
     lines, entries = ["| unit | what | figure |", "|---|---|---|"], read(folder)
     for name, entry in entries.items():
         if entry["error"]:

@@ -1,4 +1,4 @@
-"""Part "score": seconds of training to a score, compiling apart, by the selection episodes of a run."""
+"""Part "score": seconds of training to a score, without compiling, by the selection episodes of a run."""
 
 import signal
 import threading
@@ -14,7 +14,7 @@ from jaxrl.common.errors import UserError
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.run_directory import follow_latest, open_run
 
-EVERY = 2.0  # seconds between two looks at what is reached
+EVERY = 2.0  # seconds between two checks of the metrics
 FLAGS = {
     "coma": "--config coma_fast --start corners --eval_every 2 --eval_episodes 256",
     "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
@@ -32,24 +32,24 @@ Goals = dict[str, tuple[str, tuple[float, ...]]]  # {metric: ("min" or "max", va
 
 
 def coma(quick: bool, folder: Path) -> dict[str, Any]:
-    """The paper's map and starts: its entropy, and 0.20."""
+    """Train COMA on the paper's map and starts to its entropy, and to 0.20."""
     return _train("coma", {"entropy": ("min", (0.2842, 0.20))}, 210, quick, folder)
 
 
 def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
-    """Snakes: 20 points more than level 2, and 95 % of the games."""
+    """Train DDPG on snakes to a lead of 20 points over level 2, and to 95 % of the games."""
     return _train("ddpg", {"score_difference": ("max", (20.0,)), "win": ("max", (0.95,))}, 120, quick, folder)
 
 
 def sac(quick: bool, folder: Path) -> dict[str, Any]:
-    """Reach: 95 % of fresh goals."""
+    """Train SAC on reach to 95 % of fresh goals."""
     return _train("sac", {"success": ("max", (0.95,))}, 90, quick, folder)
 
 
 def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -> dict[str, Any]:
-    """Train until all goals are reached, or for so many seconds without compiling.
+    """Train until all goals are reached, or for `seconds` without compiling.
 
-    What is reached is noted again and again; a run that was cut off is resumed from its last checkpoint.
+    Progress is saved periodically; a run that was cut off is resumed from its last checkpoint.
     """
     unit, seconds = f"score_{name}", 2.0 if quick else seconds
     noted = results.read(folder).get(unit, {})
@@ -64,7 +64,7 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
     left = f"--checkpoint_minutes 1 --max_seconds {max(seconds - found()[0]['trained'], 1.0):.0f}"
     try:
         arguments = f"--resume {open_run(place / 'latest')} {left}"
-    except UserError:  # it was not begun, or cut off before it had a directory
+    except UserError:  # not begun, or cut off before it had a directory
         arguments = f"{QUICK[name] if quick else FLAGS[name]} --runs {place} {left}"
     done = threading.Event()
 
@@ -72,10 +72,10 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
         while not done.wait(EVERY):
             result, reached = found()
             results.note(folder, unit, **result)
-            if reached:  # training stops in order, if it has begun: else the next time
+            if reached:  # training stops cleanly if it has begun, else the next time
                 signal.raise_signal(signal.SIGTERM)
 
-    former = signal.signal(signal.SIGTERM, lambda *_: None)  # should training have ended already
+    former = signal.signal(signal.SIGTERM, lambda *_: None)  # in case training has ended already
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
@@ -93,11 +93,11 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
 
 
 def without_pauses(lines: Sequence[dict[str, Any]], began: Sequence[float]) -> list[dict[str, Any]]:
-    """Lines of metrics, their clock standing still between a call that was cut off and the first line of the next.
+    """Return the lines of metrics, their clock stopped between a call that was cut off and the next one's first line.
 
     Args:
         lines: of a run.
-        began: when each process that worked at it began, in order.
+        began: start time of each process of the run, in order.
     """
     kept, pause, last = [], 0.0, None
     for line in lines:
@@ -114,7 +114,7 @@ def without_pauses(lines: Sequence[dict[str, Any]], began: Sequence[float]) -> l
 def _found(
     name: str, goals: Goals, lines: Sequence[dict[str, Any]], began: Sequence[float]
 ) -> tuple[dict[str, Any], bool]:
-    """What the metrics of a run show, and whether all goals are reached; no rows before the first line."""
+    """Return rows of the metrics of a run, and whether all goals are reached; no rows before the first line."""
     timed = [line["time/unix"] for line in lines if "time/unix" in line]
     if not timed:
         return {"rows": [], "trained": 0.0}, False

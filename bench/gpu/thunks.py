@@ -1,7 +1,7 @@
-"""Operations of XLA's executable for a GPU when it is called, read from the text that `--xla_dump_to` writes of it.
+"""Run-time operations of XLA's executable for a GPU, parsed from the text that `--xla_dump_to` writes.
 
-The host works through a list of operations ("thunks"): it launches a kernel, calls a library, starts a command buffer
-(a CUDA graph, whose nodes then run without the host), or walks through a loop or a branch.
+The host executes a list of operations ("thunks"): it launches a kernel, calls a library, starts a command buffer
+(a CUDA graph, whose nodes then run without the host), or runs a loop or a branch.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ from jaxrl.common.errors import UserError
 _LINE = re.compile(r"^( *)(\d+): (k\w+)")
 _LABEL = re.compile(r"^( *)(\w+):$")
 _BLOCKS = ("kSequential", "kCommandBuffer", "kWhile", "kConditional")
-_WAITING = re.compile(r"^k\w+(Done|WaitsFor\w*)$")  # marks of order, which do nothing on the GPU
+_WAITING = re.compile(r"^k\w+(Done|WaitsFor\w*)$")  # marks of order, no-ops on the GPU
 
 
 class Loop(NamedTuple):
     """A loop of a program.
 
     Attributes:
-        path: names and repetitions of the loops around it and its own, "?" where only the running program knows.
-        host_operations: of the host, each time around; 0 inside a command buffer.
-        nodes: on the GPU, each time around.
+        path: names and repetitions of the loops around it and its own, "?" where unknown before run time.
+        host_operations: of the host, per iteration; 0 inside a command buffer.
+        nodes: on the GPU, per iteration.
     """
 
     path: str
@@ -38,10 +38,10 @@ class Thunk:
     """An operation of the host.
 
     Attributes:
-        kind: as XLA calls it, such as kCommandBuffer.
-        name: of the HLO instruction that it was made of.
+        kind: XLA's name, such as kCommandBuffer.
+        name: of its HLO instruction.
         parts: operations inside, {"condition", "body" or the name of a branch, "" for a command buffer's: them}.
-        trips: of a loop, None where only the running program knows.
+        trips: of a loop, None where unknown before run time.
     """
 
     kind: str
@@ -50,14 +50,14 @@ class Thunk:
     trips: int | None = None
 
     def host_operations(self) -> int:
-        """Operations that the host does for it; a loop of unknown length is walked once, branches at their worst."""
+        """Count the operations of the host; a loop of unknown length counts once, of branches the longest."""
         if self.kind == "kCommandBuffer":
             return 1
         inside = {label: sum(thunk.host_operations() for thunk in part) for label, part in self.parts.items()}
         if self.kind == "kWhile":
             if self.trips is not None:
                 return self.trips * inside.get("body", 0)
-            return 1 + inside.get("condition", 0) + inside.get("body", 0)  # it reads what the condition says
+            return 1 + inside.get("condition", 0) + inside.get("body", 0)  # the host reads the condition
         if self.kind == "kConditional":
             return 1 + max(inside.values(), default=0)
         if self.parts or self.kind in _BLOCKS:
@@ -65,11 +65,11 @@ class Thunk:
         return 0 if _WAITING.match(self.kind) else 1
 
     def nodes(self) -> int:
-        """How many kernels, copies and library calls the GPU runs for it, in graphs or not."""
+        """Count the kernels, copies and library calls on the GPU, in graphs or not."""
         return sum(times for times, _ in self.leaves())
 
     def leaves(self, times: int = 1) -> Iterator[tuple[int, "Thunk"]]:
-        """Operations of the GPU, and how often each runs; a loop of unknown length once, of branches the longest."""
+        """Return the GPU's operations and counts; a loop of unknown length counts once, of branches the longest."""
         if self.kind == "kConditional":
             branches = [[leaf for thunk in part for leaf in thunk.leaves(times)] for part in self.parts.values()]
             yield from max(branches, key=lambda leaves: sum(number for number, _ in leaves), default=[])
@@ -85,7 +85,7 @@ class Thunk:
             yield times, self
 
     def loops(self, path: tuple[str, ...] = (), in_graph: bool = False) -> Iterator[Loop]:
-        """All loops inside."""
+        """Return all loops inside."""
         in_graph = in_graph or self.kind == "kCommandBuffer"
         for thunk in itertools.chain.from_iterable(self.parts.values()):
             inner = path
@@ -97,11 +97,11 @@ class Thunk:
 
 
 def read(folder: Path, hlo: str) -> Thunk:
-    """The newest program whose dump lies in a folder.
+    """Read the newest program whose dump lies in a folder.
 
     Args:
-        folder: that XLA wrote to.
-        hlo: text of the compiled program, which knows how long its loops are.
+        folder: XLA's dump folder.
+        hlo: text of the compiled program, with the trip counts of its loops.
 
     Raises:
         UserError: there is no dump of a program for GPUs.
@@ -111,7 +111,7 @@ def read(folder: Path, hlo: str) -> Thunk:
         raise UserError(f"{folder} holds no list of thunks: this version of XLA writes none, or under another name")
     stem = str(written[-1]).removesuffix("thunk_metadata.txt")
     lists = [Path(f"{stem}thunk_sequence{suffix}.txt") for suffix in ("_after_thunk_passes", "")]
-    # the first one only where a pass has changed something
+    # the first one exists only where a pass has changed something
     final = next((path for path in lists if path.exists()), None)
     if final is None:
         raise UserError(f"{folder} holds no {lists[1].name}: this version of XLA writes it under another name")
@@ -119,12 +119,12 @@ def read(folder: Path, hlo: str) -> Thunk:
 
 
 def parse(text: str, names: dict[int, str], trips: dict[str, int]) -> Thunk:
-    """The list of operations as one tree; `names` by number, `trips` by name."""
+    """Parse the list of operations as one tree; `names` by number, `trips` by name."""
     root = Thunk("kSequential", "", {"": []})
     stack: list[tuple[int, Thunk, str]] = [(-1, root, "")]
     for line in text.splitlines():
         label, found = _LABEL.match(line), _LINE.match(line)
-        if label and label[2] == "condition":  # printed without its indentation, behind its loop
+        if label and label[2] == "condition":  # printed without indentation, after its loop
             stack[-1] = (*stack[-1][:2], "condition")
         elif label:
             while stack[-1][0] >= len(label[1]):
@@ -151,6 +151,6 @@ def _names(metadata: str) -> dict[int, str]:
 
 
 def trip_counts(hlo: str) -> dict[str, int]:
-    """{name of a loop: how often it runs}, for loops of which the compiler knows."""
+    """{name of a loop: trip count}, for loops where the compiler knows it."""
     found = re.finditer(r'^ *(?:ROOT )?%?([\w.\-]+) = .* while\(.*known_trip_count":\{"n":"(\d+)"', hlo, re.MULTILINE)
     return {match[1]: int(match[2]) for match in found}

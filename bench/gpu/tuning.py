@@ -1,9 +1,9 @@
-"""Part "tuning": what is fastest on this device, each a paired comparison in one process.
+"""Part "tuning": the fastest settings on this device, by paired comparisons in one process.
 
-Candidates are settings of one configuration. Their programs are compiled first, then iterations of all of them take
-turns on one training state. What wins by more than the samples spread is written into the table that automatic values
-read (`jaxrl.runtime.tuned`); the units that follow begin with it. Which maps and which convolution win is only told:
-a run looks for the maps itself, and `--convolution auto` reads no table.
+Candidates are settings of one configuration. Their programs are compiled first, then their iterations take turns on
+one training state. A candidate that wins by more than the spread of the samples is written into the table that
+automatic values read (`jaxrl.runtime.tuned`), also for the units that follow. The fastest maps and convolution are
+only reported: a run compares map backends itself, and `--convolution auto` reads no table.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ QUICK = {
 PARTS = (1, 2, 4, 8)  # of the chunks that the memory plan chooses
 ROUNDS = 5
 COMPILING = 150.0  # seconds, after which no further candidate is compiled
-KINDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION"  # of operations, as XLA puts them into command buffers
+KINDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,DYNAMIC_SLICE_FUSION"  # of operations that XLA may put into command buffers
 OPTIONS = {  # of the compiler, beside those of `DataParallel`
     "graphs": {
         "no command buffers": "xla_gpu_enable_command_buffer=",
@@ -69,25 +69,25 @@ QUICK_OPTIONS = {
 
 
 def maps(quick: bool, folder: Path) -> dict[str, Any]:
-    """How the main job's maps are updated."""
+    """Compare map backends for the main job."""
     backends = ("dense", "auto") if quick else ("dense", "pallas")
     return _compare("coma", {f"map_backend {name}": {"map_backend": name} for name in backends}, quick)
 
 
 def rollout_chunk(quick: bool, folder: Path) -> dict[str, Any]:
-    """Missions of the main job that are played together."""
+    """Compare numbers of missions that the main job rolls out together."""
     setup = build_run(_config("coma", quick))
     return _chunks("rollout_chunk", setup.config.run.rollout_chunk, _planned(setup).rollout, quick)
 
 
 def learn_chunk(quick: bool, folder: Path) -> dict[str, Any]:
-    """Samples of one gradient evaluation of the main job."""
+    """Compare sample counts of one gradient evaluation of the main job."""
     setup = build_run(_config("coma", quick))
     return _chunks("learn_chunk", setup.config.run.learn_chunk, _planned(setup).learn, quick)
 
 
 def convolution(quick: bool, folder: Path) -> dict[str, Any]:
-    """How the main job's convolutions are computed."""
+    """Compare convolution methods for the main job."""
     methods = ("auto",) if quick else ("auto", "patches", "dense")
     candidates: dict[str, dict[str, Any]] = {f"convolution {name}": {"convolution": name} for name in methods}
     if not quick:
@@ -96,32 +96,32 @@ def convolution(quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def coma_graphs(quick: bool, folder: Path) -> dict[str, Any]:
-    """Command buffers (CUDA graphs) for the main job."""
+    """Compare command buffers (CUDA graphs) for the main job."""
     return _options("coma", OPTIONS["graphs"], quick)
 
 
 def coma_schedule(quick: bool, folder: Path) -> dict[str, Any]:
-    """The order of operations in the main job."""
+    """Compare orders of operations in the main job."""
     return _options("coma", OPTIONS["schedule"], quick)
 
 
 def coma_products(quick: bool, folder: Path) -> dict[str, Any]:
-    """Matrix products of the main job."""
+    """Compare matrix products of the main job."""
     return _options("coma", OPTIONS["products"], quick)
 
 
 def ddpg(quick: bool, folder: Path) -> dict[str, Any]:
-    """A block of `ddpg`: all options."""
+    """Compare all options on a block of `ddpg`."""
     return _options("ddpg", all_options(), quick)
 
 
 def sac(quick: bool, folder: Path) -> dict[str, Any]:
-    """A block of `sac`: all options."""
+    """Compare all options on a block of `sac`."""
     return _options("sac", all_options(), quick)
 
 
 def all_options() -> dict[str, str]:
-    """All groups of `OPTIONS`."""
+    """Return all groups of `OPTIONS`."""
     return {name: text for group in OPTIONS.values() for name, text in group.items()}
 
 
@@ -129,14 +129,14 @@ def all_options() -> dict[str, str]:
 
 
 def _config(job: str, quick: bool) -> Config:
-    """The configuration of a job, with the variant of its environment that is fastest here."""
+    """Return the configuration of a job, with the variant of its environment that is fastest here."""
     request = command_line.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
     return variants.settled(config, config.run.num_envs, measure.say)
 
 
 def _laid_out(config: Config) -> Config:
-    """With chunks and memory as they are chosen on an idle device: what candidates do not change is equal in all."""
+    """Fix chunks and memory as chosen on an idle device, so that candidates differ in nothing else."""
     setup = build_run(config)
     run = setup.config.run
     memory = setup.plan.limit / memory_plan.GIB
@@ -144,19 +144,19 @@ def _laid_out(config: Config) -> Config:
 
 
 def _planned(setup: Run) -> memory_plan.Chunks:
-    """The chunks that the memory plan chooses where nothing was measured."""
+    """Return the chunks that the memory plan chooses without measurements."""
     return memory_plan.choose_chunks(setup.env, setup.algo, 0, 0, setup.plan.limit)
 
 
 def _chunks(name: str, usual: int, planned: int, quick: bool) -> dict[str, Any]:
-    """Chunks of the main job: what is usual, what the memory plan chooses, and divisors of that."""
+    """Return chunks of the main job: the default, the memory plan's choice, and divisors of it."""
     sizes = dict.fromkeys([usual, *(largest_divisor(planned, planned // part) for part in PARTS)])
     candidates = {f"{name} {size}": {name: size} for size in list(sizes)[: 1 if quick else None]}
     return _compare("coma", candidates, quick, keep=True)
 
 
 def _options(job: str, candidates: Mapping[str, str], quick: bool) -> dict[str, Any]:
-    """Compare compiler options, added to those that are taken already."""
+    """Compare compiler options, added to those in use."""
     taken = tuned.parse_options(build_run(_config(job, quick)).config.run.compiler_options)
     changes = {"options as they are": {"compiler_options": tuned.write_options(taken)}}
     if taken:
@@ -167,12 +167,12 @@ def _options(job: str, candidates: Mapping[str, str], quick: bool) -> dict[str, 
 
 
 def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool, keep: bool = False) -> dict[str, Any]:
-    """Seconds of an iteration of each candidate, which all go on with one training state.
+    """Compare seconds of an iteration of each candidate; all continue one training state.
 
     Args:
         job: of `JOBS`.
-        candidates: {name: settings}, the first is what counts as usual.
-        quick: whether figures mean nothing.
+        candidates: {name: settings}, the first is the default.
+        quick: a rehearsal, whose figures mean nothing.
         keep: whether to write the settings of one that wins into the table.
 
     Raises:
@@ -193,7 +193,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
             compiling[name] = time.perf_counter() - began
             call = functools.partial(_advance, block, setups[name], held)
             jax.block_until_ready(call())
-        except Exception as error:  # an option that is not known, too little memory, whatever a compiler raises
+        except Exception as error:  # unknown option, too little memory, any compiler error
             skipped[name] = one_line(f"{type(error).__name__}: {error}")[:500]
             held.clear()
             continue
@@ -227,19 +227,19 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
 
 
 def winner(timings: Mapping[str, Timing], usual: str) -> str:
-    """The quickest one if it beats the usual one by more than the samples of either spread, else the usual one."""
+    """Return the fastest if it beats the default by more than the spread of either's samples, else the default."""
     best = min(timings, key=lambda name: timings[name].median)
     spread = max(max(timings[name].seconds) - min(timings[name].seconds) for name in (usual, best))
     return best if timings[usual].median - timings[best].median > spread else usual
 
 
 def gain(timings: Mapping[str, Timing], usual: str, best: str) -> float:
-    """By what share `best` is faster than the usual one."""
+    """Return by what share `best` is faster than the default."""
     return timings[usual].median / timings[best].median - 1
 
 
 def _compiled(setup: Run) -> Any:
-    """A block of the phase that training spends its time in. Raises TooLargeError."""
+    """Compile a block of the phase that training spends its time in. Raises TooLargeError."""
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
     function: Any = setup.trainer.make_block(measured_phase(setup.algo))
     block = function.lower(setup.trainer.shapes(), number).compile()
@@ -248,7 +248,7 @@ def _compiled(setup: Run) -> Any:
 
 
 def _advance(block: Any, setup: Run, held: list[Any]) -> Any:
-    """A whole block of iterations, on the training state that `held` keeps."""
+    """Run a whole block of iterations on the training state in `held`."""
     if not held:
         index = setup.algo.phases.index(measured_phase(setup.algo))
         held.append(dataclasses.replace(setup.trainer.init(jax.random.key(0)), phase=_placed(index, setup)))
@@ -264,7 +264,7 @@ def _keep(setup: Run, settings: Mapping[str, Any], quick: bool) -> dict[str, Any
     """Write settings into the tables: beside the programs of this benchmark, and among the user's own.
 
     Returns:
-        what the tables hold of them, {kind of device: {job: settings}}.
+        the tables' entries, {kind of device: {job: settings}}.
     """
     kind, name = tuned.device_kind(), tuned.job(setup.config, setup.env, setup.algo)
     rehearsal = quick or jax.default_backend() == "cpu"

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 Result = dict[str, Any]
-LEAST = 20.0  # seconds that must be left of a call for a unit to begin
+LEAST = 20.0  # minimum seconds left of a call for a unit to begin
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A piece of work with a result of its own.
+    """One job with a result of its own.
 
     Attributes:
         part: that it belongs to.
         name: of its result.
-        seconds: after which it is cut off, compiling included; once more where it says that its programs run now.
+        seconds: limit, compiling included; counted anew once it reports that its programs run.
         where: "module:function", called as function(quick=bool, folder=Path), whose result has "rows":
             [[what, figure, unit], ...] for the table, and entries of its own.
     """
@@ -27,13 +27,18 @@ class Unit:
     where: str
 
     def load(self) -> Callable[..., Result]:
-        """The function."""
+        """Import the function."""
         module, _, function = self.where.partition(":")
         found: Callable[..., Result] = getattr(importlib.import_module(module), function)
         return found
 
 
-GRAPHS = ("correct", "correct_graphs", 240, "bench.gpu.correct:graphs_agree")  # where it fails, others do without
+GRAPHS = (
+    "correct",
+    "correct_graphs",
+    240,
+    "bench.gpu.correct:graphs_agree",
+)  # if it fails, the others run without graphs
 UNITS = tuple(
     Unit(*row)
     for row in (

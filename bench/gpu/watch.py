@@ -1,4 +1,4 @@
-"""Readings of the device while it works: utilisation and power, as far as it can be asked."""
+"""Readings of utilisation and power while the device works, where it reports them."""
 
 import statistics
 import threading
@@ -16,15 +16,15 @@ SETTLE = 1.0  # seconds before the first: a reading of NVML is a mean over up to
 
 
 def watch(work: Callable[[], Any], seconds: float, settle: float = SETTLE) -> dict[str, Any]:
-    """Call `work` again and again, and read the device meanwhile.
+    """Call `work` repeatedly, and read the device meanwhile.
 
     Args:
-        work: what the device is to do; its result is waited for.
+        work: the device's work; its result is waited for.
         seconds: of the readings.
         settle: seconds of work before them.
 
     Returns:
-        utilisation (mean, 0 to 1) and power (mean, watts), None where the device cannot be asked; calls, seconds and
+        utilisation (mean, 0 to 1) and power (mean, watts), None where not reported; calls, seconds and
         readings.
     """
     readings: list[DeviceReading] = []
@@ -53,7 +53,7 @@ def watch(work: Callable[[], Any], seconds: float, settle: float = SETTLE) -> di
 
 
 def rows(who: str, found: dict[str, Any]) -> list[list[Any]]:
-    """Rows of the table; a figure that could not be read is told as such."""
+    """Return rows of the table; a figure that could not be read is marked as such."""
     busy, power = found["utilisation"], found["power"]
     return [
         [f"{who}: GPU busy", UNKNOWN if busy is None else 100.0 * busy, "" if busy is None else "%"],
@@ -62,7 +62,7 @@ def rows(who: str, found: dict[str, Any]) -> list[list[Any]]:
 
 
 def answers() -> bool:
-    """Whether the device can be asked at all."""
+    """Return whether the device reports its readings."""
     with Monitor() as monitor:
         reading = monitor.read()
     return reading.utilisation is not None or reading.power is not None

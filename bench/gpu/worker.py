@@ -1,8 +1,8 @@
 """Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR UNTIL [--quick] UNIT ...
 
-Says "begins NAME" on stdout before each unit, and begins none shortly before UNTIL (seconds since 1970). It ends when
-its standard input does: with whoever started it. It ends, too, behind a unit that broke, for a device may be of no use
-to a process from then on.
+Prints "begins NAME" to stdout before each unit, and begins none shortly before UNTIL (seconds since 1970). It ends when
+its standard input does, that is with its parent, and after a unit that failed, since a process may be unable to use
+the device from then on.
 """
 
 import os
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     folder, until, names = Path(argv[0]), float(argv[1]), [word for word in argv[2:] if word != "--quick"]
     quick = "--quick" in argv
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    say, sys.stdout = sys.stdout, sys.stderr  # what the units print is no message to the parent
+    say, sys.stdout = sys.stdout, sys.stderr  # stdout is for messages to the parent
     units = {unit.name: unit for unit in UNITS}
     for unit in (units[name] for name in names):
         if until - time.time() < LEAST:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
             result = unit.load()(quick=quick, folder=folder)
         except UserError as error:
             results.write(folder, unit, quick, error=one_line(str(error)))
-        except Exception as error:  # a defect of one unit must not take the others with it
+        except Exception as error:  # a bug in one unit must not stop the others
             traceback.print_exc()
             results.write(folder, unit, quick, error=one_line(f"{type(error).__name__}: {error}")[:500])
             break

@@ -1,1 +1,1 @@
-"""What all benchmarks share: flags, results, plots, counting of operations."""
+"""Code that all benchmarks share: flags, results, plots, FLOP counts."""

@@ -1,8 +1,8 @@
 """Floating-point operations of a function, counted from the shapes of its matrix products and convolutions.
 
-Two operations per multiply-add. Elementwise work is left out, and so are products with zeros that padding and dilation
-put in (the gradients of convolutions are full of them): the count is the work that is needed, however it is done.
-Loops count as often as they run; of branches the dearest counts.
+Two operations per multiply-add. Elementwise work is left out, and so are products with zeros from padding and dilation
+(frequent in gradients of convolutions): the count is the necessary work, however it is done. Loops count as often as
+they run; of branches the most expensive counts.
 """
 
 import math
@@ -14,7 +14,7 @@ from jax.extend import core
 
 
 def count(function: Callable[..., Any], *arguments: Any) -> float:
-    """FLOP of `function` on arrays or ShapeDtypeStructs; nothing is computed.
+    """Count the FLOP of `function` on arrays or ShapeDtypeStructs, without running it.
 
     Raises:
         ValueError: the function holds a loop whose length depends on data.
@@ -42,7 +42,7 @@ def _of_equation(equation: Any) -> float:
 
 
 def _inner(params: dict[str, Any]) -> list[core.Jaxpr]:
-    """The programs within an equation."""
+    """Return the jaxprs within an equation."""
     found = []
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
@@ -80,7 +80,7 @@ def _convolution(equation: Any) -> float:
 
 
 def _pairs(*, inputs: int, taps: int, outputs: int, stride: int, low: int, spread: int, reach: int) -> int:
-    """How many pairs (output, tap) along one axis meet a real input: not padding, not a hole of dilation."""
+    """Count the pairs (output, tap) along one axis that meet an input: not padding, not a hole of dilation."""
     found = 0
     for output in range(outputs):
         for tap in range(taps):

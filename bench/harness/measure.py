@@ -1,4 +1,4 @@
-"""What all benchmarks share: flags, the record of the machine, results as JSON.
+"""Code that all benchmarks share: flags, the record of the machine, results as JSON.
 
 A result is a plain mapping with "kind", "command", "machine", "rates", "notes" and the benchmark's own entries; every
 time in it is a median with its samples. `bench.harness.plots` makes tables and plots of it.
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 def say(sentence: str) -> None:
-    """To stderr, so that stdout holds nothing but the tables."""
+    """Print to stderr, so that stdout holds nothing but the tables."""
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -43,12 +43,12 @@ def say(sentence: str) -> None:
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """A parser without flags whose errors are one sentence."""
+    """Return a parser without flags whose errors are one sentence."""
     return Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
-    """Flags that all benchmarks have."""
+    """Add the flags that all benchmarks have."""
     flags.add_argument(
         "--num_envs", default=num_envs, metavar="N,M,...", help=f"numbers of environments (default: {num_envs})"
     )
@@ -58,7 +58,7 @@ def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
 
 
 def several(text: str, flag: str, low: int, high: int) -> list[int]:
-    """Whole numbers separated by commas. Raises UsageError."""
+    """Parse whole numbers separated by commas. Raises UsageError."""
     words = text.replace(",", " ").split()
     if not words:
         raise UsageError(
@@ -68,12 +68,12 @@ def several(text: str, flag: str, low: int, high: int) -> list[int]:
 
 
 def rounds(text: str) -> int:
-    """The value of --rounds. Raises UsageError."""
+    """Parse --rounds. Raises UsageError."""
     return whole(text, "--rounds", 1, 1000)
 
 
 def gibibytes_of(text: str) -> int:
-    """The value of --memory_gb in bytes, 0 for what is free. Raises UsageError."""
+    """Parse --memory_gb to bytes, 0 for all free memory. Raises UsageError."""
     try:
         number = float(text)
     except ValueError:
@@ -84,7 +84,7 @@ def gibibytes_of(text: str) -> int:
 
 
 def positive(text: str, flag: str) -> float:
-    """A number above 0. Raises UsageError."""
+    """Parse a number above 0. Raises UsageError."""
     try:
         number = float(text)
     except ValueError:
@@ -95,10 +95,10 @@ def positive(text: str, flag: str) -> float:
 
 
 def output(text: str | None, kind: str) -> Path:
-    """The JSON file to write; by default one that is not there yet.
+    """Return the path of the JSON file to write; by default a new one.
 
     Raises:
-        UserError: it cannot be written, which is better known before an hour of measuring.
+        UserError: it cannot be written.
     """
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
@@ -119,7 +119,7 @@ def output(text: str | None, kind: str) -> Path:
 
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
-    """Without JAX's persistent cache, so that compile seconds are those of a first start."""
+    """Disable JAX's persistent cache, so that compile seconds are those of a first start."""
     former = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     try:
@@ -129,7 +129,7 @@ def fresh_compiles() -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on: versions, device, cores, memory, and how busy the machine is."""
+    """Return a record of the machine: versions, device, cores, memory, and load."""
     device = jax.local_devices()[0]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return run_directory.versions() | {
@@ -144,7 +144,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy(record: dict[str, Any]) -> str | None:
-    """A warning if other programs hold the machine's cores."""
+    """Return a warning if other programs use the machine's cores."""
     load, cores = record["load"], record["cores"]
     if load is None or not cores or load < 0.5 * cores:
         return None
@@ -152,7 +152,7 @@ def busy(record: dict[str, Any]) -> str | None:
 
 
 def processor() -> str:
-    """Name of the CPU."""
+    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -162,7 +162,7 @@ def processor() -> str:
 
 
 def header(kind: str, argv: Sequence[str], quick: bool) -> dict[str, Any]:
-    """The entries that every result begins with."""
+    """Return the first entries of every result."""
     record = machine()
     warning = busy(record)
     notes = [warning] if warning else []
@@ -173,12 +173,12 @@ def header(kind: str, argv: Sequence[str], quick: bool) -> dict[str, Any]:
 
 
 def rate(timing: Timing, number: float) -> dict[str, Any]:
-    """`number` things per call as things per second: {"rate", "median" seconds, "spread", "samples" seconds}."""
+    """Return the rate of `number` things per call: {"rate", "median" seconds, "spread", "samples" seconds}."""
     return {"rate": number / timing.median, **timing.plain()}
 
 
 def fraction(rate_: float, bytes_or_flop: float, best: float) -> float:
-    """Roofline fraction: what `rate_` things per second need, over what the machine does at best."""
+    """Roofline fraction: the need of `rate_` things per second over the machine's peak."""
     return rate_ * bytes_or_flop / best
 
 

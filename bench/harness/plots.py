@@ -29,7 +29,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, headings, rows
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """All tables of a result."""
+    """Return all tables of a result."""
     make = {
         "env_throughput": _env_tables,
         "train_throughput": _train_tables,
@@ -110,7 +110,7 @@ def _compare_tables(result: dict[str, Any]) -> list[Table]:
 
 
 def _baseline(result: dict[str, Any]) -> str:
-    """What the environment was compared with; older results do not say so."""
+    """Return the name of the baseline; older results lack it."""
     return result.get("baseline_name") or "NumPy"
 
 
@@ -127,12 +127,12 @@ def _percent(share: float | None) -> str:
 
 
 def gibibytes_small(number: float) -> str:
-    """Bytes, also few of them."""
+    """Format bytes, also few of them."""
     return f"{number / 1024:.1f} KiB" if number < 2**20 else f"{number / 2**20:.1f} MiB"
 
 
 def duration_small(seconds: float) -> str:
-    """Seconds, also fractions of one."""
+    """Format seconds, also fractions of one."""
     return duration(seconds) if seconds >= 10 else f"{seconds:.3g} s"
 
 
@@ -140,7 +140,7 @@ def duration_small(seconds: float) -> str:
 
 
 def heading(result: dict[str, Any]) -> list[str]:
-    """Where the figures come from."""
+    """Return the source of the figures."""
     record = result["machine"]
     rates = result.get("rates")
     lines = [
@@ -159,7 +159,7 @@ def heading(result: dict[str, Any]) -> list[str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as a page."""
+    """Return the result as a Markdown page."""
     parts = ["\n".join(f"{line}  " for line in heading(result))]
     for title, head, rows in tables(result):
         lines = [f"**{title}**", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -210,7 +210,7 @@ def _rich(table: Table, style: Any) -> RichTable:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """A picture with one panel for each table."""
+    """Draw a picture with one panel for each table."""
     panels = _panels(result)
     figure = Figure(figsize=(5.2 * len(panels), 4.0), layout="constrained")
     for axes, (title, plot, part) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):

@@ -28,7 +28,7 @@ Controller = Callable[[dict[Any, Any], Any, bool], list[list[int]]]
 
 
 def load_agent(directory: Path) -> Any:
-    """The agent's module, loaded once more at each call. Raises UserError with a sentence."""
+    """Load the agent's module, anew at each call. Raises UserError."""
     path = directory / "submission.py"
     spec = importlib.util.spec_from_file_location("submission", path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -41,7 +41,7 @@ def load_agent(directory: Path) -> Any:
 def observation(
     state: oracle.State, settings: oracle.Settings, snake: int, last_direction: Sequence[int] | None
 ) -> dict[Any, Any]:
-    """What the platform hands to the controller of a snake; cells are lists, numbered 1 (beans) and snake + 2."""
+    """Return the platform's observation for a snake's controller; cells are lists, numbered 1 (beans), snake + 2."""
     cells = {k: [list(cell) for cell in body] for k, body in enumerate((state.beans, *state.bodies), 1)}
     return {
         **cells,
@@ -53,7 +53,7 @@ def observation(
 
 
 def controlled(controller: Controller, seconds: list[float] | None = None) -> Policy:
-    """A platform's controller as a policy of the oracle; `seconds` receives the duration of each call."""
+    """Wrap a platform's controller as a policy of the oracle; `seconds` receives the duration of each call."""
     before: list[int] = []
 
     def policy(game: oracle.Game, side: int) -> list[int]:
@@ -75,7 +75,7 @@ def controlled(controller: Controller, seconds: list[float] | None = None) -> Po
 def games(
     agent: Policy, opponent: Policy, settings: oracle.Settings, number: int, side: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Team scores of the agent and of its opponent, int[number] each; game i starts alike in both sides."""
+    """Team scores of the agent and of its opponent, int[number] each; game i has the same start on both sides."""
     scores = []
     for i in range(number):
         policies = (agent, opponent) if side == 0 else (opponent, agent)
@@ -85,7 +85,7 @@ def games(
 
 
 def row(own: np.ndarray, other: np.ndarray) -> str:
-    """Means with standard errors, and shares of won, lost and drawn games."""
+    """Return means with standard errors, and shares of won, lost and drawn games."""
 
     def mean(values: np.ndarray) -> str:
         error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")

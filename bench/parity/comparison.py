@@ -1,4 +1,4 @@
-"""Comparisons that go on to the end: how many values, how many differ, by how much, and what is allowed."""
+"""Comparisons that do not stop at the first difference: counts of values and differences, deviations, bounds."""
 
 import dataclasses
 from typing import Any
@@ -8,13 +8,13 @@ import numpy as np
 
 @dataclasses.dataclass
 class Figure:
-    """One thing that was compared.
+    """Result of one comparison.
 
     Attributes:
-        values: how many numbers.
-        differ: how many of them are further from their reference than allowed.
+        values: number of values.
+        differ: number of values further from their reference than allowed.
         deviation: the largest, in units of the bound's scale; 0 where values must be equal.
-        bound: that deviations may reach; 0 where values must be equal.
+        bound: largest allowed deviation; 0 where values must be equal.
     """
 
     values: int = 0
@@ -31,7 +31,7 @@ class Comparison:
     """Figures by name; comparing more under the same name adds to them.
 
     Attributes:
-        figures: {what was compared: Figure}.
+        figures: {name: Figure}.
     """
 
     def __init__(self) -> None:
@@ -50,25 +50,25 @@ class Comparison:
         deviation = np.abs(found - wanted) / scale
         figure = self.figures.setdefault(what, Figure(bound=bound))
         figure.values += found.size
-        figure.differ += int(np.sum(~(deviation <= bound)))  # with what is not a number
+        figure.differ += int(np.sum(~(deviation <= bound)))  # NaN differs
         figure.deviation = float(np.max(deviation, initial=figure.deviation))
 
     def direction(self, what: str, found: np.ndarray, wanted: np.ndarray, bound: float) -> None:
-        """Compare vectors, whose difference may have `bound` times the length of the one that is wanted."""
+        """Compare vectors, whose difference may have `bound` times the length of the reference."""
         length = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
         self.close(what, length, 0.0, bound)
         self.figures[what].values += found.size - 1
 
     @property
     def agrees(self) -> bool:
-        """Return whether something was compared, and nothing differs."""
+        """Return whether something was compared and nothing differs."""
         return bool(self.figures) and not any(figure.differ for figure in self.figures.values())
 
     def check(self) -> None:
-        """Raises AssertionError with all figures unless everything agrees."""
+        """Raise AssertionError with all figures unless everything agrees."""
         if not self.agrees:
             raise AssertionError("; ".join(f"{what}: {figure}" for what, figure in self.figures.items()) or "nothing")
 
     def rows(self, name: str) -> list[list[Any]]:
-        """Rows of a table, [what, whether it agrees, figures]."""
+        """Return rows of a table, [name, agreement, figures]."""
         return [[f"{name}: {what}", figure.differ == 0, f"({figure})"] for what, figure in self.figures.items()]

@@ -1,7 +1,7 @@
-"""Recorded missions of coverage, repeated by the environment.
+"""Recorded missions of coverage, replayed by the environment.
 
-Recorded moves, readings and messages go in; beliefs, observations, critic states, rewards, masks and metrics must come
-out.
+Recorded moves, readings and messages are injected; beliefs, observations, critic states, rewards, masks and metrics
+are compared.
 """
 
 import functools
@@ -17,7 +17,7 @@ from bench.parity.records import CoverageRecord, coverage_mission
 from envs_jax.coverage import observation, terrain
 
 SPACING = 5  # metres
-# What roundings may change, about five times what was seen on CPUs.
+# Bounds for rounding, about five times the deviations on CPUs.
 FLOAT32 = {
     "belief": 5e-5, "observation": 1e-5, "critic input": 1e-5, "reward": 1e-5, "return_abs": 1e-5, "entropy": 1e-6
 }  # fmt: skip
@@ -46,7 +46,7 @@ def critic(num_actions: int) -> Any:
 
 
 def environment(record: CoverageRecord, **settings: Any) -> Any:
-    """The environment of a recorded mission."""
+    """Make the environment of a recorded mission."""
     config = record.config
     return envs_jax.make(
         "coverage",
@@ -60,12 +60,12 @@ def environment(record: CoverageRecord, **settings: Any) -> Any:
 
 
 def lattice(metres: np.ndarray) -> np.ndarray:
-    """Positions in steps of the lattice, int32[..., 3]."""
+    """Convert positions to steps of the lattice, int32[..., 3]."""
     return metres.astype(np.int32) // SPACING - np.array([0, 0, 1], np.int32)
 
 
 def rectangle(record: CoverageRecord) -> terrain.Terrain:
-    """The recorded ground truth."""
+    """Return the recorded ground truth."""
     top, bottom, left, right = (int(v) for v in record["truth_bounds"])
     return terrain.Terrain(
         rows=jnp.array([[top, bottom], [0, 0]], jnp.int32),
@@ -77,7 +77,7 @@ def rectangle(record: CoverageRecord) -> terrain.Terrain:
 
 
 def probability(env: Any, beliefs: np.ndarray) -> np.ndarray:
-    """Probabilities of beliefs as a map stores them."""
+    """Return probabilities of stored beliefs."""
     stored = np.where(beliefs == env.storage.unseen, env.storage.start, beliefs).astype(np.float64) / env.storage.unit
     return 1.0 / (1.0 + np.exp(-stored))
 
@@ -111,7 +111,7 @@ def replay(name: str, **settings: Any) -> tuple[Any, list[Any], list[Any]]:
 
 
 def compare(name: str, belief_dtype: str) -> Comparison:
-    """A recorded mission and its replay. Raises NoRecordError.
+    """Compare a recorded mission with its replay. Raises NoRecordError.
 
     Args:
         name: of the mission.

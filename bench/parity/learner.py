@@ -1,6 +1,6 @@
 """One training step of COMA on a device, against the same step in float32 on this machine's processor.
 
-Both get the same made-up missions and weights. Compared are the gradients, as Adam's first moments hold them after a
+Both get the same synthetic missions and weights. Compared are the gradients, read from Adam's first moments after the
 first step, by the length of their difference over their own: not weights, whose first step under Adam has the sign of
 the gradient and little else.
 """
@@ -23,13 +23,13 @@ from jaxrl.runtime.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh
 AGENTS, ACTIONS, SIDE = 4, 6, 11
 NETWORKS = ("critic", "actor")
 # Of networks of 8 to 256 channels, two ways to convolve on a CPU were 9e-7 apart in float32, and bfloat16 0.054 from
-# float32. The ten bits of TF32 would be about 1e-3 apart: too few where float32 is asked for.
+# float32. The ten bits of TF32 would be about 1e-3 apart: not enough where float32 is requested.
 # Between them lie GPUs, whose convolutions may use Winograd's transform.
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.15}
 
 
 def missions(number: int, steps: int) -> tuple[Trajectory, TimeStep]:
-    """Random observations in [0, 1], open actions and rewards, [steps, number, ...]; the missions end behind them."""
+    """Random observations in [0, 1], open actions and rewards, [steps, number, ...]; the missions end after them."""
     rng = np.random.default_rng(0)
     lead = (steps, number)
     mask = rng.random((*lead, AGENTS, ACTIONS)) < 0.8
@@ -54,10 +54,10 @@ def missions(number: int, steps: int) -> tuple[Trajectory, TimeStep]:
 
 
 def gradients(device: Any, dtype: str, width: int, number: int, steps: int, convolution: str = "auto") -> Any:
-    """Gradients of both networks in one training step with one minibatch, as flat float64 vectors by name.
+    """Return gradients of both networks in one training step with one minibatch, as flat float64 vectors by name.
 
     Args:
-        device: where the step is made.
+        device: runs the step.
         dtype: of matrix products and convolutions.
         width: of the networks.
         number, steps: of the missions.
@@ -79,7 +79,7 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
         transitions=number * steps * AGENTS,
         minibatches=1,
         num_epochs=1,
-        critic_lr=1e-12,  # so that the actor's gradient does not hang on the sign of the critic's
+        critic_lr=1e-12,  # so that the actor's gradient does not depend on the sign of the critic's
         width=width,
         convolution=convolution,  # type: ignore[arg-type]
     )
@@ -102,10 +102,10 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
 
 
 def compare(width: int = 256, number: int = 16, steps: int = 15) -> Comparison:
-    """Gradients on the first device of this process, by dtype of the computation; arguments as in `gradients`.
+    """Compare gradients on the first device of this process, by dtype; arguments as in `gradients`.
 
     Raises:
-        UserError: JAX_PLATFORMS leaves out the processor.
+        UserError: JAX_PLATFORMS excludes the CPU.
     """
     try:
         host = jax.devices("cpu")[0]

@@ -30,7 +30,7 @@ from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
 STEPS = 500
-START = np.array([0.0, 0.6, 0.2])  # of the hand, roughly, as the reward has it, m
+START = np.array([0.0, 0.6, 0.2])  # of the hand, approximately, as in the reward, m
 POLICIES = ("scripted", "scripted_noisy", "random", "ou", "corner")
 
 
@@ -46,7 +46,7 @@ class Recording:
         tool: float[N, T + 1, 3], tool centre.
         reward: float[N, T].
         success: bool[N, T].
-        contact: bool[N, T], whether the arm touched anything.
+        contact: bool[N, T], the arm touched something.
     """
 
     policy: np.ndarray
@@ -61,7 +61,7 @@ class Recording:
 
     @property
     def free(self) -> np.ndarray:
-        """bool[N, T]: nothing has been touched up to and in this step."""
+        """bool[N, T]: no contact up to and including this step."""
         return np.cumsum(self.contact, axis=1) == 0
 
 
@@ -69,9 +69,9 @@ class Recording:
 
 
 def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """A policy: hand float[3] -> action float32[4]; one of POLICIES, with a memory of its own.
+    """Make one of POLICIES: hand float[3] -> action float32[4], with a memory of its own.
 
-    `ou` is noise that wanders (correlation 0.95 from step to step), `corner` holds extreme actions for 10 to 89 steps.
+    `ou` is correlated noise (0.95 from step to step), `corner` holds extreme actions for 10 to 89 steps.
     """
     wander, held, left = np.zeros(4), np.zeros(4), 0
 
@@ -99,7 +99,7 @@ def actor(policy: str, goal: np.ndarray, rng: np.random.Generator) -> Callable[[
 
 
 def play(episodes: int, policies: Sequence[str], seed: int, steps: int = STEPS) -> Recording:
-    """Fresh episodes in the real simulator, the policies in turn. Raises UsageError."""
+    """Play fresh episodes in the real simulator, the policies in turn. Raises UsageError."""
     with usage_errors():
         real, tasks = metaworld.Arm(metaworld.REACH, watch=True), metaworld.pool(metaworld.REACH, seed)
     rng = np.random.default_rng(seed)
@@ -132,7 +132,7 @@ def _programs(env: Reach) -> tuple[Any, Any]:
 
 
 def replay(recording: Recording) -> dict[str, np.ndarray]:
-    """What the JAX environment makes of the same actions.
+    """Replay the same actions in the JAX environment.
 
     {"observation" [N, T, 39], "reward" [N, T], "success" bool[N, T], "target" float64[N, T, 3] of the hand, m}.
     """
@@ -153,9 +153,9 @@ def replay(recording: Recording) -> dict[str, np.ndarray]:
     return found | {"target": found["target"] * TARGET_UNIT}
 
 
-# What is compared
+# Comparison
 
-# (figure, unit): (mean, most), three times what was measured over 40 episodes; None = no bound. But for the reward's:
+# (figure, unit): (mean, most), three times the values measured over 40 episodes; None = no bound. The reward's:
 # `steepest` of goals at least 0.2 m from the hand's start, as all of Meta-World's are, times the hand's bound.
 BOUNDS = {
     ("hand, before the first contact", "mm"): (5e-4, 3e-3),
@@ -167,7 +167,7 @@ BOUNDS = {
 
 
 def steepest(goal: np.ndarray) -> np.ndarray:
-    """[...]: most that the reward changes per metre of the tool, for goals [..., 3].
+    """[...]: largest change of the reward per metre of the tool, for goals [..., 3].
 
     It is 10 tail(x) of x = (metres to the goal - 0.05) / (metres from the hand's start to the goal), and tail's slope
     18 x / (1 + 9 x^2)^2 is at most 1.95 (at x = 1 / sqrt(27)).
@@ -176,7 +176,7 @@ def steepest(goal: np.ndarray) -> np.ndarray:
 
 
 def compare(recording: Recording, found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """One row per entry of BOUNDS: figure, unit, mean, most, their bounds, and whether they hold."""
+    """Return one row per entry of BOUNDS: figure, unit, mean, most, their bounds, and whether they hold."""
     free = recording.free
     seen = recording.observation[:, 1:]
     hand = 1e3 * np.linalg.norm(found["observation"][..., :3] - seen[..., :3], axis=-1)
@@ -193,7 +193,7 @@ def compare(recording: Recording, found: Mapping[str, np.ndarray]) -> list[dict[
 
 
 def summary(recording: Recording) -> list[dict[str, Any]]:
-    """One row per policy: episodes, successes (any step), mean return, share of steps with contact."""
+    """Return one row per policy: episodes, successes (any step), mean return, share of steps with contact."""
     rows = []
     for policy in dict.fromkeys(recording.policy):
         own = recording.policy == policy
@@ -232,7 +232,7 @@ def show(rows: Sequence[Mapping[str, Any]], policies: Sequence[Mapping[str, Any]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line. Raises UsageError."""
+    """Parse the command line. Raises UsageError."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.parity.metaworld", __doc__)
     parser.add_argument("--episodes", default="50", metavar="N", help="episodes, shared by the policies (default: 50)")

@@ -25,13 +25,13 @@ from jaxrl.evaluation import policies
 from jaxrl.evaluation.reports import fly
 from jaxrl.report.cache import enable_compilation_cache
 
-MISSIONS = 50  # behind every published figure
+MISSIONS = 50  # per published figure
 ERRORS, TIES = 3.0, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A policy and what the original scored.
+    """A policy and its score in the original system.
 
     Attributes:
         policy: name of the scripted policy.
@@ -88,7 +88,7 @@ CASES = (
 
 
 def compare(case: Case, curves: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Rows of one case from curves {metric: float32[T + 1, missions]}."""
+    """Return rows of one case from curves {metric: float32[T + 1, missions]}."""
     rows = []
     for metric, ties, published in (("entropy", 0.0, case.entropy), ("f1", TIES, case.f1)):
         for step, (mean, deviation) in zip(case.at, published, strict=True):
@@ -109,7 +109,7 @@ def compare(case: Case, curves: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Text, one line per case and metric."""
+    """Return text, one line per case and metric."""
     lines = []
     for start in range(0, len(rows), 3):
         three = rows[start : start + 3]

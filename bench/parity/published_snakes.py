@@ -33,18 +33,18 @@ ENGINES = ("jax", "numpy")
 SCORES = ("score", "opponent_score")
 RESULTS = ("win", "defeat", "draw")
 EVENTS = ("deaths", "opponent_deaths", "meals", "opponent_meals")
-LINES = (SCORES, RESULTS, EVENTS[:2], EVENTS[2:])  # what the table shows together
+LINES = (SCORES, RESULTS, EVENTS[:2], EVENTS[2:])  # lines of the table
 
 Games = dict[str, np.ndarray]  # metric: float64[games]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Two scripted teams and what the original engine gave.
+    """Two scripted teams and the figures of the original game.
 
     Attributes:
         one, two: levels of the teams, "0" (random) to "4" or "evasion".
-        episodes: games behind the figures.
+        episodes: number of games of the figures.
         score: mean team score and its standard error, of each team.
         result: per cent of the games that the first team won, lost and drew.
         deaths, meals: of each team, mean per game; meals of snakes that died in the same step are left out.
@@ -81,7 +81,7 @@ CASES = (
 
 
 def play(case: Case, episodes: int, seed: int) -> Games:
-    """Games of a case in JAX."""
+    """Play games of a case in JAX."""
     policy = {"0": "random", "evasion": "evasion"}.get(case.one, f"level{case.one}")
     wanted = policies.load(None, "snakes", {"opponent": case.two})
     ((_, curves),) = fly(wanted, [policy], episodes, seed)
@@ -89,7 +89,7 @@ def play(case: Case, episodes: int, seed: int) -> Games:
 
 
 def play_numpy(case: Case, episodes: int, seed: int) -> Games:
-    """Games of a case in the oracle, one after the other."""
+    """Play games of a case in the oracle, one after the other."""
     scripted = [opponents.scripted(int(level) if level.isdecimal() else level) for level in (case.one, case.two)]
     rows = []
     for number in range(episodes):
@@ -105,7 +105,7 @@ def play_numpy(case: Case, episodes: int, seed: int) -> Games:
 
 
 def compare(case: Case, games: Games) -> list[dict[str, Any]]:
-    """Rows of one case, one per metric; shares of games in per cent."""
+    """Return rows of one case, one per metric; shares of games in per cent."""
     rows = []
 
     def add(metric: str, published: float, error: float, digit: float, factor: float = 1.0) -> None:
@@ -139,7 +139,7 @@ def compare(case: Case, games: Games) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Text of one case: found (published ± allowed)."""
+    """Return the text of one case: found (published ± allowed)."""
     by_metric = {row["metric"]: row for row in rows}
     lines = []
     for metrics in LINES:

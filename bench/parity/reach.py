@@ -1,8 +1,8 @@
-"""Recorded episodes of reach, repeated by the environment, open loop from the reset.
+"""Recorded episodes of reach, replayed by the environment, open loop from the reset.
 
-Puck, goal and actions go in; observations, rewards, successes and targets of the hand must come out. The bounds are
-those of `bench.parity.metaworld`: three times what was measured when the arm was first written down, and for the reward
-what may follow from the hand's.
+Puck, goal and actions are injected; observations, rewards, successes and targets of the hand are compared. The bounds
+are those of `bench.parity.metaworld`: three times the deviations of the first implementation, and for the reward what
+follows from the hand's bound.
 """
 
 import functools
@@ -14,10 +14,10 @@ from bench.parity.comparison import Comparison
 from bench.parity.records import load
 
 # Of the 39 numbers of an observation. The puck stands still here and jitters in the simulator: up to 0.09 mm, and
-# 2.2e-3 in its quaternion. Places that are never used hold 0.
+# 2.2e-3 in its quaternion. Unused entries hold 0.
 _HALF = np.concatenate([[2e-5] * 3, [2e-6], [1e-4] * 3, [2.5e-3] * 4, [0.0] * 7])
 OBSERVATION = np.concatenate([_HALF, _HALF, [1e-7] * 3])
-TARGET = 8e-8  # m; the record is rounded to 3e-8, an increment to 5e-10, alike while it is held
+TARGET = 8e-8  # m; the record is rounded to 3e-8, an increment to 5e-10, the same while the action is held
 
 
 def _most(figure: str, unit: str) -> float:
@@ -28,7 +28,7 @@ def _most(figure: str, unit: str) -> float:
 
 @functools.cache
 def recording(source: str = "recorded") -> reach_parity.Recording:
-    """All episodes of a source, see `bench.parity.records`. Raises NoRecordError."""
+    """Load all episodes of a source, see `bench.parity.records`. Raises NoRecordError."""
     record = load("reach_episodes", source)
     return reach_parity.Recording(
         policy=record["policy"],
@@ -45,12 +45,12 @@ def recording(source: str = "recorded") -> reach_parity.Recording:
 
 @functools.cache
 def replayed(source: str) -> dict[str, np.ndarray]:
-    """What the environment makes of a recording. Raises NoRecordError."""
+    """Replay a recording in the environment. Raises NoRecordError."""
     return reach_parity.replay(recording(source))
 
 
 def compare(source: str) -> Comparison:
-    """All episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
+    """Compare all episodes, whole or up to the first contact, which the environment lacks. Raises NoRecordError."""
     record, ours, found = recording(source), replayed(source), Comparison()
     free, seen = record.free, record.observation[:, 1:]
     differ = np.linalg.norm(ours["observation"][..., :3] - seen[..., :3], axis=-1)

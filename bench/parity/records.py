@@ -1,8 +1,8 @@
-"""Reference data of the environments: what the original systems did ("recorded"), and our own ("own").
+"""Reference data of the environments: records of the original systems ("recorded"), and our own ("own").
 
-The records of the original systems are large and not part of the repository. They are looked for in the directory named
+The records of the original systems are large and not part of the repository. They are searched in the directory named
 by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` beside the repository. Our own data lie in
-`tests/data`, in the same form: what the NumPy oracles in `bench/` do, written by `scripts/record_parity.py`.
+`tests/data`, in the same form: records of the NumPy oracles in `bench/`, written by `scripts/record_parity.py`.
 """
 
 import functools
@@ -40,11 +40,11 @@ _ROOT = Path(__file__).resolve().parents[2]  # of the repository
 
 
 class NoRecordError(UserError):
-    """Recorded data that are not here."""
+    """Recorded data are not available."""
 
 
 def directory() -> Path:
-    """The directory of the recorded data, whether it exists or not."""
+    """Return the directory of the recorded data, whether it exists or not."""
     default = _ROOT.parent / "shared" / "golden"
     return Path(os.environ.get("JAXRL_GOLDEN") or default)
 
@@ -56,14 +56,14 @@ def _open(path: Path) -> dict[str, np.ndarray]:
 
 
 def path(name: str, source: str = "recorded") -> Path:
-    """Of the record file `name`; `source`: one of SOURCES."""
+    """Return the path of the record file `name`; `source`: one of SOURCES."""
     if source == "own":
         return _ROOT / "tests" / "data" / f"{OWN[name]}.npz"
     return directory() / f"{name}.npz"
 
 
 def load(name: str, source: str = "recorded") -> dict[str, np.ndarray]:
-    """All arrays of the record file `name`, read once; our own data are always there.
+    """Load all arrays of the record file `name`, cached; our own data always exist.
 
     Raises:
         NoRecordError: the file is absent.
@@ -117,7 +117,7 @@ class CoverageRecord:
         return rows
 
     def reading(self, k: int, agent: int, footprint: Any = None) -> np.ndarray:
-        """The recorded measurement k of an agent: bool over its clipped footprint (given as a check of its shape)."""
+        """Return the recorded measurement k of an agent: bool over its clipped footprint (given as a check)."""
         box = tuple(int(v) for v in self["footprint"][k, agent])
         if footprint is not None and tuple(int(v) for v in footprint) != box:
             raise AssertionError(f"{self.name}: footprint {tuple(footprint)} at k={k}, agent {agent}; recorded {box}")
@@ -126,5 +126,5 @@ class CoverageRecord:
 
 @functools.lru_cache(maxsize=16)
 def coverage_mission(name: str) -> CoverageRecord:
-    """The recorded mission `name`. Raises NoRecordError."""
+    """Load the recorded mission `name`. Raises NoRecordError."""
     return CoverageRecord(name)

@@ -1,7 +1,7 @@
-"""Recorded steps of snakes, repeated by the environment.
+"""Recorded steps of snakes, replayed by the environment.
 
-Boards, actions and the draws that were made go in; the boards after them, observations, rewards and the choices of the
-scripted players must come out.
+Boards, actions and random draws are injected; the boards after the step, observations, rewards and the actions of the
+scripted players are compared.
 """
 
 import functools
@@ -31,7 +31,9 @@ CONFIGURATIONS: list[Configuration] = [
     (10, 20, 6, 5, 200),
 ]
 OWN: list[Configuration] = [(3, 4, 3, 2, 50), (6, 8, 2, 5, 50), (10, 20, 6, 5, 200)]  # of our own data
-SIX = [configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)]  # what networks play on
+SIX = [
+    configuration for configuration in CONFIGURATIONS if configuration[2:4] == (6, 5)
+]  # boards of the learning agents
 LANES = 100  # of a program; all tables of steps have whole hundreds
 USED = (1, 2, 3, 4, 5)  # levels of the scripted players
 BUILDERS = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
@@ -40,17 +42,17 @@ OBSERVATION, REWARD = 1e-6, 1e-5  # relative; divisions and one square root
 
 
 def stack(games: Sequence[Any]) -> Any:
-    """Games side by side on a last axis."""
+    """Stack games on a last axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves, -1), *games)
 
 
 def lane(game: Any, i: int) -> Any:
-    """One of the games, NumPy."""
+    """Return one of the games, NumPy."""
     return jax.tree.map(lambda x: np.asarray(x)[..., i], game)
 
 
 def by_lanes(program: Any, *arguments: Any) -> Any:
-    """Results of a compiled program, NumPy, a hundred lanes at a time: all tables of steps share the program."""
+    """Call a compiled program on batches of a hundred (NumPy results), so that all tables of steps share it."""
     arguments = jax.tree.map(np.asarray, arguments)
     lanes = {x.shape[-1] for x in jax.tree.leaves(arguments)}.pop()
     assert lanes % LANES == 0
@@ -86,12 +88,12 @@ def recorded(
 
 
 def flat(board: Board, cells: Any) -> list[int]:
-    """Flat cells of (row, column)."""
+    """Return flat cells of (row, column)."""
     return [r * board.width + c for r, c in cells]
 
 
 def words_for(drawn: Any, count: int) -> Any:
-    """uint32 words from which `draws.one_of` draws these numbers below a count."""
+    """Return uint32 words from which `draws.one_of` draws these numbers below a count."""
     return ((2 * drawn.astype(np.uint64) + 1) * 2**31 // count).astype(np.uint32)
 
 
@@ -145,17 +147,17 @@ class Programs:
 
 @functools.cache
 def programs(configuration: Configuration, options: tuple[tuple[str, Any], ...] = ()) -> Programs:
-    """Programs by configuration."""
+    """Return the `Programs` of a configuration, cached."""
     return Programs(configuration, dict(options) or None)
 
 
 def teams(configuration: Configuration) -> int:
-    """One where the number of snakes is odd."""
+    """Return the number of teams: one where the number of snakes is odd, else two."""
     return 1 if configuration[2] % 2 else 2
 
 
 def compare_choices(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
-    """Actions of the scripted players of the second team."""
+    """Compare actions of the scripted players of the second team."""
     _, rows, games, record = recorded(configuration, source)
     half = configuration[2] // 2
     checked = np.zeros_like(record["opp_action"], bool)
@@ -169,7 +171,7 @@ def compare_choices(found: Comparison, configuration: Configuration, source: str
 
 
 def compare_observations(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
-    """Observations of the first team before each step where there are all beans."""
+    """Compare observations of the first team before each step with all beans on the board."""
     _, rows, games, _ = recorded(configuration, source)
     record = load("snakes_transitions", source)
     lanes = np.flatnonzero(np.isin(rows, record["obs_row"]))
@@ -184,7 +186,7 @@ def compare_observations(found: Comparison, configuration: Configuration, source
 
 
 def compare_rewards(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
-    """Shaped rewards of the first team."""
+    """Compare shaped rewards of the first team."""
     board, _, _, record = recorded(configuration, source)
     after = stack(
         [
@@ -207,7 +209,7 @@ def compare_rewards(found: Comparison, configuration: Configuration, source: str
 
 
 def compare_steps(found: Comparison, configuration: Configuration, source: str, made: Programs) -> None:
-    """Whole steps of the environment with the recorded draws."""
+    """Compare whole steps of the environment with the recorded draws."""
     board, rows, games, record = recorded(configuration, source)
     _, _, snakes, beans, _ = configuration
     words = recorded_words(board, record, snakes, beans)
@@ -239,7 +241,7 @@ def compare_steps(found: Comparison, configuration: Configuration, source: str, 
 
 
 def compare(configuration: Configuration, source: str) -> Comparison:
-    """Everything that is recorded of a configuration. Raises NoRecordError."""
+    """Compare all records of a configuration. Raises NoRecordError."""
     found, made = Comparison(), programs(configuration)
     compare_steps(found, configuration, source, made)
     if configuration[2] in (2, 6):

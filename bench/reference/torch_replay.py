@@ -1,4 +1,4 @@
-"""What PyTorch learners with a replay share: a ring of steps on the host, and parameters as arrays.
+"""Base of PyTorch learners with a replay: a ring of steps on the host, and parameters as arrays.
 
 PyTorch is imported when a learner is made. Letter: M steps of a batch.
 """
@@ -17,7 +17,7 @@ Batch = Mapping[str, np.ndarray]
 
 
 def window_return(reward: np.ndarray, end: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return of windows of several steps, which stop with the first end, and what the value behind them counts.
+    """Compute n-step returns, which stop at the first end, and the discount of the value after them.
 
     Args:
         reward: [M, n, ...] of the steps.
@@ -38,10 +38,10 @@ def window_return(reward: np.ndarray, end: np.ndarray, gamma: float) -> tuple[np
 
 
 class ReplayLearner:
-    """A replay, and what goes into networks and comes out of them.
+    """A replay, and conversions of arrays for networks.
 
     Args:
-        shapes: of what a step holds, by name.
+        shapes: of the arrays of a step, by name.
         buffer_size: steps that the replay holds.
         seed: of acting and of batches.
         device: of networks and updates, "cpu" or "cuda"; the replay is on the host.
@@ -50,7 +50,7 @@ class ReplayLearner:
         torch: the package.
         rng: of acting and of batches.
         replay: float32[buffer_size, ...] by the names of `shapes`.
-        stored: steps so far, forgotten ones among them.
+        stored: steps so far, overwritten ones included.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], buffer_size: int, seed: int, device: str = "cpu") -> None:
@@ -61,17 +61,17 @@ class ReplayLearner:
 
     @property
     def filled(self) -> int:
-        """Steps that the replay holds now."""
+        """Number of steps in the replay."""
         return min(self.stored, len(next(iter(self.replay.values()))))
 
     def remember(self, **step: Any) -> None:
-        """Store a step, one array for each name; the oldest one makes room."""
+        """Store a step, one array for each name; overwrites the oldest."""
         for name, ring in self.replay.items():
             ring[self.stored % len(ring)] = step[name]
         self.stored += 1
 
     def draw(self, number: int, replace: bool) -> Batch:
-        """A batch [M, ...] of stored steps, drawn uniformly."""
+        """Draw a batch [M, ...] of stored steps uniformly."""
         rows = self.rng.choice(self.filled, number, replace=replace)
         return {name: ring[rows] for name, ring in self.replay.items()}
 

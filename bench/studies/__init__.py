@@ -1,1 +1,1 @@
-"""Studies behind docs/results.md: learning curves, ablations and comparisons of settings."""
+"""Studies for docs/results.md: learning curves, ablations and comparisons of settings."""

@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """What a file asks for: "preset", flags "train" and "evaluate", "show" {column: [match, metric]}, "variants".
+    """Read a plan: "preset", flags "train" and "evaluate", "show" {column: [match, metric]}, "variants".
 
     Raises:
-        UsageError: it cannot be read, or is no such file.
+        UsageError: it cannot be read, or is no plan.
     """
     asked = read_mapping(path, "plan")
     if set(asked) != ENTRIES:
@@ -65,7 +65,7 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-m", module, *words]
         environment = os.environ | {"PYTHONPATH": path}
-        # In a session of its own: Ctrl-C would end a training well, which would then count as a whole one.
+        # In a session of its own: Ctrl-C would end a training cleanly, which would then count as complete.
         done = subprocess.run(command, capture_output=True, text=True, env=environment, start_new_session=True)
         if done.returncode:
             raise UserError(f"{' '.join(command[1:])} failed: {(done.stderr.strip() or done.stdout).splitlines()[-1]}")
@@ -77,7 +77,7 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
     scores = run / "ablation.json"
     call("jaxrl.evaluate", [str(run), *shlex.split(asked["evaluate"]), "--json", str(scores)])
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    last = [row for row in rows if "env_steps" in row][-1]  # behind it may come a line of the last evaluation
+    last = [row for row in rows if "env_steps" in row][-1]  # a line of the last evaluation may follow
     evaluation = json.loads(scores.read_text())
     return {
         "env_steps": last["env_steps"],
@@ -89,7 +89,7 @@ def trial(asked: dict[str, Any], flags: str, seed: int, runs: Path) -> dict[str,
 
 
 def _find(evaluation: dict[str, Any], match: str, metric: str) -> Any:
-    """The figures of a metric against a player, or of a policy where there are no matches.
+    """Return the figures of a metric against a player, or of a policy where there are no matches.
 
     Raises:
         UserError: the evaluation does not have them.
@@ -103,7 +103,7 @@ def _find(evaluation: dict[str, Any], match: str, metric: str) -> Any:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Markdown: mean over seeds, and the range, of every variant."""
+    """Return Markdown: mean over seeds, and the range, of every variant."""
     columns = list(result["plan"]["show"])
     lines = [f"| variant | {' | '.join(columns)} | environment steps |", "|" + "---|" * (len(columns) + 2)]
     for name, entry in result["variants"].items():
@@ -120,7 +120,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def former(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """{variant: {"flags", "seeds": {seed: trial}}}, with what an earlier call has found for the same flags.
+    """{variant: {"flags", "seeds": {seed: trial}}}, with the results of an earlier call for the same flags.
 
     Raises:
         UserError: the file is of another benchmark or plan.
@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     jobs = whole(parsed.jobs, "--jobs", 1, 64)
     path = measure.output(parsed.out, KIND)
     result = measure.header(KIND, argv, False) | {"plan": asked, "note": parsed.note, "jobs": jobs}
-    result["notes"] = []  # speed is not what is measured
+    result["notes"] = []  # speed is not measured
     result["variants"] = former(path, asked)
     lock = threading.Lock()
 
@@ -176,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
             for future in [pool.submit(work, *one) for one in missing]:
                 future.result()
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what runs now ends and is kept
+            pool.shutdown(wait=False, cancel_futures=True)  # current runs finish and are kept
             raise
     print(table(result), end="")
     return 0

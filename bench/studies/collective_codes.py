@@ -34,17 +34,17 @@ CURVES = ("reconstruction", "held_out_reconstruction", "contrast", "held_out_con
 
 
 def principal(codes: np.ndarray, axes: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Places [N, axes] of codes [N, c] along their principal axes, and the share of the variance of each axis."""
+    """Project codes [N, c] on their principal axes [N, axes]; return also the share of the variance of each axis."""
     centred = codes - codes.mean(0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     return (left * sizes)[:, :axes], (sizes**2 / np.sum(sizes**2))[:axes]
 
 
 def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed: int) -> dict[str, Any]:
-    """Accuracies and places of at most so many training and held-out windows, see `Collective.coded_windows`.
+    """Return accuracies and projections of up to `most` training and held-out windows, see `Collective.coded_windows`.
 
     Raises:
-        UserError: there are no windows of one of the two kinds.
+        UserError: one of the two kinds has no windows.
     """
     rng, parts = np.random.default_rng(seed), []
     for held_out in (False, True):
@@ -77,7 +77,7 @@ def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed:
 
 
 def curves(directory: Path) -> dict[str, list[float]]:
-    """Errors of the transformer's updates, and of held-out windows, as the run's lines have them."""
+    """Read the errors of the transformer's updates, and of held-out windows, from the run's lines."""
     lines = [line for line in read_metrics(directory) if "train/contrast" in line]
     found: dict[str, list[float]] = {"updates": []}
     for line in lines:
@@ -88,7 +88,7 @@ def curves(directory: Path) -> dict[str, list[float]]:
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """The held-out codes, a colour for each task; the transformer's errors."""
+    """Plot the held-out codes, a colour for each task, and the transformer's errors."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes, errors = figure.subplots(1, 2)
     for name in CURVES:

@@ -1,7 +1,7 @@
 """python -m bench.studies.convolution: the methods of `convolve`, by layer and width, forward and backward.
 
 Each runs inside a compiled loop, as in training, on the first device. FLOP are those of a convolution without waste:
-what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into `nets.convolution_methods`.
+what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into `jaxrl.nn.networks.convolution_methods`.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def run(
 
 
 def default_methods(platform: str) -> tuple[networks.Convolution, ...]:
-    """What is worth measuring on a platform."""
+    """Return the methods to measure on a platform."""
     return rates.METHODS if platform != "cpu" else ("dense", "patches")
 
 

@@ -33,7 +33,7 @@ _LABEL = 0.08  # height of a label, as a share of the range of the scripted poli
 
 
 def read(run: str, training: str | None = None) -> dict[str, Any]:
-    """One run: its seed, curve and held-out scores; with `training` the curve is that metric of training episodes.
+    """Read a run: its seed, curve and held-out scores; with `training` the curve is that metric of training episodes.
 
     Raises:
         UserError: the run was not evaluated, or its training has no such metric.
@@ -61,7 +61,7 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
 
 
 def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, Any]]:
-    """The selection episodes' mean `score`, with environment steps and seconds since the first block."""
+    """Return the selection episodes' mean `score`, with environment steps and seconds since the first block."""
     timed = [line for line in lines if "time/unix" in line]
     began, curve = timed[0]["time/unix"], []
     for line in lines:
@@ -74,7 +74,7 @@ def of_selection(lines: Sequence[dict[str, Any]], score: str) -> list[dict[str, 
 
 
 def in_hundreds(timed: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Means over a hundred training episodes or a few more each; a rest of fewer is left out."""
+    """Return means over a hundred training episodes or a few more each; a rest of fewer is left out."""
     curve, episodes, total, began = [], 0.0, 0.0, timed[0]["time/unix"]
     for line in (row for row in timed if name in row):
         episodes, total = episodes + line["episodes"], total + line["episodes"] * line[name]
@@ -86,7 +86,7 @@ def in_hundreds(timed: Sequence[dict[str, Any]], name: str) -> list[dict[str, An
 
 
 def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """What is kept of several runs; the final scores of every policy are those of the held-out episodes."""
+    """Summarise several runs; the final scores of every policy are those of the held-out episodes."""
     first = runs[0]["evaluation"]
     metric = first["score"]
     others = {}
@@ -113,13 +113,13 @@ def summary(runs: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def first_at(curve: Sequence[dict[str, Any]], score: float, mode: str) -> dict[str, Any] | None:
-    """The first point of a curve that is as good as `score`, None if none is; small is good in mode "min"."""
+    """Return the first point of a curve that is as good as `score`, or None; small is good in mode "min"."""
     sign = -1.0 if mode == "min" else 1.0
     return next((point for point in curve if sign * point["score"] >= sign * score), None)
 
 
 def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Of games between teams: {"policy against player": [{metric: {"mean", "error", ...}} of each run]}."""
+    """Collect games between teams: {"policy against player": [{metric: {"mean", "error", ...}} of each run]}."""
     scores: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         for match in run["evaluation"]["matches"]:
@@ -129,18 +129,18 @@ def _of_matches(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]
 
 
 def _of_policies(runs: Sequence[dict[str, Any]], metric: str) -> dict[str, list[dict[str, float]]]:
-    """{policy: [mean, deviation and interval of each run at the end of the episode]}."""
+    """Collect {policy: [mean, deviation and interval of each run at the end of the episode]}."""
     ended = [run["evaluation"]["policies"] for run in runs]
     return {policy: [_last(policies[policy][metric]) for policies in ended] for policy in ended[0]}
 
 
 def _last(entry: dict[str, Any]) -> dict[str, float]:
-    """Mean, deviation and interval at the end of the episode."""
+    """Return mean, deviation and interval at the end of the episode."""
     return {part: values[-1] for part, values in entry.items() if isinstance(values, list)}
 
 
 def plot(result: dict[str, Any]) -> Figure:
-    """Curves against environment steps and against wall time; baselines, which contests do not have, as lines."""
+    """Plot curves against environment steps and against wall time; baselines, which matches do not have, as lines."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     policies = {} if result["contest"] or result["training"] else result["held_out"]
@@ -184,7 +184,7 @@ def main(argv: Sequence[str]) -> int:
     result = summary([read(run, asked.training) for run in asked.runs], asked.name)
     result |= {"training": asked.training, "note": asked.note}
     if asked.reach is not None:
-        # Training episodes may be read for any metric, of which only the score says whether small is good.
+        # The curve may be any metric of training episodes; only the score says whether small is good.
         mode = "max" if asked.training not in (None, result["metric"]) else result["score_mode"]
         points = [first_at(curve, asked.reach, mode) or {} for curve in result["curves"]]
         steps, seconds = ([point.get(unit) for point in points] for unit in ("env_steps", "seconds"))

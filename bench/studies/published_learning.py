@@ -27,7 +27,7 @@ PRESET = "ddpg_competition"
 
 
 def train(play: TorchGames, episodes: int) -> list[int]:
-    """An update after each step of so many games; the team's sum of engine rewards in each."""
+    """Play `episodes` games with an update after each step; return the team's game score of each."""
     scores, began = [], time.perf_counter()
     for episode in range(1, episodes + 1):
         play.collect(1, after_step=play.learn)

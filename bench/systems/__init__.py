@@ -1,7 +1,7 @@
-"""What the JAX side is compared with, environment by environment.
+"""Baseline environments and learners that the JAX side is compared with, environment by environment.
 
-An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`; the commands name no
-environment. One without an entry can be measured too, alone.
+An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`. One without an entry can
+be measured too, without a baseline.
 """
 
 import dataclasses
@@ -21,50 +21,49 @@ SYSTEMS = {
 
 
 class Baseline(Protocol):
-    """An independent implementation that steps one copy at a time, as the system being replaced does.
+    """An independent implementation that steps one copy at a time, like the original system.
 
     Attributes:
-        name: what it is, in tables.
-        notes: what a reader of its figures should know.
+        name: its name in tables.
+        notes: remarks on its figures.
     """
 
     name: str
     notes: Sequence[str]
 
     def reset(self) -> None:
-        """Begin an episode."""
+        """Start an episode."""
 
     def act(self) -> np.ndarray:
-        """The scripted policy's actions."""
+        """Return the scripted policy's actions."""
 
     def look(self, action: np.ndarray) -> None:
-        """Make what agents, and a centralised critic that knows the action, would see now."""
+        """Make the observations of agents, and of a centralised critic that knows the action."""
 
     def step(self, action: np.ndarray) -> bool:
-        """Play; returns whether the episode is over."""
+        """Step; return whether the episode is over."""
 
     def measure(self) -> Mapping[str, float]:
-        """The metrics of the present moment."""
+        """Return the metrics of the current step."""
 
 
 class Learner(Protocol):
     """A learner in PyTorch with the baseline's environment, updated from the host.
 
     Attributes:
-        threads: that PyTorch uses.
+        threads: number of PyTorch's threads.
     """
 
     threads: int
 
     def collect(self, episodes: int, copies: int = 1) -> int:
-        """Play episodes one after another, keep them for `learn`; returns environment steps.
+        """Play episodes one after another, keep them for `learn`; return the number of environment steps.
 
-        `copies` are kept of each, so that a training step on much data needs few episodes; a replay, of which batches
-        are drawn, needs one.
+        `copies` are kept of each, so that a training step on much data needs few episodes; a replay needs one.
         """
 
     def learn(self) -> None:
-        """One training step on what was collected last."""
+        """Make one training step on the last collected episodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ class System:
 
     Attributes:
         algo: the algorithm that trains on it.
-        policy: scripted policy of the throughput benchmark that both sides have.
+        policy: scripted policy of the throughput benchmark, for both sides.
         cases: settings that `bench.compare` measures, by name; the environment is measured once for all cases that
             agree in its settings.
         baseline: (environment settings, policy, seed) -> Baseline. Raises ValueError for settings or a policy that it
@@ -82,7 +81,7 @@ class System:
             ValueError for settings that it lacks, ImportError without PyTorch.
         shorten: (spec, algorithm settings, samples) -> number of environments and changed algorithm settings of a
             training step of the same kind with about `samples` samples: few updates of the same arithmetic.
-        preset: what `bench.compare` trains unless told otherwise; None = the algorithm's own.
+        preset: default preset of `bench.compare`; None = the algorithm's own.
         presets: by case, where a case has another one.
     """
 
@@ -97,18 +96,18 @@ class System:
 
 
 def one_update(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
-    """`System.shorten` of algorithms with a replay: one update with a real batch, and episodes that fill it."""
+    """`System.shorten` for algorithms with a replay: one update with a full batch, and episodes that fill it."""
     del samples
     return -(-algo["batch_size"] // spec.horizon), {"update_interval": 1, "updates_per_step": 1.0}
 
 
 def require(settings: Mapping[str, Any], values: Mapping[str, Any], who: str, advice: str) -> None:
-    """Raises ValueError unless the settings have these values, the only ones that `who` knows."""
+    """Raise ValueError unless the settings have these values, the only ones that `who` knows."""
     for name, value in values.items():
         if settings[name] != value:
             raise ValueError(f"{who}, with {name} {value}, not {settings[name]}: {advice}")
 
 
 def find(env: str) -> System | None:
-    """The entry of an environment, None if it has none."""
+    """Return the entry of an environment, None if it has none."""
     return importlib.import_module(SYSTEMS[env]).SYSTEM if env in SYSTEMS else None

@@ -15,7 +15,7 @@ _EXPLORATION = 0.1
 
 
 def settings(env: dict[str, Any]) -> Settings:
-    """The oracle's settings from those of the environment; how maps are stored and updated is its own matter.
+    """Convert the environment's settings to the oracle's, without those of map storage and backends.
 
     Raises:
         ValueError: a setting that it does not know, or a value.
@@ -39,7 +39,7 @@ class NumpyMission:
         self._mission: Mission
 
     def reset(self) -> None:
-        """A new mission."""
+        """Start a new mission."""
         self._mission = Mission(self._settings, self._rng)
 
     def act(self) -> np.ndarray:
@@ -47,7 +47,7 @@ class NumpyMission:
         return self._policy(self._mission)
 
     def look(self, action: np.ndarray) -> None:
-        """Observations and critic states of all agents."""
+        """Make observations and critic states of all agents."""
         self._mission.critic_state(action, self._mission.observe())
 
     def step(self, action: np.ndarray) -> bool:
@@ -55,12 +55,12 @@ class NumpyMission:
         return self._mission.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Metrics of the team's map."""
+        """Return metrics of the team's map."""
         return self._mission.metrics()
 
 
 class TorchMissions:
-    """PyTorch COMA on missions flown one after another."""
+    """PyTorch COMA on missions run one after another."""
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         if algo["depth"] != 1:
@@ -81,19 +81,19 @@ class TorchMissions:
         self.threads = self._learner.torch.get_num_threads()
 
     def collect(self, episodes: int, copies: int = 1) -> int:
-        """Fly missions with the actor, and keep copies of each."""
+        """Roll out missions with the actor, and keep copies of each."""
         batch, _ = torch_learner.collect(self._learner, self._settings, self._rng, episodes, _EXPLORATION)
         arrays = {name: np.concatenate([rows] * copies) for name, rows in batch.items() if name != "eps"}
         self._batch = {**arrays, "eps": batch["eps"]}
         return episodes * self._settings.steps
 
     def learn(self) -> None:
-        """One training step."""
+        """Make one training step."""
         self._learner.train_step(self._batch)
 
 
 def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
-    """One pass of one minibatch, on whole missions."""
+    """Shorten a training step to one pass of one minibatch, on whole missions."""
     per_mission = spec.num_agents * spec.horizon
     return max(1, samples // per_mission), {"num_epochs": 1, "minibatches": 1, "actor_epochs": 0}
 

@@ -12,7 +12,7 @@ from envs_jax.adapters import metaworld
 from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
 
-_PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
+_PUBLISHED = {  # the only values that the PyTorch learner supports
     "n_step": 1, "critics": 2, "depth": 2, "initialiser": "xavier", "prioritised": False, "scale_observation": False,
     "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
 }  # fmt: skip
@@ -38,13 +38,13 @@ class OracleArm:
         return self._arms.observe()[0]
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
-        """Reward and success of an action float32[4]."""
+        """Step with an action float32[4]; return reward and success."""
         reward, success = self._arms.step(action[None])
         return float(reward[0]), bool(success[0])
 
 
 class RealArm:
-    """Meta-World's reach-v3, whose steps make the observation too. Raises ValueError where it is not installed."""
+    """Meta-World's reach-v3, whose steps include the observation. Raises ValueError where it is not installed."""
 
     name = "Meta-World"
 
@@ -62,7 +62,7 @@ class RealArm:
         return self._arm.observation
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
-        """Reward and success of an action float32[4]."""
+        """Step with an action float32[4]; return reward and success."""
         _, reward, success = self._arm.step(action)
         return reward, success
 
@@ -78,7 +78,7 @@ class Episodes:
         arm: the arm.
         goal: float64[3] of this episode.
         success: of the last step.
-        notes: what a reader of figures should know.
+        notes: remarks on the figures.
 
     Raises:
         ValueError: a setting that the arm lacks.
@@ -98,14 +98,14 @@ class Episodes:
         self.reset()
 
     def reset(self) -> None:
-        """A new episode; its puck and goal are drawn as the settings say."""
+        """Start a new episode; puck and goal are drawn by the settings."""
         pool = goals.pool(int(self._rng.integers(2**31))) if self._pool is None else self._pool
         row = pool[self._rng.integers(len(pool))]
         self.goal, self.success, self._t = row[3:], False, 0
         self.arm.reset(row[:3], self.goal)
 
     def step(self, action: np.ndarray) -> tuple[float, bool]:
-        """Reward of an action float32[4], and whether the episode is over."""
+        """Step with an action float32[4]; return the reward, and whether the episode is over."""
         reward, self.success = self.arm.step(action)
         self._t += 1
         return reward, self._t >= self._horizon
@@ -123,7 +123,7 @@ class OneArm:
         self.reset()
 
     def reset(self) -> None:
-        """A new episode."""
+        """Start a new episode."""
         self._episodes.reset()
         self._act = actor(self._policy, self._episodes.goal, self._rng)
         self._hand = self._episodes.arm.observe()[:3]
@@ -133,15 +133,15 @@ class OneArm:
         return self._act(self._hand)
 
     def look(self, action: np.ndarray) -> None:
-        """The observation; critics see no more."""
+        """Make the observation; critics have no other input."""
         self._hand = self._episodes.arm.observe()[:3]
 
     def step(self, action: np.ndarray) -> bool:
-        """One control period, and its reward."""
+        """Step one control period, with its reward."""
         return self._episodes.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Whether the tool centre is at the goal."""
+        """Return whether the tool centre is at the goal."""
         return {"success": float(self._episodes.success)}
 
 
@@ -187,7 +187,7 @@ class TorchArm:
         return steps
 
     def learn(self) -> None:
-        """The updates of one call of `learn`."""
+        """Make the updates of one call of `learn`."""
         for _ in range(self._updates):
             self._learner.train_step()
 
@@ -195,7 +195,10 @@ class TorchArm:
 SYSTEM = System(
     algo="sac",
     policy="scripted",
-    cases={"original": {}, "recommended": {"n_step": 1, "goals": "pool"}},  # of the recommended size, as PyTorch has it
+    cases={
+        "original": {},
+        "recommended": {"n_step": 1, "goals": "pool"},
+    },  # recommended network size, with PyTorch's settings
     baseline=OneArm,
     learner=TorchArm,
     shorten=one_update,

@@ -22,7 +22,7 @@ _POLICIES: dict[str, int | str] = {
     "level4": 4,
     "evasion": oracle_opponents.EVASION,
 }
-_PUBLISHED = {  # algorithm settings that the PyTorch learner has no other value of
+_PUBLISHED = {  # the only values that the PyTorch learner supports
     "action_gradient": "softmax", "n_step": 1, "critics": 1, "layer_norm": False, "first_layer": "linear", "depth": 2,
     "initialiser": "torch", "prioritised": False, "masking": False, "scale_observation": False, "entropy_weight": 0.0,
     "logit_weight": 0.0, "adam_epsilon": 1e-8, "eps_min": 0.0, "buffer_gb": 0.0, "warmup": 0, "eps_spread": 0.0,
@@ -62,7 +62,7 @@ class Match:
         self.reset()
 
     def reset(self) -> None:
-        """A new game; its side and its opponent are drawn as the settings say."""
+        """Start a new game; its side and its opponent are drawn by the settings."""
         self.game = Game(self.settings, self._rng)
         second = {"first": False, "second": True}.get(self._sides, self._rng.random() < 0.5)
         first, other = (1, 0) if second and self.settings.teams == 2 else (0, 1)
@@ -74,7 +74,7 @@ class Match:
             self._level = level if level == oracle_opponents.EVASION else int(level)
 
     def act(self, level: int | str) -> np.ndarray:
-        """[A] what scripted players would do in the learner's place."""
+        """[A] actions of scripted players in the learner's place."""
         return np.concatenate([self._choose(level, side) for side in self.sides])
 
     def observe(self) -> np.ndarray:
@@ -82,7 +82,7 @@ class Match:
         return np.concatenate([self.game.observe(self.layout, side) for side in self.sides])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Rewards [A] and whether the game is over, after the learner's actions [A]."""
+        """Step with the learner's actions [A]; return rewards [A] and whether the game is over."""
         of_side = dict(zip(self.sides, np.split(action, len(self.sides)), strict=True))
         for side in range(self.settings.teams):
             if side not in of_side:
@@ -107,7 +107,7 @@ class NumpyGames:
         self._match, self._level = Match(env, np.random.default_rng(seed)), _POLICIES[policy]
 
     def reset(self) -> None:
-        """A new game."""
+        """Start a new game."""
         self._match.reset()
 
     def act(self) -> np.ndarray:
@@ -115,15 +115,15 @@ class NumpyGames:
         return self._match.act(self._level)
 
     def look(self, action: np.ndarray) -> None:
-        """Observations of the learner's snakes; critics see no more."""
+        """Make observations of the learner's snakes; critics have no other input."""
         self._match.observe()
 
     def step(self, action: np.ndarray) -> bool:
-        """Scripted opponents choose, all move, rewards."""
+        """Let scripted opponents choose, move all, make rewards."""
         return self._match.step(action)[1]
 
     def measure(self) -> Mapping[str, float]:
-        """Scores of the teams."""
+        """Return the scores of the teams."""
         teams = self._match.game.totals.reshape(self._match.settings.teams, -1).sum(axis=1)
         own = self._match.sides[0]
         return {"score": float(teams[own])} | ({"opponent_score": float(teams[1 - own])} if len(teams) == 2 else {})
@@ -135,7 +135,7 @@ class TorchGames:
     Attributes:
         match: the games.
         learner: actor, critic and replay.
-        threads: that PyTorch uses.
+        threads: number of PyTorch's threads.
     """
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
@@ -177,7 +177,7 @@ class TorchGames:
         return steps
 
     def learn(self) -> None:
-        """The updates of one call of `learn`."""
+        """Make the updates of one call of `learn`."""
         for _ in range(self._updates):
             self.learner.train_step()
 

@@ -1,1 +1,1 @@
-"""Other people's simulators behind the interface of `envs_jax`; each needs a package of its own (an extra)."""
+"""Third-party simulators behind the interface of `envs_jax`; each needs a package of its own (an extra)."""

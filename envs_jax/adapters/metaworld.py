@@ -1,8 +1,8 @@
-"""Meta-World with its contacts, the simulator that `envs_jax.reach` was made after (extra `real`), on the host.
+"""Meta-World, the simulator that `envs_jax.reach` reimplements, with its contacts, on the host (extra `real`).
 
-`Arm` is one arm of any of its tasks. `RealReach` puts several in the place of `Reach`'s own arm: draws of puck and
-goal, tasks, reward and success stay those of `Reach`. Or one of Meta-World's own tasks is set, with its reward,
-success and scripted policy; the agent is shown what Meta-World shows.
+`Arm` is one arm in any of its tasks. `RealReach` puts several in the place of `Reach`'s own arm: draws of puck and
+goal, tasks, reward and success stay those of `Reach`. Or it runs one of Meta-World's own tasks, with its reward,
+success and scripted policy. Observations are Meta-World's.
 
 Source: the public repository Farama-Foundation/Metaworld, version 3.1.1, MIT licence.
 """
@@ -31,7 +31,7 @@ _GOAL = 36  # where the goal stands in an observation
 
 
 def packages() -> Any:
-    """The packages metaworld and mujoco. Raises ValueError where they are not installed."""
+    """Return the packages metaworld and mujoco. Raises ValueError where they are not installed."""
     try:
         import metaworld
         import metaworld.policies
@@ -44,12 +44,12 @@ def packages() -> Any:
 
 
 def version() -> str:
-    """Of the package."""
+    """Return the version of the installed package."""
     return metadata.version("metaworld")
 
 
 def check_task(name: str) -> None:
-    """Raises ValueError unless Meta-World has such a task, or is not installed."""
+    """Raise ValueError unless Meta-World is installed and has such a task."""
     known = packages()[0].ALL_V3_ENVIRONMENTS
     if name not in known:
         raise ValueError(f"Meta-World has no task '{name}': {closest(name, (*known, *tasks.TASKS))}")
@@ -67,7 +67,7 @@ class Arm:
 
     Args:
         task: such as "reach-v3".
-        watch: look for contacts of the arm in every physics step, see `touched`; takes time.
+        watch: check for contacts of the arm in every physics step, see `touched`; slower.
 
     Raises:
         ValueError: Meta-World is not installed, or has no such task.
@@ -93,7 +93,7 @@ class Arm:
         own = np.isin(model.geom_bodyid, list(arm))
 
         def simulate(control: Any, frames: int) -> None:
-            """Gymnasium's routine, but looking at the contacts of every physics step."""
+            """Simulate as Gymnasium does, but check the contacts of every physics step."""
             data = self._env.data
             data.ctrl[:] = control
             for _ in range(frames):
@@ -111,23 +111,23 @@ class Arm:
 
     @property
     def scripted(self) -> np.ndarray:
-        """float32[4] in [-1, 1], what Meta-World's own policy for the task does now."""
+        """float32[4] in [-1, 1], the action of Meta-World's own policy for the task."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns of actions that are clipped
             action = self._policy.get_action(self.observation)
         return np.clip(action, -1, 1).astype(np.float32)
 
     def reset(self, vector: np.ndarray) -> np.ndarray:
-        """Start with what the task leaves open, a row of `pool` (reach: puck and goal); the observation float64[39]."""
+        """Start with a row of `pool` (reach: puck and goal); return the observation float64[39]."""
         setting = {"rand_vec": vector, "env_cls": type(self._env), "partially_observable": False}
         self._env.set_task(self._metaworld.Task(self._name, pickle.dumps(setting)))
         self.observation = self._env.reset()[0]
         return self.observation
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool]:
-        """One control period with float32[4]: observation, Meta-World's own reward and success.
+        """Step one control period with an action float32[4]; return observation, Meta-World's own reward and success.
 
-        `touched` tells whether the arm touched anything in it.
+        Sets `touched`, whether the arm touched anything in it.
         """
         self.touched = False
         self.observation, reward, _, _, info = self._env.step(action)
@@ -136,12 +136,12 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class RealReach(ReachBatch):
-    """[B] arms of Meta-World in the place of `Reach`'s. Methods work on the host and cannot be compiled.
+    """[B] arms of Meta-World in the place of `Reach`'s. Methods run on the host and cannot be compiled.
 
     Attributes:
         env: Reach, for draws, tasks, reward, success, horizon, and whether the goal is shown.
         arms: B of them.
-        vectors: None: the tasks of `env`. Else the draws [n, ...] of a task of Meta-World, which then pays and judges.
+        vectors: None: the tasks of `env`. Else the draws [n, ...] of a Meta-World task, whose reward and success count.
     """
 
     arms: Sequence[Arm] = ()
@@ -149,7 +149,7 @@ class RealReach(ReachBatch):
 
     @classmethod
     def make(cls, env: Reach, task: str | None, arms: int) -> "RealReach":
-        """So many arms in a task of Meta-World, None: in those of `env`.
+        """Make `arms` arms in a task of Meta-World; with None in the tasks of `env`.
 
         Raises:
             ValueError: Meta-World is not installed, has no such task, or cannot do what `env` asks for.
@@ -175,17 +175,17 @@ class RealReach(ReachBatch):
         return dataclasses.replace(spec, metrics=metrics)
 
     def scripted(self) -> np.ndarray:
-        """float32[B, 1, 4], what Meta-World's own policies for its task do now."""
+        """float32[B, 1, 4], the actions of Meta-World's own policy for its task."""
         return np.stack([arm.scripted for arm in self.arms])[:, None]
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-        """As `ReachBatch`; a task of Meta-World takes its draws in turn."""
+        """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
         state, _ = _in_order(self.reach, keys, numbers)
         observations = [arm.reset(self._vector(k)) for arm, k in zip(self.arms, np.asarray(numbers), strict=True)]
         return self._seen(state, 0, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
 
     def _vector(self, number: int) -> np.ndarray:
-        """What an episode of the list draws, float64[n]."""
+        """float64[n], the draw of an episode of the list."""
         if self.vectors is None:
             env = self.reach
             if env.goals == "uniform":
@@ -194,7 +194,7 @@ class RealReach(ReachBatch):
         return self.vectors[number % len(self.vectors)]
 
     def play(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
-        """One control period of every arm with actions float32[B, 1, 4]."""
+        """Step every arm one control period with actions float32[B, 1, 4]."""
         steps = [arm.step(one[0]) for arm, one in zip(self.arms, np.asarray(action, np.float32), strict=True)]
         observations, rewards, successes = zip(*steps, strict=True)
         return self._seen(state, 1, observations, np.array(rewards), np.array(successes))
@@ -207,7 +207,7 @@ class RealReach(ReachBatch):
         rewards: np.ndarray,
         successes: np.ndarray,
     ) -> tuple[BatchState, TimeStep]:
-        """The state, so many steps later, with what the arms show now, and the time step that it makes."""
+        """Return the state after `steps` more steps, with the arms' observations, and its time step."""
         observation = np.stack(observations).astype(np.float32)
         tools = np.stack([arm.tool for arm in self.arms]).astype(np.float32)
         env, timestep = _show(self.reach, state.env, steps, observation, tools)
@@ -235,7 +235,7 @@ def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, Time
 
 @functools.partial(jax.jit, static_argnums=0)
 def _show(env: Reach, state: Any, steps: Array, observation: Array, tool: Array) -> tuple[Any, TimeStep]:
-    """A state [B, ...], so many steps later, with the frame of observations [B, 39], and its time step."""
+    """Return a state [B, ...] after `steps` more steps, with the frame of observations [B, 39], and its time step."""
     state = dataclasses.replace(state, t=state.t + steps, frame=observation[:, :FRAME])
     pose = Pose(hand=observation[:, :3].T, tool=tool.T, opening=observation[:, 3])
     return state, batch_first(env.show(batch_last(state), observation[:, FRAME : 2 * FRAME].T, pose))

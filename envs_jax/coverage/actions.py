@@ -26,7 +26,7 @@ _HIGHEST = np.array([LATTICE - 1, LATTICE - 1, LEVELS - 1], np.int32)
 
 
 def move(positions: Array, action: Array, num_actions: int) -> Array:
-    """int32[A, 3]: lattice positions after the actions int32[A]; an agent stops at the border of the area."""
+    """int32[A, 3]: lattice positions after the actions int32[A], clipped to the area."""
     step = jnp.take(jnp.asarray(MOVES[num_actions]), action, axis=0, mode="clip")
     return jnp.clip(positions + step, 0, _HIGHEST[None])
 

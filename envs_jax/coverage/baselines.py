@@ -2,10 +2,10 @@
 
 random          uniform over the moves that stay inside the area
 ig              greedy expected information gain of the next measurement, all agents at once; contested cells are
-                discounted, and the collision mask looks at where lower-numbered agents are now (as in the repository)
+                discounted; the collision mask uses the present positions of lower-numbered agents (as in the original)
 ig_sequential   the same gain, agents choosing one after the other: each respects the moves already chosen and counts
                 no cell that an earlier one is going to measure
-lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 15 m), agents dealt to four paths in
+lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 15 m), agents assigned to four paths in
                 turn; an agent that is not on its path flies to the path's start first (with `start` "paths_10",
                 "paths_5", "paths_15" the missions begin there)
 """
@@ -26,7 +26,7 @@ _GAIN_UNIT = 1000.0
 
 
 def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
-    """Uniform over the boundary mask, without regard to the other agents."""
+    """Draw uniformly from the boundary mask, regardless of the other agents."""
     return jax.random.categorical(key, jnp.where(timestep.action_mask, 0.0, -jnp.inf), axis=-1).astype(jnp.int32)
 
 
@@ -127,7 +127,7 @@ def ig(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
     """Greedy information gain. Scores are shared unless the communication range is 0."""
     silent = env.fix_range and env.communication_range == 0.0
     scores = ig_scores(env, state, timestep, not silent)[1]
-    inside = jnp.where(timestep.action_mask, scores, -1.0)  # where nothing is left to gain, all scores are 0
+    inside = jnp.where(timestep.action_mask, scores, -1.0)  # scores are all 0 where no gain is left
     return jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
@@ -169,7 +169,7 @@ def lawnmower(env: Settings, state: State, timestep: TimeStep, key: Array, level
     path = jnp.asarray(PATHS[np.arange(agents) % len(PATHS)])
     height = jnp.full((agents,), level, jnp.int32) if np.any(moves[:, 2]) else state.positions[:, 2]
     at = jnp.all(path == state.positions[:, None, :2], axis=-1) & (state.positions[:, 2] == height)[:, None]
-    following = (jnp.argmax(at, axis=-1) + 1) % path.shape[1]  # behind the last pose comes the first again
+    following = (jnp.argmax(at, axis=-1) + 1) % path.shape[1]  # the first pose follows the last
     target = jnp.where(jnp.any(at, axis=-1), following, 0)
     goal = jnp.take_along_axis(path, target[:, None, None], axis=1)[:, 0]
     way = jnp.sign(jnp.concatenate([goal, height[:, None]], axis=-1) - state.positions)

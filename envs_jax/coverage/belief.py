@@ -38,7 +38,7 @@ CLIP = logit(1.0 - P_MIN)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Importance of a cell by what is believed of it.
+    """Importance of a cell by its believed class.
 
     Attributes:
         classes: of class 0 and of class 1.
@@ -54,7 +54,7 @@ class Weights:
 
     @property
     def relative(self) -> "Weights":
-        """The same in units of the largest weight."""
+        """Return the weights in units of the largest."""
         unit = self.largest or 1.0
         return Weights((self.classes[0] / unit, self.classes[1] / unit), self.unknown / unit)
 
@@ -100,10 +100,10 @@ def _entropy_table(limit: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How log-odds are kept in a map.
+    """Representation of log-odds in a map.
 
     "float32" keeps them as they are. "int16" counts steps of 1 / FIXED_POINT; updates are sums of integers, so that
-    contradicting readings cancel exactly. A cell that was never seen holds the value `unseen`, which no update can
+    contradicting readings cancel exactly. A cell that was never observed holds the value `unseen`, which no update can
     reach. All constants are in storage units.
     """
 
@@ -120,7 +120,7 @@ class Storage:
         return FIXED_POINT if self.name == "int16" else 1.0
 
     def encode(self, log_odds: float) -> Any:
-        """A constant in storage units."""
+        """Convert a constant to storage units."""
         value = log_odds * self.unit
         return self.dtype.type(round(value) if self.name == "int16" else value)
 
@@ -140,15 +140,15 @@ class Storage:
 
     @property
     def start(self) -> Any:
-        """Value that stands for the prior."""
+        """Stored value of the prior."""
         return self.encode(logit(self.prior))
 
     @functools.cached_property
     def gains(self) -> np.ndarray:
-        """dtype[2, 3]: what a reading "class 0" and "class 1" adds at each altitude.
+        """dtype[2, 3]: the summands of a reading "class 0" and "class 1" at each altitude.
 
-        Never 0, so that it can mark the cells of a footprint: a reading that says nothing at the given prior adds the
-        least that can be told from 0.
+        Never 0, so that it can mark the cells of a footprint: a reading without information at the given prior adds the
+        smallest value that differs from 0.
         """
         offset = logit(self.prior)
         exact = [[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)]
@@ -156,16 +156,16 @@ class Storage:
         return np.where(np.array(exact) == 0, least, np.array(exact))
 
     def fits(self) -> bool:
-        """Whether the prior is within the clip, and every value that can occur differs from `unseen`."""
+        """Return whether the prior is within the clip and no value that can occur equals `unseen`."""
         reach = CLIP + max(EVIDENCE) + abs(logit(self.prior))
         return abs(logit(self.prior)) <= CLIP + 1e-6 and reach * self.unit < -float(self.unseen)
 
     def value(self, stored: Array) -> Array:
-        """Stored values with the prior's in place of `unseen`."""
+        """Replace `unseen` by the prior's value."""
         return jnp.where(stored == self.unseen, self.start, stored)
 
     def clip(self, value: Array, bound: Any = None) -> Array:
-        """The clip that precedes an update; none where `bound` is `unbounded`."""
+        """Clip before an update; a `bound` of `unbounded` does not clip."""
         bound = self.limit if bound is None else bound
         return jnp.maximum(jnp.minimum(value, bound), -bound)
 
@@ -177,14 +177,14 @@ class Storage:
         return self.clip(value, bound) + gain
 
     def log_odds(self, stored: Array) -> Array:
-        """float32 log-odds of stored cells, seen or not."""
+        """float32 log-odds of stored cells, observed or not."""
         value = self.value(stored).astype(jnp.float32)
         return value if self.unit == 1.0 else value * jnp.float32(1.0 / self.unit)
 
     def entropy(self, stored: Array) -> Array:
         """float32: `entropy_of_log_odds` of stored cells.
 
-        On CPUs it is looked up where that is possible, which takes a third of the time.
+        On CPUs it is read from a table where possible, which takes a third of the time.
         """
         if self.name != "int16" or not on_cpu():
             return entropy_of_log_odds(self.log_odds(stored))

@@ -1,4 +1,4 @@
-"""Who receives whose message (position and last measurement; never relayed, never repeated)."""
+"""Message delivery: every message is a position and the last measurement; never relayed, never repeated."""
 
 import jax
 import jax.numpy as jnp

@@ -96,7 +96,7 @@ class Coverage(Settings):
 
     @functools.partial(jax.jit, static_argnums=0)  # a reset and a step both end with it: it is traced once
     def observe_and_fuse(self, state: State, positions: Array, received: Array, source: Any) -> tuple[State, TimeStep]:
-        """All agents measure at `positions`, fuse what they receive, and time goes on by one.
+        """Let all agents measure at `positions` and fuse the messages they receive; time goes on by one.
 
         Args:
             state: of the time before (t = -1: from `begin`).
@@ -119,7 +119,7 @@ class Coverage(Settings):
         return self.observe_and_fuse(state, positions, *self._draw(state, positions))
 
     def batched(self) -> BatchedEnvironment:
-        """The batch that `envs_jax.batch.batched` makes of this environment."""
+        """Return the batched form, see `envs_jax.batch.batched`."""
         return CoverageBatch(self)
 
     def variants(self) -> tuple[Mapping[str, Any], ...]:
@@ -148,7 +148,7 @@ class Coverage(Settings):
     # Parts
 
     def _draw_mission(self, key: Array) -> State:
-        """Terrain, start and range of the mission of `key`."""
+        """Draw terrain, start and range of the mission of `key`."""
         key_terrain, key_start, key_range = jax.random.split(key, 3)
         if self.terrain == "split" and self.start == "original":
             ground = terrain.split(*starts.original_split(starts.mission_number(key)), self.n)
@@ -169,14 +169,14 @@ class Coverage(Settings):
         return self.begin(key, ground, positions, reach)
 
     def _draw(self, state: State, positions: Array) -> tuple[Array, Noise]:
-        """Messages received and noise of the readings of the measurement that follows `state`."""
+        """Draw messages received and noise of the readings of the measurement that follows `state`."""
         index = state.t + 1
         links = communication.delivered(state.key, index, self.num_agents, self.failure_rate)
         received = communication.received(positions, state.reach, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 
     def _conclude(self, state: State, survey: Survey, updated: Maps, report: Report) -> tuple[State, TimeStep]:
-        """The new state and its time step, once the maps are updated."""
+        """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
         earned = jnp.stack(
             [
@@ -217,7 +217,7 @@ def _next_mask(mask_state: Array, action_mask: Array, chosen: Array, agent: Arra
 
 @dataclasses.dataclass(frozen=True)
 class CoverageBatch(BatchedEnvironment):
-    """[B] missions: everything small is vmapped, the maps are left to the backend."""
+    """[B] missions: everything but the maps is vmapped; the map backend updates the maps."""
 
     @property
     def _coverage(self) -> Coverage:

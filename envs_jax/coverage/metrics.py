@@ -1,4 +1,4 @@
-"""How good the team's map is, whatever the agents were paid for."""
+"""Metrics of the team's map, independent of the reward."""
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from envs_jax.coverage.maps.types import Sums
 
 
 def measure(sums: Sums, interest: Array, n: int) -> dict[str, Array]:
-    """Metrics float32[] of the team map.
+    """Return metrics float32[] of the team map.
 
     Args:
         sums: of the team map.
@@ -18,8 +18,8 @@ def measure(sums: Sums, interest: Array, n: int) -> dict[str, Array]:
     Returns:
         entropy: mean entropy in bits over class-1 cells, 1 at first (with prior 0.5).
         f1: F1 score of the prediction "class 1 where p > 0.5 + 1e-4"; 0 at first.
-        coverage: share of cells seen at least once.
-        roi_coverage: share of class-1 cells seen at least once.
+        coverage: share of cells observed at least once.
+        roi_coverage: share of class-1 cells observed at least once.
     """
     predicted, right, seen, seen_interest = (sums.counts[i].astype(jnp.float32) for i in range(4))
     positive = jnp.maximum(interest, 1).astype(jnp.float32)

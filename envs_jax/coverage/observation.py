@@ -1,9 +1,9 @@
-"""What agents and critic see: stacks of 11 x 11 maps, channel last, all values in [0, 1].
+"""Observations of agents and critic: stacks of 11 x 11 maps, channel last, all values in [0, 1].
 
 Actor (7 channels): 0 budget left, 1 agent id, 2 positions around the agent, 3 weighted entropy of the local belief,
 4 weighted entropy of the last measurement, 5 probability of the local belief, 6 footprints of the agents heard.
-Critic: the actor's, then 7 positions, 8 weighted entropy and 9 probability of the team's belief, 10 footprints, 11 what
-the others do. Channel 2 is centred on the agent; resized maps are not, and cell d of them spans [4.545 d,
+Critic: the actor's, then 7 positions, 8 weighted entropy and 9 probability of the team's belief, 10 footprints, 11
+actions of the others. Channel 2 is centred on the agent; resized maps are not, and cell d of them spans [4.545 d,
 4.545 (d + 1)) m while lattice index d is the point 5 d m (kept from the original).
 """
 

@@ -1,4 +1,4 @@
-"""Reward: how much of the entropy of cells worth knowing an update of the team map took away.
+"""Reward: reduction of the weighted entropy of the team map by an update.
 
     relative:  u = sum w(p') (H(p) - H(p')) / sum w(p') H(p),   r = scale u + offset       (shared by all agents)
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
@@ -19,7 +19,7 @@ ABSOLUTE_OFFSET = -0.17
 def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
     """float32[]: the training reward from the sums of w(p') H(p) and w(p') H(p') (int32[2], see `fixed_point`).
 
-    It is `offset` where nothing is left to be known.
+    It is `offset` where no entropy is left.
     """
     uncertain = real(before)
     left = uncertain > 0.0

@@ -1,4 +1,4 @@
-"""The camera: which class each cell of the footprint is read as.
+"""The camera: noisy readings of the class of each cell of the footprint.
 
 A reading shows the true class with probability 1 - e and the other one with probability e, where e depends on the
 altitude (`ERROR`). Nothing random is stored: whether the reading of a cell is wrong is a hash of (mission key,
@@ -16,7 +16,7 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.terrain import Terrain
 
 ERROR = (0.01, 0.265, 0.375)  # probability of a wrong reading at 5, 10 and 15 m
-EVIDENCE = tuple(math.log((1.0 - e) / e) for e in ERROR)  # what one reading adds to the log-odds of the class read
+EVIDENCE = tuple(math.log((1.0 - e) / e) for e in ERROR)  # summand of one reading for the log-odds of the class read
 
 _LOW_HALF = 0xFFFF
 

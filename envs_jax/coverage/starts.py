@@ -1,6 +1,6 @@
 """Start poses, and the missions of the public repository as a table.
 
-Every mission starts at 15 m, but for those that begin on a lawn-mower's path (`baselines.lawnmower_start`).
+Every mission starts at 15 m, except those that begin on a lawn-mower's path (`baselines.lawnmower_start`).
 """
 
 import functools
@@ -56,7 +56,7 @@ def _original_splits() -> np.ndarray:
 def mission_number(key: Array) -> Array:
     """int32[]: the tabulated mission, 1 to 1000, that a key stands for, by its last word.
 
-    `jax.random.key(m)` stands for mission m. The repository flies no mission 0 (all its agents start in one place).
+    `jax.random.key(m)` stands for mission m. The repository never runs mission 0 (all its agents start in one place).
     """
     word = jax.random.key_data(key).reshape(-1)[-1]
     return ((word - jnp.uint32(1)) % jnp.uint32(MISSIONS - 1)).astype(jnp.int32) + 1

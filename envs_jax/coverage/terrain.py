@@ -152,7 +152,7 @@ def split(side: Array, percent: Array, n: int) -> Terrain:
 
 
 def draw(key: Array, families: tuple[str, ...], n: int) -> Terrain:
-    """Draw a terrain: one of `families` with equal chance, then its side (0..3) and its percentages."""
+    """Draw a terrain: one of `families` with equal probability, then its side (0..3) and its percentages."""
     key_family, key_side, key_percent, key_field = jax.random.split(key, 4)
     side = jax.random.randint(key_side, (), 0, 4, jnp.int32)
     family = jax.random.randint(key_family, (), 0, len(families), jnp.int32)

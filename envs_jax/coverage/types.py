@@ -1,4 +1,4 @@
-"""What the environment, its scripted policies and its viewer share: the state and the settings of a mission."""
+"""State and settings of a mission, shared by the environment, its scripted policies and its viewer."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ class State:
         reach: float32[], communication range in metres.
         terrain: ground truth.
         positions: int32[A, 3], lattice positions (x / 5 m, y / 5 m, z / 5 m - 1).
-        maps: local beliefs, the team's, and what is known of them.
+        maps: local beliefs, the team's, and values derived from them.
         earned: float32[2], reward and absolute reward for the last measurement.
     """
 
@@ -47,7 +47,7 @@ def _known(name: str, value: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(Environment):
-    """The settings of a mission, and what follows from them.
+    """Settings of a mission, and values derived from them.
 
     Raises:
         ValueError: impossible settings.
@@ -118,7 +118,7 @@ class Settings(Environment):
                 "choose one from 0.0001 to 0.9999"
             )
 
-    # What follows from the settings
+    # Derived values
 
     @property
     def n(self) -> int:
@@ -132,7 +132,7 @@ class Settings(Environment):
 
     @property
     def storage(self) -> Storage:
-        """How beliefs are stored."""
+        """Representation of stored beliefs."""
         return Storage(self.belief_dtype, self.prior)
 
     @property
@@ -142,6 +142,6 @@ class Settings(Environment):
 
     @property
     def mapper(self) -> Mapper:
-        """What map backends are told."""
+        """Static settings of the map backends."""
         tile = maps.choose(self.map_backend, self.q, batched=False).tile(self.n)
         return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)

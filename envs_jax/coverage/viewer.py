@@ -1,7 +1,7 @@
-"""Looking at missions: the team's belief, the true region of interest, who is where, measures what and hears whom.
+"""Viewer of missions: the team's belief, the true region of interest, agents, their footprints and messages.
 
-Pictures lie as on a chart: x to the right, y upwards, in metres. Colours are told apart by colour-blind readers too:
-blue is believed free, orange is believed of interest, white is unknown although seen, grey was never seen.
+In pictures, x is to the right and y upwards, in metres. Colours are distinguishable for colour-blind readers:
+blue is believed free, orange is believed of interest, white is observed but unknown, grey was never observed.
 """
 
 import base64
@@ -36,7 +36,7 @@ def _rgb(colour: str) -> np.ndarray:
 
 @functools.cache
 def palette() -> np.ndarray:
-    """uint8[256, 3]: entry 0 for cells never seen, 1 to 255 for probabilities from 0 to 1."""
+    """uint8[256, 3]: entry 0 for cells never observed, 1 to 255 for probabilities from 0 to 1."""
     p = np.linspace(0.0, 1.0, 255)
     places = [place for place, _ in _ANCHORS]
     table = np.stack([np.interp(p, places, [_rgb(colour)[i] for _, colour in _ANCHORS]) for i in range(3)], axis=-1)
@@ -45,7 +45,7 @@ def palette() -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What is drawn of a mission, K = T + 1 time steps, lengths in metres.
+    """Data drawn of a mission, K = T + 1 time steps, lengths in metres.
 
     Attributes:
         side: edge of the mapped area.
@@ -90,7 +90,7 @@ def borders(truth: np.ndarray) -> np.ndarray:
 
 
 def scene(record: Record, side: int = SIDE) -> Scene:
-    """What is to be drawn of a record, maps reduced to at most `side` cells along an edge."""
+    """Return the scene of a record, maps reduced to at most `side` cells along an edge."""
     env: Settings = record.env  # type: ignore[assignment]
     states, n, metres = record.states, env.n, world.cell_size(env.q)
     maps = []
@@ -114,13 +114,13 @@ def scene(record: Record, side: int = SIDE) -> Scene:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _laid_out(env: Settings, ground: terrain.Terrain, positions: Any) -> tuple[Any, world.Box]:
-    """The whole region of interest bool[n, n], and footprints at positions int32[T, A, 3]."""
+    """Return the whole region of interest bool[n, n], and footprints at positions int32[T, A, 3]."""
     return terrain.whole(ground, env.n), world.clip_footprint(world.footprint(positions, env.q), env.n)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _heard(env: Settings, keys: Any, positions: Any, reach: Any) -> Any:
-    """bool[T, A, A]: which messages of each time were received, drawn as the environment draws them."""
+    """bool[T, A, A]: messages received at each time, drawn as the environment draws them."""
 
     def at(k: Any, key: Any, positions: Any, reach: Any) -> Any:
         links = communication.delivered(key, k, env.num_agents, env.failure_rate)
@@ -130,7 +130,7 @@ def _heard(env: Settings, keys: Any, positions: Any, reach: Any) -> Any:
 
 
 def _beside(positions: np.ndarray) -> np.ndarray:
-    """float[A, 2]: where markers stand at one time: agents above each other side by side."""
+    """float[A, 2]: places of markers at one time: agents above each other side by side."""
     places = positions[:, :2].copy()
     for place in np.unique(places, axis=0):
         here = np.flatnonzero(np.all(positions[:, :2] == place, axis=1))
@@ -139,7 +139,7 @@ def _beside(positions: np.ndarray) -> np.ndarray:
 
 
 def _path(agent: int, number: int, positions: np.ndarray) -> np.ndarray:
-    """float[K, 2]: horizontal path, beside the others' by a little, so that shared stretches show."""
+    """float[K, 2]: horizontal path, shifted a little, so that shared stretches show."""
     return positions[:, agent, :2] + min(0.5, 1.5 / max(number - 1, 1)) * (agent - (number - 1) / 2)
 
 
@@ -223,7 +223,7 @@ class CoverageViewer:
     # Pictures
 
     def frames(self, record: Record) -> list[Any]:
-        """One image per time step: the map, and the curve of the score beside it."""
+        """Return one image per time step: the map, and the curve of the score beside it."""
         shown, spec = scene(record, side=400), record.env.spec
         width, height, below = 9.6, 5.7, 0.7  # of the picture and of the key under it, inches
         up = lambda y: (below + y * (height - below)) / height  # noqa: E731
@@ -248,7 +248,7 @@ class CoverageViewer:
         return images
 
     def picture(self, record: Record) -> Any:
-        """Four maps, from the start to the end, above the curve of the score."""
+        """Return a picture of four maps, from the start to the end, above the curve of the score."""
         shown, spec, steps = scene(record, side=400), record.env.spec, record.steps
         steps_shown = [0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))]
         width, height = 13.0, 7.5
@@ -272,7 +272,7 @@ class CoverageViewer:
         return viewing.image(drawn)
 
     def _map(self, axes: Any, shown: Scene, step: int, size: float, ticks: bool = True) -> None:
-        """One time step on matplotlib axes; `size` scales lines and markers."""
+        """Draw one time step on matplotlib axes; `size` scales lines and markers."""
         from matplotlib.collections import LineCollection
         from matplotlib.patches import Rectangle
         from matplotlib.patheffects import withStroke
@@ -314,7 +314,7 @@ class CoverageViewer:
         axes.spines[:].set_color("#9aa4af")
 
     def _key_rows(self, drawn: Any, height: float) -> None:
-        """What colours and lines mean, in two rows at the foot of a figure."""
+        """Draw the legend of colours and lines in two rows at the foot of a figure."""
         from matplotlib.lines import Line2D
 
         shades = (_ANCHORS[0][1], _ANCHORS[2][1], _ANCHORS[-1][1], _UNSEEN)
@@ -339,7 +339,7 @@ class CoverageViewer:
                          handlelength=2.2, fontsize=8.5, labelcolor="#4a5560")  # fmt: skip
 
     def _key(self, axes: Any) -> None:
-        """What colours and lines mean."""
+        """Draw the legend of colours and lines."""
         axes.axis("off")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
@@ -363,7 +363,7 @@ class CoverageViewer:
 
 
 def _told(record: Record, metric: str, step: int) -> str:
-    """A metric at a time step in words."""
+    """Return a metric at a time step in words."""
     words, _, unit = record.env.spec.label(metric).partition(", ")
     return f"{words} {record.curves[metric][step]:.3f} {unit}".rstrip()
 

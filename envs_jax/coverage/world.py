@@ -58,7 +58,7 @@ class Box:
     right: Array
 
     def holds(self, rows: Array, columns: Array) -> Array:
-        """Whether cells (rows, columns) lie inside; everything broadcasts at equal rank."""
+        """Return whether cells (rows, columns) lie inside; everything broadcasts at equal rank."""
         return (rows >= self.top) & (rows < self.bottom) & (columns >= self.left) & (columns < self.right)
 
 
@@ -70,10 +70,10 @@ def footprint(positions: Array, q: int) -> Box:
 
 
 def clip_footprint(box: Box, n: int) -> Box:
-    """The part of a footprint that is measured.
+    """Return the part of a footprint that is measured.
 
     All bounds are clipped to [0, n - 1] and upper bounds stay exclusive, as in the original, so that the last row and
-    the last column of the map are never seen.
+    the last column of the map are never observed.
     """
     return jax.tree.map(lambda bound: jnp.clip(bound, 0, n - 1), box)
 

@@ -5,9 +5,9 @@ CoRL 2019, arXiv 1910.10897, and the public repository Farama-Foundation/Metawor
 moves as MuJoCo moves it, without contacts; the puck stands still. `sawyer_reach_constants.json` holds the numbers of
 the compiled model, with their source and licence.
 
-Where to find what: `constants` numbers of the arm, `folding` sums and products of known numbers, `dynamics` one
-control period, `tasks` what is asked for and how to add a task, `goals` draws of puck and goal, `observation`,
-`reward`, `types` state and settings, `env` what ties them together, `baselines`. Inside, coordinates are leading axes
+Modules: `constants` numbers of the arm, `folding` sums and products of known numbers, `dynamics` one
+control period, `tasks` the table of tasks and how to add one, `goals` draws of puck and goal, `observation`,
+`reward`, `types` state and settings, `env` the environment, `baselines`. Inside, coordinates are leading axes
 and copies trailing ones.
 """
 

@@ -1,7 +1,7 @@
 """Scripted policies: policy(env, state, timestep, key) -> float32[1, 4].
 
 random      uniform
-scripted    the hand towards the point with a gain of 5, as Meta-World's own; the tool centre hangs 4.5 cm lower
+scripted    the hand towards the point with a gain of 5, as Meta-World's own; the tool centre is 4.5 cm lower
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ GAIN = 5.0
 
 
 def random(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
-    """Uniform in [-1, 1]."""
+    """Draw uniformly from [-1, 1]."""
     del env, state, timestep
     return jax.random.uniform(key, (1, 4), jnp.float32, -1.0, 1.0)
 
 
 def scripted(env: Settings, state: State, timestep: TimeStep, key: Array) -> Array:
-    """Straight to the point; the fingers are moved only where their opening counts."""
+    """Move straight to the point; move the fingers only where their opening counts."""
     del env, timestep, key
     low, high = state.width
     middle = 0.5 * (low + high)

@@ -10,12 +10,12 @@ import numpy as np
 
 WELDS = {"v3": ("torquescale_v3", "reset"), "v2": ("torquescale_v2", "reset_v2")}  # of Meta-World; keys of the data
 JOINTS, HINGES = 9, 7
-_RIGHT_ANGLE = 1e-12  # entries of rotations that near to a whole number are meant to be one
+_RIGHT_ANGLE = 1e-12  # entries of rotations closer to a whole number are rounded
 
 
 @functools.cache
 def data() -> dict[str, Any]:
-    """The data file as it is."""
+    """Return the data file, parsed."""
     return json.loads(resources.files(__package__).joinpath("sawyer_reach_constants.json").read_text())
 
 
@@ -52,7 +52,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Softness:
-    """How a constraint gives way: stiffness and damping of its reference, and its impedance over the violation."""
+    """Softness of a constraint: stiffness and damping of its reference, and its impedance over the violation."""
 
     time: float
     ratio: float
@@ -123,7 +123,7 @@ def _softness(entry: dict[str, Any]) -> Softness:
 
 @functools.cache
 def arm() -> Arm:
-    """The arm."""
+    """Return the arm."""
     known = data()
     links = tuple(
         Link(
@@ -158,13 +158,13 @@ def arm() -> Arm:
 
 
 def torque_scale(weld: str) -> float:
-    """How much the weld's rotation weighs."""
+    """Return the weight of the weld's rotation."""
     return data()["weld"][WELDS[weld][0]]
 
 
 @functools.cache
 def reset(weld: str = "v3") -> Reset:
-    """Where episodes begin: always the same state, with the arm still moving."""
+    """Return the state in which all episodes begin, with the arm still moving."""
     entry = data()[WELDS[weld][1]]
     names = ("mocap", "qpos_arm_and_fingers", "qvel_arm_and_fingers", "tcp_before_last_physics_step")
     return Reset(*(np.array(entry[name], np.float64) for name in names))

@@ -36,7 +36,7 @@ from envs_jax.reach.folding import (
     transposed,
 )
 
-SOLVES = 3  # of the set of active limits; two are enough but once in 350,000 physics steps, and no step needed four
+SOLVES = 3  # for the set of active limits; two suffice except once in 350,000 physics steps, and no step needed four
 _TARGET = ((0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (-1.0, 0.0, 0.0))  # the target's fixed rotation
 
 
@@ -58,7 +58,7 @@ def _about_z(turn: Turn, v: Vector) -> list[Number]:
 
 
 def _to_parent(link: Link, turn: Turn, v: Vector) -> list[Number]:
-    """A direction in a hinge's frame, in its parent's."""
+    """Rotate a direction from a hinge's frame to its parent's."""
     return apply(_numbers(link.rotation), _about_z(turn, v))
 
 
@@ -66,11 +66,11 @@ def _from_parent(link: Link, turn: Turn, v: Vector) -> list[Number]:
     return _about_z(Turn(mul(-1.0, turn.sin), turn.cos), apply(_numbers(link.rotation.T), v))
 
 
-# Where the hand is
+# Kinematics
 
 
 class Hand(NamedTuple):
-    """The frame of the hand, and how hinges move it.
+    """The frame of the hand, and its derivatives by hinges.
 
     Attributes:
         position: [3], in the world.
@@ -87,7 +87,7 @@ class Hand(NamedTuple):
 
 @apart
 def hand(arm: Arm, turns: Sequence[Turn]) -> Hand:
-    """From the last link to the world: the hand's frame and its origin, seen from every link."""
+    """Return the hand, computed from the last link to the world."""
     seen = _numbers(arm.hand_rotation.T)  # a direction in the link, in the hand's frame
     place: list[Number] = _numbers(arm.hand_shift)
     axes: list[list[Number]] = []
@@ -106,7 +106,7 @@ def _tool(arm: Arm, frame: Hand, right: Number, left: Number) -> list[Number]:
 
 
 class Pose(NamedTuple):
-    """What is seen of the arm: hand [3, ...], tool centre [3, ...] in m, opening [...] of the gripper in [0, 1]."""
+    """Observed pose: hand [3, ...], tool centre [3, ...] in m, opening [...] of the gripper in [0, 1]."""
 
     hand: Array
     tool: Array
@@ -119,7 +119,7 @@ def _turns(q: Array) -> list[Turn]:
 
 @jax.jit
 def pose(q: Array) -> Pose:
-    """Hand, tool centre and gripper of joint values q [9, ...]."""
+    """Return hand, tool centre and gripper of joint values q [9, ...]."""
     arm = constants.arm()
     frame = hand(arm, _turns(q))
     stack = lambda v: jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])  # noqa: E731
@@ -179,7 +179,7 @@ def _body(link: Link) -> Body:
 
 
 def _carried(link: Link, turn: Turn, body: Body) -> Body:
-    """A body given in a hinge's frame, in its parent's."""
+    """Transform a body from a hinge's frame to its parent's."""
     xx, yy, zz, xy, xz, yz = body.inertia
     half, mean = mul(0.5, sub(xx, yy)), mul(0.5, add(xx, yy))
     sin2 = mul(2.0, mul(turn.sin, turn.cos))
@@ -209,7 +209,7 @@ class Finger(NamedTuple):
     link: Link
 
     def body(self) -> Body:
-        """In the frame of the last link."""
+        """Return the finger's `Body` in the frame of the last link."""
         turned = self.link.rotation @ self.link.inertia @ self.link.rotation.T
         inertia = plus([float(turned[e]) for e in _ENTRIES], _point(self.link.mass, self.place))
         return Body(self.link.mass, scale(self.link.mass, self.place), inertia)
@@ -325,7 +325,7 @@ class Weld(NamedTuple):
 
 @apart
 def weld(arm: Arm, frame: Hand, target: Vector, v: Sequence[Array], torque_scale: Array) -> Weld:
-    """Pulls the hand to the target, in the hand's frame: the three rows of a kind weigh alike, so any frame will do."""
+    """Return the weld, in the hand's frame: the three rows of a kind have equal weights, so any frame will do."""
     inverse = transposed(frame.rotation)
     shift = apply(inverse, [sub(t, p) for t, p in zip(target, frame.position, strict=True)])
     turned = [apply(transposed(_TARGET), row) for row in inverse]  # R_h^T R_t
@@ -359,7 +359,7 @@ class Limits(NamedTuple):
 
 
 def limits(arm: Arm, q: Array, v: Array) -> Limits:
-    """Every joint has one; it pushes back where the joint is beyond its range."""
+    """Return the limits of all joints; they push back where a joint is beyond its range."""
 
     def column(values: Sequence[float]) -> Array:
         return jnp.asarray(values, q.dtype).reshape(JOINTS, *(1,) * (q.ndim - 1))
@@ -385,7 +385,7 @@ class Factor(NamedTuple):
 
 
 def factorise(matrix: Sequence[Sequence[Number]]) -> Factor:
-    """Of a positive definite matrix, lower triangle [n][i + 1]."""
+    """Factorise a positive definite matrix, lower triangle [n][i + 1]."""
     lower: list[list[Number]] = []
     diagonal: list[Number] = []
     for i, row in enumerate(matrix):
@@ -399,7 +399,7 @@ def factorise(matrix: Sequence[Sequence[Number]]) -> Factor:
 
 
 def solve(factor: Factor, right: Sequence[Number]) -> list[Number]:
-    """The x with L D L^T x = right."""
+    """Return the x with L D L^T x = right."""
     y: list[Number] = []
     for b, row in zip(right, factor.lower, strict=True):
         y.append(sub(b, dot(row, y)))
@@ -413,7 +413,7 @@ def solve(factor: Factor, right: Sequence[Number]) -> list[Number]:
 def _eliminated(
     matrix: Sequence[Sequence[Number]], coupling: Sequence[Number], fingers: Sequence[Number], right: Sequence[Number]
 ) -> list[Number]:
-    """Solve for all nine joints: the fingers, coupled with the hinges only and alike, are eliminated first.
+    """Solve for all nine joints; the fingers, coupled with the hinges only, are eliminated first.
 
     Args:
         matrix: lower triangle [7][i + 1] of the hinges.
@@ -435,14 +435,14 @@ def _eliminated(
 
 
 def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
-    """Joint values and speeds [9, ...] one physics step later.
+    """Return joint values and speeds [9, ...] one physics step later.
 
     Args:
         arm: constants.
         q, v: [9, ...], rad and rad/s, m and m/s.
-        target: [3], where the hand is pulled, m.
+        target: [3], the weld pulls the hand there, m.
         grip: command of the fingers in [-1, 1], 1 = close.
-        torque_scale: float[], how much the weld's rotation weighs.
+        torque_scale: float[], weight of the weld's rotation.
     """
     speeds = list(v)
     turns, fingers = _turns(q), _fingers(arm, list(q))
@@ -462,7 +462,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
     bounds = limits(arm, q, v)
 
     def attempt(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Solve with the limits that are active, then look which of them really push."""
+        """Solve with the limits that are active, then keep those that push."""
         weight = jnp.where(state[1], bounds.weight, 0.0)
         push = weight * bounds.sign * bounds.reference
         held = [[*row[:-1], add(row[-1], w)] for row, w in zip(stiff, weight, strict=False)]
@@ -484,7 +484,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
 
 @jax.jit
 def period(q: Array, v: Array, target: Array, grip: Array, torque_scale: Array) -> tuple[Array, Array]:
-    """Joint values and speeds one control period later. Compiled by itself, so that it is traced once per shape.
+    """Return joint values and speeds one control period later. Jitted, so that it is traced once per shape.
 
     Args:
         q, v: float[9, ...], the trailing axes are the batch; rad and rad/s, m and m/s.

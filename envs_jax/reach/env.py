@@ -1,4 +1,4 @@
-"""Reach as an environment: settings, the order of a step, and what the agent is shown and paid."""
+"""Reach as an environment: settings, the order of a step, observation and reward."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ _SCALE = 0.01  # m the target moves per unit of action
 
 
 def _units(metres: Any) -> np.ndarray:
-    """int32[...] in TARGET_UNIT of lengths in m."""
+    """Convert lengths in m to int32[...] in TARGET_UNIT."""
     return np.round(np.asarray(metres, np.float64) / TARGET_UNIT).astype(np.int32)
 
 
@@ -59,7 +59,7 @@ class Reach(Settings):
         return self.advance(state, action)
 
     def batched(self) -> BatchedEnvironment:
-        """The batch that `envs_jax.batch.batched` makes of this environment."""
+        """Return the batched form, see `envs_jax.batch.batched`."""
         return ReachBatch(self)
 
     def viewer(self) -> Any:
@@ -70,13 +70,13 @@ class Reach(Settings):
     # Parts, for one arm or many in the last axis
 
     def _draw(self, key: Array) -> tuple[Array, Array, Array]:
-        """Puck and goal float32[3], and the index of the task, int32[]."""
+        """Draw puck and goal float32[3], and the index of the task, int32[]."""
         key_goal, key_task = jax.random.split(key)
         drawn = goals.fresh(key_goal) if self.goals == "uniform" else goals.from_pool(key, self.pool_seed)
         return drawn[:3], drawn[3:], jax.random.randint(key_task, (), 0, len(self.tasks), jnp.int32)
 
     def begin(self, puck: Array, goal: Array, task: Array) -> tuple[State, TimeStep]:
-        """An episode with puck and goal float32[3, ...] and a task int32[...]."""
+        """Start an episode with puck and goal float32[3, ...] and a task int32[...]."""
         start, batch = constants.reset(self.weld), puck.shape[1:]
 
         def spread(values: Any, dtype: Any = jnp.float32) -> Array:
@@ -106,7 +106,7 @@ class Reach(Settings):
         return state, self.show(state, state.frame, pose)
 
     def advance(self, state: State, action: Array) -> tuple[State, TimeStep]:
-        """One control period with actions float32[1, 4, ...]."""
+        """Step one control period with actions float32[1, 4, ...]."""
         wanted = jnp.clip(action[0], -1.0, 1.0)
         known = constants.data()
         bound = lambda name: jnp.asarray(_units(known[name])).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
@@ -120,7 +120,7 @@ class Reach(Settings):
         return after, self.show(after, state.frame, pose)
 
     def show(self, state: State, before: Array, pose: dynamics.Pose) -> TimeStep:
-        """The time step of a state, with the frame float32[18, ...] of the one before, and what the arm's pose is."""
+        """Return the time step of a state, given the arm's pose and the previous frame float32[18, ...]."""
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
@@ -155,7 +155,7 @@ class ReachFamily(Reach):
 
 @dataclasses.dataclass(frozen=True)
 class ReachBatch(BatchLast):
-    """[B] arms, whose goals may come in order."""
+    """[B] arms; goals may come in the order of a list."""
 
     @property
     def reach(self) -> Reach:
@@ -172,7 +172,7 @@ class ReachBatch(BatchLast):
         return dataclasses.replace(state, episode=episode), timestep
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-        """Episodes int32[B] of one list without end, see `goals.listed`, each pair for all tasks; keys key[B]."""
+        """Start episodes int32[B] of an endless list, see `goals.listed`, each pair for all tasks; keys key[B]."""
         env, count = self.reach, len(self.reach.tasks)
         pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)

@@ -1,4 +1,4 @@
-"""Sums and products that leave out what is known to be zero or one when the program is traced.
+"""Sums and products that skip constants zero and one at trace time.
 
 A number is a Python float, known at trace time, or an array of any one shape (the batch). Most constants of the arm
 are 0 or 1 (its links are turned by right angles), so the compiled program is a fraction of the matrix formulas.
@@ -21,12 +21,12 @@ _F = TypeVar("_F", bound=Callable)
 
 
 def known(x: Number) -> bool:
-    """Whether x is a constant of the program."""
+    """Return whether x is a constant of the program."""
     return isinstance(x, float)
 
 
 def mul(a: Number, b: Number) -> Number:
-    """The product."""
+    """Return the product."""
     if known(b):
         a, b = b, a
     if known(a) and not known(b):
@@ -40,7 +40,7 @@ def mul(a: Number, b: Number) -> Number:
 
 
 def add(*terms: Number) -> Number:
-    """The sum, constants first joined to one."""
+    """Return the sum, constants folded first."""
     constant = sum((x for x in terms if isinstance(x, float)), 0.0)
     rest = [x for x in terms if not isinstance(x, float)]
     if not rest:
@@ -52,7 +52,7 @@ def add(*terms: Number) -> Number:
 
 
 def sub(a: Number, b: Number) -> Number:
-    """The difference."""
+    """Return the difference."""
     if known(a) and a == 0.0:
         return -b
     if known(b) and b == 0.0:
@@ -76,7 +76,7 @@ def plus(*vectors: Sequence[Number]) -> list[Number]:
 
 
 def scale(a: Number, v: Sequence[Number]) -> list[Number]:
-    """A vector a times as long."""
+    """Return a v."""
     return [mul(a, x) for x in v]
 
 
@@ -86,15 +86,15 @@ def apply(matrix: Matrix, v: Sequence[Number]) -> list[Number]:
 
 
 def transposed(matrix: Matrix) -> list[list[Number]]:
-    """Rows become columns."""
+    """Return the transpose."""
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
 def apart(function: _F) -> _F:
-    """`envs_jax.stages.stage` for functions of numbers: what is known stays known, in and out.
+    """`envs_jax.stages.stage` for functions of numbers: constants stay constants, in and out.
 
-    On CPUs, the arrays that the function returns are stored before they are read. Without it the compiler writes out
-    eleven times as many operations as there are, since it makes cheap ones anew for each reader.
+    On CPUs, the arrays that the function returns are stored before they are read. Otherwise the compiler emits eleven
+    times as many operations, since it recomputes cheap ones for each reader.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Where puck and goal lie: boxes, the pool of 50 pairs, fresh draws."""
+"""Positions of puck and goal: bounds, the pool of 50 pairs, fresh draws."""
 
 import functools
 
@@ -12,7 +12,7 @@ PUCK = np.array([(-0.1, 0.1), (0.6, 0.7), (0.02, 0.02)])  # lower and upper boun
 GOAL = np.array([(-0.1, 0.1), (0.8, 0.9), (0.05, 0.3)])
 APART = 0.15  # horizontal distance of puck and goal at least, m
 POOL = 50
-_TRIES = 16  # one in sixteen draws is too near
+_TRIES = 16  # one draw in sixteen is too close
 
 
 @functools.cache
@@ -29,13 +29,13 @@ def pool(seed: int) -> np.ndarray:
 
 
 def from_pool(key: Array, seed: int) -> Array:
-    """float32[6]: the member that a key stands for, by its last word: any for hashed keys, m % 50 for key(m)."""
+    """float32[6]: the member chosen by a key's last word: any for hashed keys, m % 50 for key(m)."""
     number = jax.random.key_data(key).reshape(-1)[-1] % jnp.uint32(POOL)
     return jnp.asarray(pool(seed), jnp.float32)[number.astype(jnp.int32)]
 
 
 def listed(kind: str, seed: int, number: Array | int) -> Array:
-    """float32[6], entry int32[] of a list without end: the pool again and again, or ("uniform") fresh draws."""
+    """float32[6], entry int32[] of an endless list: the pool repeated, or ("uniform") fresh draws."""
     if kind == "uniform":
         return fresh(jax.random.fold_in(jax.random.key(seed), number))
     return jnp.asarray(pool(seed), jnp.float32)[number % POOL]

@@ -1,4 +1,4 @@
-"""What a step is paid, and whether it counts as a success. Leading axes are coordinates, trailing ones the batch."""
+"""Reward and success of a step. Leading axes are coordinates, trailing ones the batch."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +9,8 @@ from envs_jax.reach.constants import Reset
 NAMES = ("v2", "v1")
 RADIUS = 0.05  # of success, m
 MOST = 10.0  # v2, a step
-_NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, roughly, m
-_MARGIN = 0.5  # opening outside of the wanted ones at which a tenth is left
+_NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, approximately, m
+_MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left
 
 
 def _length(v: Array) -> Array:
@@ -40,7 +40,7 @@ def pay(name: str, far: Array, point: Array, reset: Reset) -> Array:
         name: one of NAMES.
         far: [...], m from the tool centre to the point.
         point: [3, ...], m.
-        reset: where the episode began.
+        reset: state at the start of the episode.
     """
     if name == "v2":
         return MOST * tail((far - RADIUS) / _from(_NOMINAL, point))
@@ -49,7 +49,7 @@ def pay(name: str, far: Array, point: Array, reset: Reset) -> Array:
 
 
 def outside(opening: Array, width: Array) -> Array:
-    """[...]: how far an opening of the gripper is from the wanted ones, width [2, ...]; 0 inside."""
+    """[...]: distance of an opening of the gripper from the range width [2, ...]; 0 inside."""
     return jnp.maximum(jnp.maximum(width[0] - opening, opening - width[1]), 0.0)
 
 

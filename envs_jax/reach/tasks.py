@@ -1,12 +1,12 @@
-"""What the arm is asked to do: a family of tasks without contacts that look alike.
+"""A family of tasks without contacts, with the same observation.
 
 All tasks share the arm, the observation and the draws of puck and goal; they differ in where the tool centre should
-be and in how wide the gripper should stand, so that an observation alone does not tell the task.
+be and in how wide the gripper should be open, so that an observation alone does not identify the task.
 
 To add one, add a `Task` to `TASKS`: a name, a sentence, and what differs from `reach`. Nothing else has to change:
 rewards, success, the scripted policy, the settings' help and the tests go through the table. A place must lie inside
 x -0.45 .. 0.45, y 0.45 .. 0.95, z 0.05 .. 0.45 m for every draw, 10 cm clear of the puck, and more than 5 cm from
-(0, 0.6, 0.15), where the tool centre starts; the tests say which of these is broken.
+(0, 0.6, 0.15), where the tool centre starts; the tests check this.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ ANY_WIDTH = (0.0, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One task: bring the tool centre to scale * anchor + offset, with the gripper as wide as asked for.
+    """One task: bring the tool centre to scale * anchor + offset, with the gripper as wide as required.
 
     Attributes:
-        name: how settings call it.
+        name: its name in settings.
         text: what to do, in a few words.
-        anchor: the drawn position that the place goes by.
+        anchor: the drawn position that the place derives from.
         scale: per coordinate; (-1, 1, 1) mirrors at the plane x = 0.
         offset: m.
         width: opening of the gripper that counts, from and to; 0 = claws together, 1 = open.
@@ -59,7 +59,7 @@ TASKS = {
 
 
 def parse(text: str) -> tuple[Task, ...]:
-    """Tasks of a setting: one name, several with commas between, or "all". Raises ValueError."""
+    """Parse the tasks of a setting: one name, several with commas between, or "all". Raises ValueError."""
     names = list(TASKS) if text == ALL else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in TASKS:

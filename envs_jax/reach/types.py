@@ -1,4 +1,4 @@
-"""What the environment, its scripted policies and its viewer share: the state and the settings of an arm."""
+"""State and settings of an arm, shared by the environment, its scripted policies and its viewer."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from envs_jax.reach import constants, reward, tasks
 
 GOALS = ("pool", "order", "uniform")
 MOST_STEPS = 500
-TARGET_UNIT = 2.0**-30  # m; summed up as whole numbers, 500 moves of the target leave no rounding error behind
+TARGET_UNIT = 2.0**-30  # m; as whole numbers, 500 moves of the target sum without rounding error
 
 
 @pytree
@@ -20,7 +20,7 @@ class State:
         puck, goal: float32[3], m.
         point: float32[3], where the tool centre should be, m.
         width: float32[2], openings of the gripper that count, from and to.
-        target: int32[3], what the hand is pulled to, in TARGET_UNIT.
+        target: int32[3], the weld's target for the hand, in TARGET_UNIT.
         q, v: float32[9], joint values and speeds: seven hinges (rad), right and left finger (m).
         frame: float32[18], the frame that the next observation shows as the one before.
     """
@@ -44,7 +44,7 @@ def _known(name: str, value: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(Environment):
-    """The settings of an arm's task, and what follows from them.
+    """Settings of an arm's task, and values derived from them.
 
     Raises:
         ValueError: impossible settings.
@@ -71,7 +71,7 @@ class Settings(Environment):
         _known("reward", self.reward, reward.NAMES)
         _known("weld", self.weld, tuple(constants.WELDS))
 
-    # What follows from the settings
+    # Derived values
 
     @property
     def tasks(self) -> tuple[tasks.Task, ...]:

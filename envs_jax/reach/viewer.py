@@ -1,4 +1,4 @@
-"""Looking at an episode: the arm as lines from two sides, the place to reach, the path of the tool, the distance.
+"""Viewer of episodes: the arm as lines from two sides, the place to reach, the path of the tool, the distance.
 
 From the side, y runs to the right (away from the base); from behind, x runs to the right; z is up in both. Lengths are
 in m, in pages in mm.
@@ -45,11 +45,11 @@ VIEWS = (View("from the side", 1, -0.15, 1.1), View("from behind", 0, -0.55, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What is drawn of an episode, K = T + 1 time steps; places in the world, m.
+    """Data drawn of an episode, K = T + 1 time steps; positions in the world, m.
 
     Attributes:
         arm: [K, 9, 3], base to last joint, hand, tool centre.
-        target: [K, 3], what the hand is pulled to.
+        target: [K, 3], the weld's target for the hand.
         opening: [K], of the gripper.
         point: [3], where the tool centre should be.
         goal: [3], the goal that is shown to the agent.
@@ -69,7 +69,7 @@ class Scene:
 
 
 def scene(record: Record) -> Scene:
-    """What is to be drawn of a record."""
+    """Return the scene of a record."""
     env: Settings = record.env  # type: ignore[assignment]
     states = record.states
     arm = np.asarray(dynamics.skeleton(jnp.asarray(np.asarray(states.q).T)))
@@ -86,7 +86,7 @@ def scene(record: Record) -> Scene:
 
 
 def step_labels(shown: Scene) -> list[str]:
-    """What a reader should know of each time step [K]."""
+    """Return labels of the time steps [K]."""
     first = int(np.argmax(shown.success)) if shown.success.any() else None
     words = []
     for k, success in enumerate(shown.success):
@@ -106,7 +106,7 @@ class ReachViewer:
     # Pages
 
     def html(self, record: Record) -> str:
-        """A page that draws the arm as vectors."""
+        """Return a page that draws the arm as vectors."""
         shown = scene(record)
         data = {
             "views": [view.across for view in VIEWS],
@@ -130,13 +130,13 @@ class ReachViewer:
     # Pictures
 
     def frames(self, record: Record) -> list[Any]:
-        """One image per time step: both views and the distance so far."""
+        """Return one image per time step: both views and the distance so far."""
         shown = scene(record)
         canvas = _Canvas(record, shown, dpi=160)
         return [canvas.draw([(step, ARM)], step).reduce(2) for step in range(record.steps + 1)]
 
     def picture(self, record: Record) -> Any:
-        """The arm at the start, after a third, after two thirds and at the end, with the whole path and distance."""
+        """Return a picture of the arm at the start, one third, two thirds and the end, with path and distance."""
         shown, steps = scene(record), record.steps
         times = sorted({0, *(max(1, round(steps * share / 3)) for share in (1, 2, 3))})
         colours = (*PALE, ARM)[-len(times) :]
@@ -154,7 +154,7 @@ def _millimetres(values: np.ndarray) -> list[Any]:
 
 
 class _Canvas:
-    """The parts of a picture that stay, drawn once by matplotlib, and where points lie on it in pixels."""
+    """The static parts of a picture, drawn once by matplotlib, and the pixel coordinates of points."""
 
     def __init__(self, record: Record, shown: Scene, dpi: int, caption: str = _CAPTION.format("")) -> None:
         self._record, self._shown, self._scale = record, shown, dpi / 72
@@ -188,7 +188,7 @@ class _Canvas:
         return [(float(x), self._image.height - float(y)) for x, y in found]
 
     def draw(self, arms: Sequence[tuple[int, str]], step: int) -> Any:
-        """With the arm at time steps in colours, and the path and the distance up to `step`."""
+        """Draw the arm at time steps in colours, and the path and the distance up to `step`."""
         from PIL import ImageDraw
 
         image, shown, unit = self._image.copy(), self._shown, self._scale
@@ -223,7 +223,7 @@ class _Canvas:
 
 
 def _still(axes: Any, view: View, shown: Scene) -> None:
-    """What does not move, on matplotlib axes."""
+    """Draw the static parts on matplotlib axes."""
     from matplotlib.patches import Circle, Rectangle
 
     axes.set_xlim(view.left, view.right)

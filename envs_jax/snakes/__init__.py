@@ -3,11 +3,11 @@
 Rules, observations, rewards and scripted players after the public repositories jidiai/Competition_3v3snakes and
 zhizhengzhao/snake, their defects included.
 
-Where to find what: `board` cells and planes, `rules` what a game is, moves and collisions, `respawn` where
+Modules: `board` cells and planes, `rules` the game, moves and collisions, `respawn` where
 snakes come back, `draws` all that is random, `segments` games from and to lists of cells, `room` which boards are large
-enough, `opponents` the table of scripted opponents, `schedule` who plays when, `observation` the published layouts,
-`full` the better one, `reward`, `types` state and settings, `teams` what each team sees, `timesteps` what it is shown
-and paid, `env` what ties them together, `baselines`. Layout letters: n snakes, K beans, A agents, H rows.
+enough, `opponents` the table of scripted opponents, `schedule` their schedule, `observation` the published layouts,
+`full` the better one, `reward`, `types` state and settings, `teams` the game from each team's side, `timesteps` time
+steps and metrics, `env` the environment, `baselines`. Layout letters: n snakes, K beans, A agents, H rows.
 """
 
 from envs_jax.snakes.env import Snakes, Snakes1v1, Snakes2p, Snakes5p

@@ -1,6 +1,6 @@
 """Scripted policies in the learner's place: policy(env, state, timestep, key) -> int32[A]; rules in `opponents`.
 
-And how policies are compared: in games against each of them.
+Also the match rules: games against each of them.
 
 random      uniform, level 0
 level1 .. level4, evasion    as the opponents of these names, choosing beans each for itself as they do
@@ -20,7 +20,7 @@ from envs_jax.snakes.types import Settings, State
 
 
 def scripted(env: Settings, state: State, timestep: TimeStep, key: Array, *, level: int) -> Array:
-    """What a scripted player would do in place of the learner."""
+    """Return the actions of a scripted opponent in the learner's place."""
     del timestep
     word = jax.random.bits(key)
     game = teams.learner_view(env, state)
@@ -34,11 +34,11 @@ BASELINES: dict[str, Callable[..., Array]] = {
 }
 
 
-GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that make a game
+GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that define a game
 
 
 def match_rules(env: Settings) -> MatchRules:
-    """As published, but on both sides: sampled actions, games against each player of the opponent's mixture."""
+    """Return the published rules, but on both sides: sampled actions, games against each opponent of the mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()
     everyone = ",".join(opponents.NAMES)

@@ -1,7 +1,7 @@
 """The board: a torus of at most 32 columns, its cells, and sets of cells as bits.
 
-Batch: every array of the rules may have further axes behind the ones that its docstring names, one entry per game:
-none for a single game, [B] for a batch whose innermost loop runs over games.
+Batch: every array of the rules may have further trailing axes, one entry per game: none for a single game, [B] for a
+batch whose innermost loop runs over games.
 
 A place is an int32, 32 x row + column, -1 for "no place". A plane is a set of cells, uint32[H, ...]: bit c of word r
 is the cell in row r and column c.
@@ -18,7 +18,7 @@ from envs_jax.base import Array
 
 UP, DOWN, LEFT, RIGHT = range(4)  # directions and actions; the opposite of d is d ^ 1
 ROW_STEP, COLUMN_STEP = (-1, 1, 0, 0), (0, 0, -1, 1)
-SEARCH = (RIGHT, DOWN, UP, LEFT)  # order in which the respawn looks at neighbours
+SEARCH = (RIGHT, DOWN, UP, LEFT)  # order in which the respawn tries neighbours
 NOWHERE = -1
 MOST_COLUMNS = 32
 
@@ -34,7 +34,7 @@ def union(x: Array, axis: int = 0) -> Array:
 
 
 def running(x: Array) -> Array:
-    """int32[...]: sums over the first axis up to each place, for few places: plain additions, which compilers fuse."""
+    """int32[...]: cumulative sums over a short first axis: plain additions, which compilers fuse."""
     sums = [x[0].astype(jnp.int32)]
     for values in x[1:]:
         sums.append(sums[-1] + values.astype(jnp.int32))
@@ -89,7 +89,7 @@ def low_bit(word: Array) -> Array:
 
 
 class Board(NamedTuple):
-    """Size of the board, and what depends on it."""
+    """Size of the board, and functions that depend on it."""
 
     height: int
     width: int
@@ -104,7 +104,7 @@ class Board(NamedTuple):
         return jnp.uint32((1 << self.width) - 1)
 
     def shift(self, place: Array, rows: int, columns: int) -> Array:
-        """The place so many rows further down and columns further right, at most one board away."""
+        """Return the place moved by rows down and columns to the right, at most one board away."""
         r, c = row(place) + rows, column(place) + columns
         if rows:
             r = jnp.where(r < 0, r + self.height, jnp.where(r >= self.height, r - self.height, r))
@@ -113,7 +113,7 @@ class Board(NamedTuple):
         return r * 32 + c
 
     def beside(self, place: Array, direction: Array) -> Array:
-        """The neighbour of a place in a direction."""
+        """Return the neighbour of a place in a direction."""
         return choose(direction, [self.shift(place, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)])
 
     def edge(self, place: Array, direction: Array) -> Array:
@@ -127,7 +127,7 @@ class Board(NamedTuple):
         return jnp.where(counting(self.height, place) == row(place)[None], bit[None], jnp.uint32(0))
 
     def seen_from(self, plane: Array, direction: int) -> Array:
-        """The plane whose every cell tells of its neighbour in a direction (a Python int)."""
+        """Return the plane whose every cell holds the bit of its neighbour in a direction (a Python int)."""
         if direction in (UP, DOWN):
             return jnp.roll(plane, -ROW_STEP[direction], axis=0)
         one, rest = jnp.uint32(1), jnp.uint32(self.width - 1)
@@ -140,10 +140,10 @@ class Board(NamedTuple):
         return total(jnp.where(counting(self.height, row) == row[None], plane, jnp.uint32(0)))
 
     def around(self, plane: Array, place: Array, radius: int) -> list[Array]:
-        """The surroundings of a place: a word uint32[...] for each row from `radius` above it to `radius` below.
+        """Return the cells around a place: a word uint32[...] per row from `radius` above it to `radius` below.
 
-        Bit k = 0 .. 2 radius of a word is the cell k - radius columns to the right; higher bits mean nothing. The plane
-        uint32[H, ...] has the axes of the place int32[...], or axes of length 1 in their stead; 2 radius < 32.
+        Bit k = 0 .. 2 radius of a word is the cell k - radius columns to the right; higher bits are undefined. The
+        plane uint32[H, ...] has the axes of the place int32[...], or axes of length 1 in their stead; 2 radius < 32.
         """
         words = []
         c = column(place)
@@ -155,7 +155,7 @@ class Board(NamedTuple):
         return words
 
     def _turn(self, word: Array, start: Array, length: int) -> Array:
-        """A row from column `start` on, repeated cyclically over at least `length` bits (at most 32)."""
+        """Return a row from column `start` on, repeated cyclically over at least `length` bits (at most 32)."""
         start = jnp.where(start >= self.width, start - self.width, start).astype(jnp.uint32)
         turned = (word >> start) | (word << (jnp.uint32(self.width) - start)) & self.full_row
         bits = self.width

@@ -1,4 +1,4 @@
-"""What is random in the rules: turning away from a reversal, new beans, the first places. Words uint32 are injected.
+"""Random parts of the rules: turns instead of reversals, new beans, start places. Words uint32 are injected.
 
 A word u of 32 random bits chooses one of m by the high half of u x m: biased by less than m / 2^32.
 """
@@ -47,7 +47,7 @@ def step_words(snakes: int, beans: int, key: Array, steps: Array) -> Array:
 
 
 def opponent_key(key: Array, steps: Array) -> Array:
-    """key[]: of what opponents from outside draw in a step."""
+    """key[]: for a step's draws of opponents that are played from outside."""
     return jax.random.fold_in(jax.random.fold_in(key, steps), 1)
 
 
@@ -87,7 +87,7 @@ def count_cells(plane: Array) -> Array:
 
 
 def refill(board: Board, game: Game, words: Array) -> Game:
-    """New beans for the missing ones, on free cells, each uniform over what is free by then.
+    """Place new beans for the missing ones, each uniform over the cells still free.
 
     Args:
         board: its size.
@@ -111,7 +111,7 @@ def refill(board: Board, game: Game, words: Array) -> Game:
 
 
 def begin(board: Board, words: Array, snakes: int, beans: int) -> Game:
-    """A game at its start: snakes are straight, each uniform over the places left by the earlier ones.
+    """Return a game at its start: snakes are straight, each uniform over the places left by the earlier ones.
 
     Args:
         board: its size.

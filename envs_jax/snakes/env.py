@@ -1,4 +1,4 @@
-"""Snakes as an environment: the order of a step, and what algorithms may know of it."""
+"""Snakes as an environment: the order of a step, and the spec."""
 
 import dataclasses
 import functools
@@ -62,11 +62,11 @@ class Snakes(Settings):
         )
 
     def context(self, progress: Progress) -> Any:
-        """float32[7]: chances of the players of the other team in the games that begin now."""
+        """float32[7]: probabilities of the players of the other team in the games that begin now."""
         return self.schedule.at(progress.fraction)
 
     def for_evaluation(self) -> "Snakes":
-        """Against `eval_opponent`, who sees the game as it is."""
+        """Return the environment against `eval_opponent`, without the stale observation bug."""
         if self.outside:
             return self
         return dataclasses.replace(self, opponent=self.eval_opponent, stale_observation_bug=False)
@@ -88,21 +88,21 @@ class Snakes(Settings):
         return self._advance(state, for_keys(draw, state.key, state.game.steps), action)
 
     def opponent_view(self, state: State) -> tuple[TimeStep, Array]:
-        """What the other team sees, as if it were the learner's, and a key for what it draws in this step."""
+        """Return the other team's time step, as if it were the learner's, and a key for its draws in this step."""
         theirs = teams.half_turn(teams.learner_view(self, state), self.snakes // 2)
         return timesteps.show(self, theirs), for_keys(draws.opponent_key, state.key, state.game.steps)
 
     def batched(self) -> BatchedEnvironment:
-        """The batch that `envs_jax.batch.batched` makes of this environment."""
+        """Return the batched form, see `envs_jax.batch.batched`."""
         return SnakesBatch(self)
 
     def _begin(self, key: Array, words: Array, context: Array) -> State:
-        """The state at the start, for random words uint32[n + K + 2, ...]."""
+        """Return the state at the start, for random words uint32[n + K + 2, ...]."""
         game = draws.begin(self.board, words[:-2], self.snakes, self.beans)
         chance = words[-2].astype(jnp.float32) * jnp.float32(2**-32)
         level = jnp.zeros(chance.shape, jnp.int32)
         below = jnp.float32(0)
-        for k in self.schedule.used:  # the last whose chances begin at or below the draw
+        for k in self.schedule.used:  # the last whose interval begins at or below the draw
             level = jnp.where((chance >= below) & (context[k] > 0), k, level)
             below = below + context[k]
         second = {"first": jnp.zeros_like(words[-1]), "second": jnp.ones_like(words[-1]), "both": words[-1] >> 31}
@@ -110,7 +110,7 @@ class Snakes(Settings):
         return State(key, game, level, second[self.side] != 0, stale)
 
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
-        """One step for random words uint32[:, ...] and actions int32[A, ...]."""
+        """Step with random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
         wanted = snakes if self.takes_opponents else self.num_agents
         if len(action) != wanted:
@@ -174,7 +174,7 @@ class Snakes5p(Snakes):
 
 @dataclasses.dataclass(frozen=True)
 class SnakesBatch(BatchLast):
-    """[B] games, whose other team may be played from outside."""
+    """[B] games; actions of the other team may come from outside."""
 
     def opponent_view(self, state: BatchState) -> tuple[TimeStep, Array]:
         """See `Snakes.opponent_view`; leaves [B, ...]."""

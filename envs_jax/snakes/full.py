@@ -1,6 +1,6 @@
-"""The observation `obs_full`: what a snake needs, seen from its own head.
+"""The observation `obs_full`, relative to a snake's own head.
 
-Everything is relative to the head, wraps around the torus and tells mates from opponents. Values are whole hundredths
+Everything wraps around the torus and distinguishes teammates from opponents. Values are whole hundredths
 in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the head (S = 7), in rows:
 
     body      any snake's cell: 100 where it stays for longer than REACH moves, else 100 k / (REACH + 1) where it is
@@ -11,7 +11,7 @@ in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the
     bean
 
 then columns (see `columns`): direction, blocked neighbours, lengths, beans by wrapped distance, heads of all others,
-room behind each neighbour.
+room beyond each neighbour.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ ONE = 100
 
 
 class Layout(NamedTuple):
-    """Where things lie in an observation of n snakes and K beans."""
+    """Layout of an observation of n snakes and K beans."""
 
     snakes: int
     beans: int
@@ -56,11 +56,11 @@ def leaving(board: Board, game: Game) -> list[Array]:
     ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
     def ahead(cells: Array) -> Array:
-        """The cells to which these cells' directions lead."""
+        """Return the cells to which these cells' directions lead."""
         return union(jnp.stack([board.seen_from(cells & way, d ^ 1) for d, way in ways.items()]))
 
     def twice(cells: Array) -> Array:
-        """The same two steps on: the second step of a split tail has the direction of the first."""
+        """Return the cells two steps ahead: the second step of a split tail has the direction of the first."""
         return union(
             jnp.stack([board.seen_from(board.seen_from(cells & way, d ^ 1), d ^ 1) for d, way in ways.items()])
         )
@@ -93,7 +93,7 @@ def _share(value: Array, most: int) -> Array:
 
 
 def room(board: Board, game: Game, agents: int, leave: list[Array]) -> Array:
-    """int32[4, A, ...]: cells that a snake comes to in 1 to MOVES moves of which the first has a given direction.
+    """int32[4, A, ...]: number of cells that a snake can reach in 1 to MOVES moves, by direction of the first.
 
     Bodies leave cells as `leaving` says and enter none; what stays for longer than REACH moves stays.
     """
@@ -123,7 +123,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
     opponents = union(heads, 1)[:, None] & ~mates
 
     stays = body_plane(game) & ~union(jnp.stack(leave))
-    times = [  # in binary, how long cells are taken: 0 free, k for `leave`, REACH + 1 for longer
+    times = [  # in binary, moves until cells are free: 0 free, k for `leave`, REACH + 1 for longer
         union(jnp.stack([plane for k, plane in enumerate((*leave, stays), 1) if k >> p & 1]))[:, None]
         for p in range((REACH + 1).bit_length())
     ]
@@ -143,7 +143,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
 
 
 def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
-    """int8[F, A, ...] with F of `DataParallel.size`; zeros for a snake that could not respawn."""
+    """int8[F, A, ...] with F of `Layout.size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
     behind = room(board, game, agents, leave)

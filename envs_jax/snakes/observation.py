@@ -1,8 +1,8 @@
-"""What each snake of the first A sees: the published layouts, their defects included, and a better one (`full`).
+"""Observations of the first A snakes: the published layouts, their defects included, and a better one (`full`).
 
 Published layouts after jidiai/Competition_3v3snakes (26 values) and zhizhengzhao/snake (30 and 35 values). All numbers
-come as they are, not normalised. "Code": 0 empty, 1 bean, k + 2 for a cell of snake k. A snake that could not respawn
-sees zeros, and is seen as zeros. Functions return a list of columns [A, ...]; in the game, the first A snakes see.
+are not normalised. "Code": 0 empty, 1 bean, k + 2 for a cell of snake k. A snake that could not respawn observes
+zeros, and appears as zeros. Functions return a list of columns [A, ...] for the first A snakes of the game.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ _FAR = 1 << 20
 
 
 def wrapped(x: Array, size: int) -> Array:
-    """The shorter way around a torus of so many cells; at exactly half of it both signs survive."""
+    """Return the shorter way around a torus of `size` cells; at exactly half of it both signs survive."""
     return jnp.where(jnp.abs(x) <= size // 2, x, x - jnp.sign(x) * size)
 
 
@@ -129,7 +129,7 @@ def _threat(board: Board, game: Game, other: Array, agents: int) -> Array:
 
 
 def extended_30(board: Board, game: Game, agents: int) -> list[Array]:
-    """30 values: the "first two others" of threats and heads are team mates, as published."""
+    """30 values: the "first two others" of threats and heads are teammates, as published."""
     others = others_of(game, agents, 2)
     zero = jnp.zeros_like(game.head[:agents])
     start = _start(board, game, agents)

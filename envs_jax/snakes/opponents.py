@@ -1,6 +1,6 @@
 """Scripted opponents, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
 
-They act on the state before the step. Each looks for the bean nearest to its head by plain distance, not across the
+They act on the state before the step. Each takes the bean nearest to its head by plain distance, not across the
 edge, and compares its four neighbour cells by their plain distance to that bean; ties go to up, down, left, right in
 this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
 
@@ -97,7 +97,7 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What m scripted snakes see before the step; worked out when it is asked for. Four values: by direction.
+    """The game before the step for m scripted snakes, computed on demand. Four values: by direction.
 
     Attributes:
         board: its size.
@@ -140,12 +140,12 @@ class View:
 
     @functools.cached_property
     def cost_in_turn(self) -> list[Array]:
-        """The same where snakes choose their beans in turn, each its own."""
+        """`cost` where snakes choose their beans in turn, each its own."""
         return self._cost(True)
 
     @property
     def cost_as_set(self) -> list[Array]:
-        """One of these two, by `exclusive`."""
+        """`cost_in_turn` if `exclusive`, else `cost`."""
         return self.cost_in_turn if self.exclusive else self.cost
 
     def _cost(self, in_turn: bool) -> list[Array]:
@@ -169,9 +169,9 @@ class Opponent(NamedTuple):
     """A scripted opponent.
 
     Attributes:
-        name: in the settings `opponent` and `eval_opponent`.
-        baseline: as a policy in the learner's place.
-        choose: what its snakes do, int32[m, ...].
+        name: its name in the settings `opponent` and `eval_opponent`.
+        baseline: its name as a policy in the learner's place.
+        choose: the actions of its snakes, int32[m, ...].
     """
 
     name: str
@@ -193,7 +193,7 @@ NAMES = tuple(opponent.name for opponent in OPPONENTS)
 def act(
     board: Board, game: Game, snakes: slice, level: Array, word: Array, used: tuple[int, ...], exclusive: bool = False
 ) -> Array:
-    """int32[m, ...]: what scripted snakes do.
+    """int32[m, ...]: the actions of scripted snakes.
 
     Args:
         board: its size.

@@ -1,4 +1,4 @@
-"""Where snakes come back: the engine's breadth-first search in its exact local form.
+"""Respawn of snakes: the original game's breadth-first search in its exact local form.
 
 The search takes the first free cell s, in rows from the top left corner, that lies in a region of three or more free
 cells, and three cells there. Called a and b, the first two free neighbours of s in the order right, down, up, left;
@@ -54,7 +54,7 @@ def _starts(board: Board, free: Array) -> Array:
 
 
 def _search(board: Board, free: Array) -> tuple[Array, Array]:
-    """The place of a respawn in the free cells uint32[H, ...].
+    """Return the place of a respawn in the free cells uint32[H, ...].
 
     Returns:
         found: int32[...], see `_unpacked`; NOWHERE if there is no room.
@@ -84,7 +84,7 @@ def _search(board: Board, free: Array) -> tuple[Array, Array]:
 
 
 def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
-    """What a word int32[...] of `_search` holds.
+    """Unpack a word int32[...] of `_search`.
 
     Returns:
         start: int32[...], place of s.
@@ -99,7 +99,7 @@ def _unpacked(board: Board, found: Array) -> tuple[Array, ...]:
 
 
 def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
-    """The snake of a word int32[...] of `_search`.
+    """Return the snake of a word int32[...] of `_search`.
 
     Returns:
         cells: three int32[...], places of head, middle and last cell, NOWHERE if there is no room.
@@ -117,7 +117,7 @@ def _arranged(board: Board, found: Array, fixed: bool) -> tuple[Any, ...]:
 
 
 def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
-    """The snakes without cells come back in index order, on cells without snake and without bean.
+    """Respawn the snakes without cells in index order, on cells without snake and without bean.
 
     Args:
         board: its size.
@@ -135,7 +135,9 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         place, cells = search(free)
         return free & ~occupied(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
 
-    rounds = jnp.max(turn[-1]) if on_cpu() else len(dead)  # as many as needed where that is known without waiting
+    rounds = (
+        jnp.max(turn[-1]) if on_cpu() else len(dead)
+    )  # as many as needed where that costs no device synchronisation
     start = (free_plane(board, game), jnp.full_like(game.head, NOWHERE))
     _, found = jax.lax.fori_loop(0, rounds, one, start, unroll=not on_cpu())
 

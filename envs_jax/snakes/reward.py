@@ -1,13 +1,13 @@
-"""What a team of snakes is paid, after jidiai/Competition_3v3snakes and zhizhengzhao/snake.
+"""Rewards of a team of snakes, after jidiai/Competition_3v3snakes and zhizhengzhao/snake.
 
-    original     base + 20 for a meal, else base - plain distance of the nearest bean - 10 if the engine's reward is < 0
+    original     base + 20 for a meal, else base - plain distance of the nearest bean - 10 if the game score falls
     plus         original + small terms
-    v1.1         base + 30 for a meal + 0.1 if the engine's reward is < 0, else - 50 (the sign is wrong as published)
+    v1.1         base + 30 for a meal + 0.1 if the game score falls, else - 50 (the sign is wrong as published)
     v1.1_fixed   base + 30 for a meal + (-50 for a death, else 0.1)
-    lives        the engine's reward - 1 for a death, which alone makes a death at length 3 count
+    lives        change of the game score - 1 for a death, so that a death at length 3 counts
     score        change of the own team's score minus change of the other's
 
-The base pays the team for leading, at every step, or for having won, at the last one.
+The base rewards the team for leading, at every step, or for having won, at the last one.
 """
 
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Arr
     Args:
         name: one of NAMES but "score".
         game: after the step.
-        engine: int32[A, ...], the engine's rewards.
+        engine: int32[A, ...], changes of the game score.
         hit: bool[A, ...].
         code: int32[...], see `lead_code`.
     """

@@ -1,18 +1,18 @@
-"""Whether a board has room for the start of every snake, wherever the earlier ones were drawn."""
+"""Check that a board has room for the start of every snake, wherever the earlier ones were drawn."""
 
 import functools
 
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
 from envs_jax.snakes.rules import START_LENGTH
 
-_MOST_TRIED = 1_000_000  # draws of the first snakes that are looked through
+_MOST_TRIED = 1_000_000  # draws of the first snakes that are searched
 _MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
 
 
 def always_room(board: Board, snakes: int) -> bool:
-    """No draw of the first snakes can leave a later one without three free cells in a line.
+    """Return whether every draw of the first snakes leaves a later one three free cells in a line.
 
-    Where that takes too long to find out, as for many snakes on few cells, the answer is no.
+    False where the search would take too long, as for many snakes on few cells.
     """
     height, width = board
     places = set()

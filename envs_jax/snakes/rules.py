@@ -1,4 +1,4 @@
-"""One step of the game but for its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
+"""One step of the game without its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
 Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn defects included. A step is
 `resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
@@ -17,12 +17,12 @@ START_LENGTH = 3
 
 @pytree
 class Game:
-    """What the rules know of a game.
+    """State of a game.
 
     Attributes:
         body: uint32[H, n, ...], the cells of each snake. No cell belongs to two snakes.
         toward: uint32[H, 2, ...], low and high bit of the direction that leads from a body cell to the next cell of its
-            snake on the head's side; whatever elsewhere.
+            snake on the head's side; undefined elsewhere.
         head: int32[n, ...], place of each head; meaningless for a snake without cells.
         tail: int32[n, ...], place of each last cell.
         length: int32[n, ...], 0 for a snake that could not respawn.
@@ -44,7 +44,7 @@ class Game:
 
 
 def score(game: Game) -> Array:
-    """int32[n, ...]: sum of each snake's engine rewards since the reset."""
+    """int32[n, ...]: game score of each snake since the reset."""
     return jnp.maximum(game.length - START_LENGTH, 0)
 
 
@@ -64,11 +64,11 @@ def free_plane(board: Board, game: Game) -> Array:
 
 
 def resolved(direction: Array, action: Array, drawn: Array) -> Array:
-    """int32[n, ...]: the directions really taken.
+    """int32[n, ...]: the directions taken.
 
     Args:
         direction: int32[n, ...], the stored ones.
-        action: int32[n, ...], those asked for.
+        action: int32[n, ...], the requested ones.
         drawn: int32[n, ...], 0 .. 2, which of the other three replaces the opposite of the stored one.
     """
     opposite = direction ^ 1
@@ -76,7 +76,7 @@ def resolved(direction: Array, action: Array, drawn: Array) -> Array:
 
 
 def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
-    """int32[n, ...]: where the tails int32[n, ...] go when they move, see `Game`."""
+    """int32[n, ...]: next places of the tails int32[n, ...] when they move, see `Game`."""
     low, high = (union(toward[:, k, None] & board.mark(tail)) != 0 for k in (0, 1))
     way = low.astype(jnp.int32) + 2 * high.astype(jnp.int32)
     beside = board.beside(tail, way)
@@ -84,7 +84,7 @@ def next_tail(board: Board, toward: Array, tail: Array, split: Array) -> Array:
 
 
 def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array, Array]:
-    """All snakes move and eat, then all collisions are looked at.
+    """Move all snakes and let them eat, then resolve all collisions.
 
     Args:
         board: its size.

@@ -1,4 +1,4 @@
-"""What is drawn of a game: bodies, choices, meals, deaths, colours, and the scores of both sides."""
+"""Data drawn of a game: bodies, choices, meals, deaths, colours, and the scores of both sides."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ NOBODY = -1
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """A team: who plays it, the colour of its score, its snakes, and the sum of their scores int[K]."""
+    """A team: its player, the colour of its score, its snakes, and the sum of their scores int[K]."""
 
     player: str
     colour: str
@@ -37,21 +37,21 @@ class Side:
 
     @property
     def numbers(self) -> str:
-        """Its snakes in words."""
+        """Numbers of its snakes in words."""
         first, last = self.snakes[0] + 1, self.snakes[-1] + 1
         return f"snakes {first}-{last}" if last > first else f"snake {first}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What is drawn of a game, K = T + 1 time steps, n snakes.
+    """Data drawn of a game, K = T + 1 time steps, n snakes.
 
     Attributes:
         board: its size.
         bodies: cells (row, column) of every snake at every time step, [K][n], head first; none for a stuck snake.
         directions: int[K, n], the stored ones.
         beans: cells in their order, [K].
-        chosen: int[K, n], what a learner chooses at a time step; NOBODY for other snakes and at the end.
+        chosen: int[K, n], a learner's action at a time step; NOBODY for other snakes and at the end.
         ate: bool[K, n], in the step before.
         died: bool[K, n], in the step before.
         dead: (snake, its body after the fatal move) for those that died in the step before, [K].
@@ -76,7 +76,7 @@ class Scene:
         return np.array([[len(body) for body in bodies] for bodies in self.bodies])
 
     def levels(self, record: Record, metric: str) -> list[Level]:
-        """Means of policies at the end of many games against this game's opponent."""
+        """Return means of policies at the end of many games against this game's opponent."""
         ends = record.final_means.get(self.sides[1].player, {}) if len(self.sides) > 1 else {}
         colour = viewing.colours(ends)
         return [
@@ -87,7 +87,7 @@ class Scene:
 
     @property
     def lines(self) -> list[Line]:
-        """Curves of the scores: of the teams, or of the snakes where there is one team."""
+        """Return curves of the scores: of the teams, or of the snakes where there is one team."""
         if len(self.sides) > 1:
             told_apart = len({side.player for side in self.sides}) > 1
             return [Line(s.player if told_apart else s.numbers, s.colour, s.score) for s in self.sides]
@@ -100,7 +100,7 @@ def _scores(lengths: np.ndarray) -> np.ndarray:
 
 
 def family(anchors: Sequence[str], count: int) -> list[str]:
-    """So many colours, evenly from the first to the last of three anchors; a single one is the middle."""
+    """Return `count` colours, evenly from the first to the last of three anchors; a single one is the middle."""
     parts = np.array([[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors], np.float64)
     places = np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
     mixed = np.stack([np.interp(places, (0.0, 0.5, 1.0), part) for part in parts.T], axis=-1)
@@ -108,9 +108,9 @@ def family(anchors: Sequence[str], count: int) -> list[str]:
 
 
 def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Who dies in each step and where, played once more with the environment's own draws.
+    """Return who dies in each step and where, by replaying the environment's own draws.
 
-    A record cannot tell: a snake may come back exactly where it would have gone.
+    The record alone is not enough: a snake may respawn exactly where it would have gone.
 
     Args:
         env: the environment.
@@ -141,7 +141,7 @@ def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, 
 
 
 def scene(record: Record) -> Scene:
-    """What is to be drawn of a record."""
+    """Return the scene of a record."""
     env: Settings = record.env  # type: ignore[assignment]
     n, board, states = env.snakes, env.board, record.states
     games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
@@ -180,7 +180,7 @@ def scene(record: Record) -> Scene:
 
 
 def events(shown: Scene) -> list[str]:
-    """What happened in the step before each time step [K], in words."""
+    """Describe the step before each time step [K] in words."""
     found = []
     for k in range(len(shown.bodies)):
         parts = []
@@ -194,7 +194,7 @@ def events(shown: Scene) -> list[str]:
 
 
 def links(board: Board, body: Sequence[Cell]) -> list[tuple[int, tuple[float, float], tuple[float, float]]]:
-    """Strokes (k, (x, y), (x, y)) from cell k - 1 to cell k of a body; one across the edge is drawn on both sides.
+    """Return strokes (k, (x, y), (x, y)) from cell k - 1 to cell k of a body, on both sides where it crosses the edge.
 
     Cells that are not beside each other have none.
     """

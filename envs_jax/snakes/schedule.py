@@ -1,4 +1,4 @@
-"""Who plays against the learner's team, as training goes on: mixtures of scripted players and when they change.
+"""Schedules of the learner's opponents over training: mixtures of scripted players and when they change.
 
 2                        level 2 always
 0:1,2:3                  each episode draws its player: a quarter level 0, three quarters level 2
@@ -30,7 +30,7 @@ _LARGEST = 1e9  # of weights and shares
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Mixtures over PLAYERS (chances that sum to 1) and the share of training from which each holds."""
+    """Mixtures over PLAYERS (probabilities) and the share of training from which each holds."""
 
     shares: tuple[float, ...]
     mixtures: tuple[tuple[float, ...], ...]
@@ -76,7 +76,7 @@ def _mixture(text: str, whole: str) -> tuple[float, ...]:
 
 
 def parse(text: str) -> Schedule:
-    """The schedule that a text stands for, see the module; for "outside" one that nobody asks.
+    """Parse a schedule, see the module; for "outside" an unused one.
 
     Raises:
         ValueError: the text does not parse, or its shares of training do not rise from 0 to at most 1.

@@ -1,4 +1,4 @@
-"""Games from and to explicit lists of cells, as the original engine holds them. NumPy, one game at a time."""
+"""Games from and to explicit lists of cells, as in the original game engine. NumPy, one game at a time."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def _beside(board: Board, cell: Cell, direction: int, steps: int = 1) -> Cell:
 
 
 def _way(board: Board, start: Cell, end: Cell, steps: int) -> int | None:
-    """The direction that leads from start to end in so many steps."""
+    """Return the direction that leads from start to end in so many steps."""
     return next((d for d in range(4) if _beside(board, start, d, steps) == end), None)
 
 
@@ -28,7 +28,7 @@ def from_segments(
     max_beans: int,
     steps: int = 0,
 ) -> Game:
-    """A game (NumPy arrays, no batch axis) from lists of cells (row, column).
+    """Return a game (NumPy arrays, no batch axis) from lists of cells (row, column).
 
     Args:
         board: its size.

@@ -1,9 +1,9 @@
-"""What scripted opponents see in the trainer that made the published weights: the game at its start, partly alive.
+"""The stale observation bug: scripted opponents of the trainer of the published weights observe a partly old game.
 
-The trainer of jidiai/Competition_3v3snakes of August 2021 (mended in December) shows its opponents the lists of cells
-that it was handed at the reset. The engine goes on with the list of the beans and with that of every snake until the
-snake dies: then it starts a new one, and the old list stays as the fatal move left it. So opponents see beans and
-snakes that have not died as they are, all others, themselves included, where they died first in this game.
+The trainer of jidiai/Competition_3v3snakes of August 2021 (fixed in December) shows its opponents the lists of cells
+that it got at the reset. The game updates the list of the beans, and that of every snake until the snake dies: then
+it starts a new one, and the old list stays as the fatal move left it. So opponents observe beans and snakes that
+have not died as they are, all others, themselves included, where they first died in this game.
 """
 
 import dataclasses
@@ -31,19 +31,19 @@ class StaleObservation:
 
 
 def begin(game: Game) -> StaleObservation:
-    """No snake has died."""
+    """Return the start: no snake has died."""
     return StaleObservation(jnp.zeros_like(game.head, bool), jnp.zeros_like(game.body), jnp.zeros_like(game.head))
 
 
 def update(
     board: Board, stale: StaleObservation, before: Game, moved: Game, ate: Array, hit: Array
 ) -> StaleObservation:
-    """After a move.
+    """Update after a move.
 
     Args:
         board: its size.
         stale: of the steps before.
-        before, moved, ate, hit: what `rules.move` was given and returned.
+        before, moved, ate, hit: arguments and results of `rules.move`.
     """
     new = hit & ~stale.died
     body = before.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(before.tail)) | board.mark(moved.head)
@@ -55,7 +55,7 @@ def update(
 
 
 def shown(board: Board, stale: StaleObservation, game: Game) -> Game:
-    """The game as `opponents.act` is to see it: only which cells are snakes, heads and beans mean something.
+    """Return the game for `opponents.act`: only the cells of snakes, heads and beans are defined.
 
     Beans may lie on snakes that are gone; such cells count as beans.
     """

@@ -1,4 +1,4 @@
-"""The two teams: what each sees, and what scripted opponents do. For one game or a batch (see `board`)."""
+"""The two teams: the game from each side, and scripted opponents' actions. For one game or a batch (see `board`)."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from envs_jax.snakes.types import Settings, State
 
 
 def half_turn(game: Game, half: int) -> Game:
-    """The game as the other team sees it."""
+    """Return the game from the other team's side."""
     names = ("head", "tail", "length", "direction", "split")
     changed = {name: jnp.roll(getattr(game, name), half, 0) for name in names}
     return dataclasses.replace(game, body=jnp.roll(game.body, half, 1), **changed)
@@ -26,7 +26,7 @@ def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array
 
 
 def learner_view(env: Settings, state: State) -> Game:
-    """The game as the learner's team sees it: its own snakes come first."""
+    """Return the game from the learner's side: its own snakes come first."""
     game, second = state.game, state.second
     names = ("head", "tail", "length", "direction", "split")
     changed = {name: swapped(env, getattr(game, name), second) for name in names}
@@ -34,7 +34,7 @@ def learner_view(env: Settings, state: State) -> Game:
 
 
 def _shown_to_opponents(env: Settings, state: State) -> Game:
-    """The game as scripted opponents see it, whose snakes come last."""
+    """Return the game that scripted opponents observe, whose snakes come last."""
     if not env.stale_observation_bug:
         return learner_view(env, state)
     game = stale_observation.shown(env.board, state.stale, state.game)

@@ -1,4 +1,4 @@
-"""What a team is shown and paid, and what is measured. For one game, or many in the last axis (see `board`)."""
+"""Observation, reward and metrics of a team. For one game, or many in the last axis (see `board`)."""
 
 import functools
 
@@ -14,7 +14,7 @@ from envs_jax.stages import stage
 
 
 def observation_box(env: Settings) -> Box:
-    """What one snake is shown."""
+    """Return the Box of one snake's observation."""
     most = max(env.height, env.width, env.snakes + 2)
     boxes = {
         "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
@@ -26,9 +26,9 @@ def observation_box(env: Settings) -> Box:
 
 
 def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None) -> TimeStep:
-    """The time step of a game as a team sees it, its own snakes first.
+    """Return the time step of a game for a team, its own snakes first.
 
-    Engine rewards int32[n, ...] and deaths bool[n, ...] are those of the step before, if any.
+    Changes of the game score int32[n, ...] and deaths bool[n, ...] are those of the step before, if any.
     """
     stuck, late = rules.ended(env.board, game, env.max_steps)
     start = engine is None or hit is None
@@ -50,7 +50,7 @@ def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | No
 
 
 def _both(env: Settings, values: Array) -> tuple[Array, Array]:
-    """Sums over the own team and over the other (0 where there is none)."""
+    """Return sums over the own team and over the other (0 where there is none)."""
     if env.teams == 1:
         return total(values), jnp.zeros_like(values[0])
     half = env.snakes // 2
@@ -91,7 +91,7 @@ def open_directions(env: Settings, game: Game) -> Array:
 
 
 def observe(env: Settings, game: Game) -> Array:
-    """[A, F, ...]: what every agent sees."""
+    """[A, F, ...]: every agent's observation."""
     if env.outside:
         half = env.snakes // 2
         return jnp.concatenate([_observe_team(env, g, half) for g in (game, half_turn(game, half))])

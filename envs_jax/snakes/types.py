@@ -1,4 +1,4 @@
-"""What the environment, its scripted policies and its viewer share: the state and the settings of a game."""
+"""State and settings of a game, shared by the environment, its scripted policies and its viewer."""
 
 import dataclasses
 import functools
@@ -25,10 +25,10 @@ class State:
 
     Attributes:
         key: key[], of the draws of its steps.
-        game: what the rules know.
-        level: int32[], who plays the other team, index in `schedule.PLAYERS`.
+        game: state of the rules.
+        level: int32[], the other team's player, index in `schedule.PLAYERS`.
         second: bool[], the learner's team plays the second half of the snakes.
-        stale: what scripted opponents go on seeing, () without `stale_observation_bug`.
+        stale: first deaths, which scripted opponents keep observing, () without `stale_observation_bug`.
     """
 
     key: Array
@@ -45,7 +45,7 @@ def _known(name: str, value: str, names: tuple[str, ...]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(Environment):
-    """The settings of a game, and what follows from them.
+    """Settings of a game, and values derived from them.
 
     Raises:
         ValueError: impossible settings.
@@ -106,7 +106,7 @@ class Settings(Environment):
         if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
             raise ValueError(f"snakes: eval_opponent is {shown(self.eval_opponent)}; choose scripted players")
 
-    # What follows from the settings
+    # Derived values
 
     @property
     def board(self) -> Board:
@@ -114,12 +114,12 @@ class Settings(Environment):
 
     @property
     def outside(self) -> bool:
-        """Both teams are agents: the first half of them is one team, the second half the other."""
+        """True if both teams are agents: the first half of them is one team, the second half the other."""
         return self.teams == 2 and self.opponent == schedule.OUTSIDE
 
     @property
     def scripted(self) -> bool:
-        """Half of the snakes are played by scripted opponents."""
+        """True if half of the snakes are played by scripted opponents."""
         return self.teams == 2 and not self.outside
 
     @property
@@ -132,5 +132,5 @@ class Settings(Environment):
 
     @property
     def takes_opponents(self) -> bool:
-        """Some games' other team is played from outside: `step` takes its actions behind the learner's."""
+        """True if some games' other team is played from outside: `step` takes its actions after the learner's."""
         return self.scripted and schedule.SELF in self.schedule.used

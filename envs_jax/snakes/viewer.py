@@ -1,8 +1,8 @@
-"""Looking at games: who is where, what the learners choose, who eats and who dies, and how the scores run.
+"""Viewer of games: the board, the learners' actions, meals, deaths and scores.
 
 The learner's team is drawn in cool colours, the other in warm ones; where everyone plays for itself each snake has a
 hue of its own. Snakes are counted from 1. A body is thick at the head and thin at the tail, one dot per cell; the eyes
-look in the stored direction. Pictures measure in cells: x = column to the right, y = row downwards.
+point in the stored direction. Pictures measure in cells: x = column to the right, y = row downwards.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from envs_jax.viewing import GREY, INK, Line, Record
 
 BEAN, SOFT = "#3d8f2c", "#4a5560"
 FIELDS = ("#f3f5f7", "#e9edf1")
-FADING = (0.45, 0.28, 0.15)  # how clearly a snake shows that died one, two, three steps ago
+FADING = (0.45, 0.28, 0.15)  # opacity of a snake that died one, two, three steps ago
 _STEPS = np.stack([ROW_STEP, COLUMN_STEP], axis=-1)  # by direction
 
 
@@ -32,7 +32,7 @@ class SnakesViewer:
     # Pages
 
     def html(self, record: Record) -> str:
-        """A page that draws the game as vectors; bodies are kept as the trails of their heads."""
+        """Return a page that draws the game as vectors; bodies are stored as the trails of their heads."""
         shown = scene(record)
         flat = lambda cells: [r * shown.board.width + c for r, c in cells]  # noqa: E731
         trails, ends = _trails(shown)
@@ -87,7 +87,7 @@ class SnakesViewer:
     # Pictures
 
     def frames(self, record: Record) -> list[Any]:
-        """One image per time step: the board, and the curves of the scores and the lengths beside it."""
+        """Return one image per time step: the board, and the curves of the scores and the lengths beside it."""
         shown = scene(record)
         labels = events(shown)
         height, width = shown.board
@@ -113,7 +113,7 @@ class SnakesViewer:
         return images
 
     def picture(self, record: Record) -> Any:
-        """Four boards, from the start to the end, beside the curves of the scores and the lives of the snakes."""
+        """Return four boards, start to end, beside the curves of the scores and the lives of the snakes."""
         shown = scene(record)
         height, width = shown.board
         n, steps = len(shown.colours), record.steps
@@ -142,7 +142,7 @@ class SnakesViewer:
         return viewing.image(drawn)
 
     def _heading(self, drawn: Any, record: Record, shown: Scene, step: int, large: bool = False) -> None:
-        """Title, who plays, and the scores of the sides at a time step."""
+        """Draw title, players, and the scores of the sides at a time step."""
         scale = 1.35 if large else 1.0
         left = 0.35 if large else 0.25
         _text(drawn, left, 0.27 * scale, record.title, fontsize=10.5 * scale, color=INK, weight="bold", va="center")
@@ -162,7 +162,7 @@ class SnakesViewer:
         axes.set_xlabel("step", color=SOFT, fontsize=9)
 
     def _bars(self, axes: Any, shown: Scene, step: int, most: int) -> None:
-        """Lengths at a time step."""
+        """Draw the lengths at a time step."""
         lengths = shown.lengths[step]
         order = [i for side in shown.sides for i in side.snakes]
         axes.axis("off")
@@ -176,7 +176,7 @@ class SnakesViewer:
         axes.set_title("length, cells", loc="left", fontsize=10, color=INK, weight="bold", pad=3)
 
     def _lives(self, axes: Any, shown: Scene) -> None:
-        """For every snake a band as broad as it is long, and a cross where it died."""
+        """Draw for every snake a band as wide as it is long, and a cross where it died."""
         from matplotlib.patheffects import withStroke
 
         lengths, steps = shown.lengths, np.arange(len(shown.bodies))
@@ -202,7 +202,7 @@ class SnakesViewer:
         axes.set_xlabel("step", color=SOFT, fontsize=9)
 
     def _key(self, axes: Any) -> None:
-        """What the signs on a board mean, in a row; the axes are measured in inches."""
+        """Draw the legend of a board in a row; the axes are measured in inches."""
         axes.axis("off")
         axes.set_xlim(0, 8.6)
         axes.set_ylim(-0.15, 0.15)
@@ -216,7 +216,7 @@ class SnakesViewer:
             axes.text(x, 0, text, fontsize=9.5, color=SOFT, va="center_baseline")
 
     def _board(self, axes: Any, cell: float, shown: Scene, step: int) -> None:
-        """One time step on matplotlib axes whose cells are `cell` points wide."""
+        """Draw one time step on matplotlib axes whose cells are `cell` points wide."""
         from matplotlib.collections import LineCollection
         from matplotlib.colors import ListedColormap, to_rgb
 
@@ -226,7 +226,7 @@ class SnakesViewer:
                     aspect="auto")  # fmt: skip
 
         def dots(points: Sequence[tuple[Any, float, Any]], zorder: float, marker: str = "o", **more: Any) -> None:
-            """Points (cell, size, colour) in one layer."""
+            """Draw points (cell, size, colour) in one layer."""
             if points:
                 y, x = np.array([point for point, _, _ in points], np.float64).T
                 areas = (np.array([size for _, size, _ in points]) * cell) ** 2
@@ -234,7 +234,7 @@ class SnakesViewer:
                 axes.scatter(x, y, s=areas, c=[colour for _, _, colour in points], marker=marker, zorder=zorder, **more)
 
         def bodies(layer: Sequence[tuple[list[Cell], Any]], zorder: float) -> None:
-            """Bodies (cells, colour) in one layer."""
+            """Draw bodies (cells, colour) in one layer."""
             lines = [(a, b, breadth(k, len(cells)), colour) for cells, colour in layer
                      for k, a, b in links(shown.board, cells)]  # fmt: skip
             axes.add_collection(

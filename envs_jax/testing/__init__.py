@@ -1,10 +1,10 @@
-"""`check_env`: the one contract that every environment keeps, the ones of this package and your own.
+"""`check_env`: the contract of every environment, those of this package and your own.
 
     from envs_jax.testing import check_env
     check_env(MyEnv(size=5))
 
 It plays some copies for one whole episode and into the next one, and raises `ContractError`, with one sentence that
-says what is wrong and how to mend it, at the first rule that is broken.
+says what is wrong and how to fix it, at the first rule that is broken.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ def check_env(
     """Check everything that training relies on.
 
     Args:
-        env: the environment; choose small settings, every copy is looked at on the host at every step.
+        env: the environment; choose small settings, every copy is checked on the host at every step.
         steps: calls of step; by default one episode, the restart and one step more (at most 2,000).
-        key: where randomness starts; key(0) by default.
+        key: root of all randomness; key(0) by default.
         copies: copies played side by side.
-        random: False for an environment in which nothing is random, so that copies never differ by their keys.
-        tolerance: how far floats of a copy played alone may be from the same copy in a batch,
+        random: False for a deterministic environment, where copies never differ by their keys.
+        tolerance: how far floats of a single copy may be from the same copy in a batch,
             |a - b| <= tolerance (1 + |b|); integers and booleans must be equal.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What has to be played: types, repetition, masks, values, the course of episodes, a copy alone and in a batch."""
+"""Checks that step the environment: types, repetition, masks, values, episodes, single copy against batch."""
 
 import functools
 import inspect
@@ -16,17 +16,17 @@ from envs_jax.progress import start as progress_at_start
 from envs_jax.testing.spec import ContractError
 from envs_jax.testing.trees import difference, is_box, named_leaves, program_text, structure, to_host, type_name
 
-MOST_STEPS = 2000  # what is played without being asked for
+MOST_STEPS = 2000  # default limit
 
 
-# Compiling takes longer than playing here, so the compiler is told not to optimise. At level 0 jax 0.12 rounds once for
+# Compiling takes longer than playing here, so optimisation is off. At level 0 jax 0.12 rounds once for
 # a product and a sum in vectors and twice in single numbers: a copy alone and in a batch would differ.
 _LEVEL = 0 if jax.__version_info__ < (0, 12) else 1
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": _LEVEL})
 
 
 class Check:
-    """Every program is traced and compiled once, and only when it is needed: that is what a check costs."""
+    """Checks of one environment. Programs are compiled once, on demand, since compiling dominates the cost."""
 
     def __init__(self, env: Environment, spec: EnvSpec, batch: BatchedEnvironment, tolerance: float, copies: int):
         self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
@@ -65,7 +65,7 @@ class Check:
             )
 
     def _same_types(self, what: str, one: Any, other_name: str, other: Any) -> None:
-        """`one` and `other` have the same structure, shapes and dtypes."""
+        """Check that `one` and `other` have the same structure, shapes and dtypes."""
         mine, theirs = structure(one), structure(other)
         if mine != theirs:
             self.fail(
@@ -81,7 +81,7 @@ class Check:
                 )
 
     def types(self, key: Array, context: Any) -> None:
-        """Structure, shapes and dtypes of what reset and step return."""
+        """Check structure, shapes and dtypes of what reset and step return."""
         for name, given in (("reset", ("key",)), ("step", ("state", "action"))):
             try:
                 signature = inspect.signature(getattr(self.env, name))
@@ -162,7 +162,7 @@ class Check:
             expect(f"metric '{name}'", value, (), jnp.float32)
 
     def repeatable(self, key: Array, context: Any) -> None:
-        """The same arguments give the same results, also when traced again."""
+        """Check that equal arguments give equal results, also when traced again."""
         state, first = self.reset.trace(key, context).out_info
         self._traced("next_mask", lambda: jax.eval_shape(self._choose, first, key))
         action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
@@ -170,7 +170,7 @@ class Check:
         again = {name: jax.jit(lambda *x, name=name: getattr(self.env, name)(*x)) for name in arguments}
         programs = ((getattr(self, n).trace(*x), again[n].trace(*x)) for n, x in arguments.items())
         if all(program_text(one) == program_text(other) for one, other in programs):
-            return  # the same programs: nothing but the key and the action goes in
+            return  # equal programs depend on nothing but the key and the action
 
         def both(key: Array) -> Any:
             state, first = self.env.reset(key, context)
@@ -192,7 +192,7 @@ class Check:
         return jnp.ones(shape, bool) if timestep.action_mask is None else timestep.action_mask
 
     def _choose(self, timestep: TimeStep, key: Array) -> tuple[Array, dict[str, Array]]:
-        """Random actions [A, ...] of one copy, agent after agent, and what the masks were."""
+        """Draw actions [A, ...] of one copy, agent after agent; return them with the masks."""
         spec, agents = self.spec, self.spec.num_agents
         if isinstance(spec.action, Box):
             low, high = max(spec.action.low, -1e3), min(spec.action.high, 1e3)
@@ -200,7 +200,7 @@ class Check:
             return (low + (high - low) * uniform).astype(spec.action.dtype), {}
         n, open_ = spec.action.n, self._open(timestep)
 
-        uniform = jax.random.uniform(key, (agents, n + agents))  # one draw for all: each would be compiled on its own
+        uniform = jax.random.uniform(key, (agents, n + agents))  # one draw for all, to compile once
 
         def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
             noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
@@ -253,7 +253,7 @@ class Check:
     # Values
 
     def _check_values(self, timestep: TimeStep, when: str) -> None:
-        """Bounds and finiteness of one time step [B]."""
+        """Check bounds and finiteness of one time step [B]."""
         spec = self.spec
         for path, leaf in named_leaves(timestep):
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf.astype(np.float32)).all():
@@ -284,7 +284,7 @@ class Check:
                 )
 
     def _critic(self, timestep: TimeStep, action: Array, key: Array) -> tuple[Array, Array]:
-        """critic_input of one copy, and which agents' rows depend on their own action."""
+        """Return critic_input of one copy, and which agents' rows depend on their own action."""
         assert self.spec.critic_input is not None
         rows = self.spec.critic_input(timestep, action)
         if isinstance(self.spec.action, Discrete):
@@ -319,7 +319,7 @@ class Check:
     # Play
 
     def play(self, key: Array, context: Any, steps: int) -> tuple[Array, BatchState, TimeStep]:
-        """Copies side by side, one of them also alone, through an episode and its restart; keys and reset returned."""
+        """Play a batch, and one of its copies alone, through an episode and its restart; return keys and reset."""
 
         def row(tree: Any, index: Array) -> Any:
             return jax.tree.map(lambda x: x[index], tree)
@@ -330,7 +330,7 @@ class Check:
             return keys, state, timestep, jax.random.fold_in(keys[0], 0), row((state.env, timestep), jnp.int32(0))
 
         def advance(keys: Array, state: BatchState, timestep: TimeStep, number: Array, alike: Array) -> Any:
-            """One step of all copies, `alike` all with the action of the first, and what one needs to do it alone."""
+            """Step all copies (`alike`: all with the action of the first); return also the inputs of a single copy."""
             index = (number - 1) % self.copies
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
             action, seen = jax.vmap(self._choose)(timestep, step_keys)
@@ -377,7 +377,7 @@ class Check:
         return begin
 
     def _check_first(self, timestep: TimeStep, when: str) -> None:
-        """What a time step [B] after a reset must be."""
+        """Check a time step [B] after a reset."""
         self._check_values(timestep, when)
         if not np.all(timestep.first):
             self.fail(f"first is false {when}: reset must return first = True")
@@ -387,7 +387,7 @@ class Check:
             self.fail(f"the reward is not 0 {when}: no action has been taken yet")
 
     def _check_course(self, timestep: TimeStep, ended: Any, age: Any, when: str) -> None:
-        """`first`, and the length of episodes; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
+        """Check `first` and episode lengths; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
         first, done, horizon = timestep.first, timestep.done, self.spec.horizon
         if (first & ~ended).any():
             self.fail(f"first is true {when}, which is not the first of its episode: step must return first = False")
@@ -406,7 +406,7 @@ class Check:
             )
 
     def _compare_alone(self, in_batch: Any, alone: Any, when: str) -> None:
-        """One copy [no batch axis] as the batch has it and played alone."""
+        """Compare one copy [no batch axis] from the batch with the same copy played alone."""
         if structure(in_batch) != structure(alone):
             self.fail("batched() has another state than the environment: use the same pytree, each leaf [B, ...]")
         a, b = ({"state": state, "time step": timestep} for state, timestep in (in_batch, alone))
@@ -418,7 +418,7 @@ class Check:
             )
 
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
-        """Scripted policies give actions in the time step [B] of a reset."""
+        """Check that scripted policies give actions in the time step [B] of a reset."""
         spec = self.spec
         wanted = type_name(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
         policies = {}
@@ -438,7 +438,7 @@ class Check:
                 self._check_bounds(f"baseline '{name}'", spec.action, action, "after reset")
 
     def randomness(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
-        """Copies with different keys differ somewhere when they play the same actions from the reset on."""
+        """Check that copies with different keys differ somewhere under the same actions from the reset on."""
         for number in range(1, min(self.spec.horizon, MOST_STEPS) + 2):
             if not all(np.all(leaf == leaf[:1]) for _, leaf in named_leaves(to_host(timestep))):
                 return

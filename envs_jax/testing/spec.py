@@ -1,4 +1,4 @@
-"""What can be said of an environment without playing it."""
+"""Checks of an environment's spec, without stepping it."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn, get_args
@@ -57,7 +57,7 @@ def check_spec(env: Environment) -> EnvSpec:
 
 
 def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
-    """`fail` with a sentence unless a leaf of a spec is a Box with ordered bounds."""
+    """Call `fail` with a sentence unless a leaf of a spec is a Box with ordered bounds."""
     if not isinstance(box, Box):
         fail(f"spec.{field} holds {box!r}: every leaf must be a Box")
     if not box.low <= box.high:

@@ -1,4 +1,4 @@
-"""Trees of arrays and of boxes: how they are named, compared and brought to the host."""
+"""Names, comparison and host copies of trees of arrays and of boxes."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from envs_jax.base import Box
 
 
 def is_box(x: Any) -> bool:
-    """Whether x is the leaf of a tree of boxes."""
+    """Return whether x is the leaf of a tree of boxes."""
     return isinstance(x, Box)
 
 
@@ -20,24 +20,24 @@ def structure(tree: Any) -> Any:
 
 
 def type_name(x: Any) -> str:
-    """A type as in `float32[2, 3]`."""
+    """Return a type as in `float32[2, 3]`."""
     weak = ", weakly typed" if getattr(x, "weak_type", False) else ""
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]{weak}"
 
 
 def to_host(tree: Any) -> Any:
-    """The tree in NumPy, keys as their numbers."""
+    """Convert a tree to NumPy, keys to their data."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
     return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of a tree."""
+    """Return (path, leaf) pairs of a tree."""
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def difference(a: Any, b: Any, tolerance: float) -> str:
-    """The path of the first leaf in which two trees of equal structure differ, with a and b, or ""."""
+    """Return the path of the first leaf in which two trees of equal structure differ, with a and b, or ""."""
     for (path, x), (_, y) in zip(named_leaves(to_host(a)), named_leaves(to_host(b)), strict=True):
         if jnp.issubdtype(x.dtype, jnp.floating):
             wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
@@ -53,6 +53,6 @@ def difference(a: Any, b: Any, tolerance: float) -> str:
 
 
 def program_text(traced: Any) -> tuple[str, list[tuple[str, bytes]]]:
-    """A traced function as values to compare: its text, and the arrays that it takes from outside."""
+    """Return a traced function as comparable values: its text and its constant arrays."""
     arrays = [np.asarray(x) for x in to_host(traced.jaxpr.consts)]
     return str(traced.jaxpr), [(type_name(x), x.tobytes()) for x in arrays]

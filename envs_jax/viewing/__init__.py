@@ -1,7 +1,7 @@
-"""Looking at recorded episodes: the record, what a viewer offers, and a page that plays any record in a browser.
+"""Recorded episodes, the viewer interface, and a page that plays any record in a browser.
 
-An environment offers a viewer by `Environment.viewer()`. Pictures are PIL images; a page is one HTML text that needs
-nothing else, no network either. `page` brings the controls, the figures and the curves; a viewer adds its scene.
+`Environment.viewer()` returns an environment's viewer. Pictures are PIL images; a page is one self-contained HTML
+text. `page` provides the controls, the figures and the curves; a viewer adds its scene.
 """
 
 from envs_jax.viewing.charts import figure, image, plot_metric, spread

@@ -18,9 +18,9 @@ def plot_metric(
     lines: Sequence[Line] | None = None,
     levels: Sequence[Level] = (),
 ) -> None:
-    """A metric over the episode on matplotlib axes: this episode up to `step`, means of `references` with their bands.
+    """Plot a metric over the episode on matplotlib axes: the episode up to `step`, means of `references` with bands.
 
-    A `step` of -1 leaves the episode pale, without the point where it stands. Labels stand at the right ends of the
+    A `step` of -1 draws the episode pale, without a point. Labels stand at the right ends of the
     curves, moved apart where they would overlap. `lines`, `levels`: see `page`.
     """
     if lines is None:
@@ -72,7 +72,7 @@ def _make_room(axes: Any) -> None:
 
 
 def spread(places: list[float], gap: float) -> list[float]:
-    """Sorted places in [0, 1], moved apart as little as needed for gaps of at least `gap`."""
+    """Move sorted places in [0, 1] apart as little as needed for gaps of at least `gap`."""
     groups = [[place, 1.0] for place in places]  # centre and members of labels that touch
     merged: list[list[float]] = []
     for group in groups:
@@ -89,7 +89,7 @@ def spread(places: list[float], gap: float) -> list[float]:
 
 
 def image(figure: Any) -> Any:
-    """A matplotlib figure (on an Agg canvas) as a PIL image."""
+    """Return a matplotlib figure (on an Agg canvas) as a PIL image."""
     from PIL import Image
 
     figure.canvas.draw()
@@ -97,7 +97,7 @@ def image(figure: Any) -> Any:
 
 
 def figure(width: float, height: float, dpi: int) -> Any:
-    """A matplotlib figure in inches that needs no display and no global state."""
+    """Return a matplotlib figure, size in inches, that needs no display and no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -25,14 +25,14 @@ def page(
     step_labels: Sequence[str] | None = None,
     rate: int = 2,
 ) -> str:
-    """A page that plays a record.
+    """Return the HTML of a page that plays a record.
 
     Args:
-        record: what is played.
+        record: the episode.
         scene: HTML of the scene.
         legend: HTML under the curves; a checkbox `<input type=checkbox data-layer=ID>` shows and hides element ID.
-        script: JavaScript that defines `function draw(step, data)`, which makes the scene show a time step.
-        data: what `draw` gets, JSON types only.
+        script: JavaScript that defines `function draw(step, data)`, which updates the scene to a time step.
+        data: argument of `draw`, JSON types only.
         figures: names of `record.curves` in the order of their tiles, the one drawn first in front; None: all, the
             score in front.
         lines: {figure: curves drawn in place of the episode's only one}.
@@ -83,7 +83,7 @@ def _list(values: Any) -> list[float | None]:
 
 
 def _json(data: Any) -> str:
-    """JSON that may stand inside a script element."""
+    """Return JSON escaped for a script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""Recorded episodes, what is drawn beside them, and what a viewer offers."""
+"""Recorded episodes, the curves beside them, and the viewer interface."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,13 @@ class Record:
 
     Attributes:
         env: the environment.
-        title: what was recorded, in a few words.
-        subtitle: who acted and which episode it was.
-        policy: who acted.
+        title: a few words.
+        subtitle: the policy and the number of the episode.
+        policy: name of the policy.
         states: the environment's states, leaves [T + 1, ...]; PRNG keys as they are, all else NumPy.
         timesteps: time steps, leaves [T + 1, ...].
         actions: [T, A, ...].
-        curves: {metric: float[T + 1]}, "return" too: what the episode would report if it ended there.
+        curves: {metric: float[T + 1]}, "return" too: the episode's value if it ended there.
         references: {policy: {metric: float[T + 1, 2]}}: mean over many episodes and half of its 95 % interval.
         final_means: {opponent: {policy: {metric: mean at the end of many games}}}, where two teams play.
     """
@@ -52,7 +52,7 @@ class Record:
         return np.asarray(self.timesteps.reward).mean(axis=-1)
 
     def step_label(self, step: int) -> str:
-        """The environment's words for a time step."""
+        """Return the environment's label of a time step."""
         return self.env.step_label(step)
 
 
@@ -73,7 +73,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A line at one value over the whole episode, with a label at its end: a limit, or what others have at the end."""
+    """A line at one value over the whole episode, with a label at its end: a limit, or the final value of others."""
 
     label: str
     colour: str
@@ -90,21 +90,21 @@ class Viewer(Protocol):
     rate: int
 
     def html(self, record: Record) -> str:
-        """A page that plays the record: one text without references to anything outside it."""
+        """Return a page that plays the record, one self-contained HTML text."""
 
     def frames(self, record: Record) -> list[Any]:
-        """PIL images of equal size, one per time step [T + 1], for an animation."""
+        """Return PIL images of equal size, one per time step [T + 1], for an animation."""
 
     def picture(self, record: Record) -> Any:
-        """A PIL image that tells the whole episode."""
+        """Return a PIL image that summarises the episode."""
 
 
 def colours(policies: Iterable[str]) -> dict[str, str]:
-    """A colour for every policy."""
+    """Return a colour for every policy."""
     others = [name for name in policies if name not in _PLAIN]
     return _PLAIN | {name: _OTHERS[i % len(_OTHERS)] for i, name in enumerate(others)}
 
 
 def label(policy: str) -> str:
-    """How curves of `references` are called."""
+    """Return the label of a policy's curves in `references`."""
     return f"{policy} (mean)"

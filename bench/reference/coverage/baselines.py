@@ -26,7 +26,7 @@ Policy = Callable[[Mission], np.ndarray]  # mission -> actions [N]; the mission 
 
 
 def random_policy(mission: Mission) -> np.ndarray:
-    """[N] int: uniform over the boundary mask. Collisions are not looked at."""
+    """[N] int: uniform over the boundary mask. Collisions are ignored."""
     masks = [boundary_mask(own, mission.settings.num_actions) for own in mission.positions]
     return np.array([mission.rng.choice(np.flatnonzero(mask)) for mask in masks])
 
@@ -35,14 +35,14 @@ def random_policy(mission: Mission) -> np.ndarray:
 
 
 def gain_weight(p: np.ndarray, class_weights: tuple[float, float] = (0.0, 1.0)) -> np.ndarray:
-    """Weight of a cell in the expected gain: as in the reward, except that undecided values weigh themselves."""
+    """Weight of a cell in the expected gain: as in the reward, but for undecided cells their probability."""
     return np.where(p > 0.501, class_weights[1], np.where(p < 0.499, class_weights[0], p))
 
 
 def information_gain(belief: np.ndarray, position: np.ndarray, settings: Settings) -> float:
-    """Expected fall of weighted entropy, per thousand cells, of one measurement from a position [3] on a belief [n, n].
+    """Expected reduction of weighted entropy, per thousand cells, by one measurement from a position [3].
 
-    Over the clipped footprint, with p the clipped belief and p1, p0 its posteriors after an occupied and a free
+    Over the clipped footprint, with p the clipped belief [n, n] and p1, p0 its posteriors after an occupied and a free
     reading: sum of p (H(p) - H(p1)) w(p1) + (1 - p) (H(p) - H(p0)) w(p0).
     """
     r0, r1, c0, c1 = footprint(position, settings.q)
@@ -87,7 +87,7 @@ def discounted(scores: np.ndarray, masks: np.ndarray, targets: np.ndarray) -> np
 
     Agents and actions in order; where allowed action b of another agent j leads to the place of (i, a), the score of
     (i, a) becomes what it was before, times 1 - the present score of (j, b). Only the last such pair counts, and later
-    agents see scores that are already lowered: the outcome depends on the order of the agents.
+    agents read scores that are already lowered: the outcome depends on the order of the agents.
 
     Args:
         scores: [N, A] normalised gains.
@@ -129,7 +129,7 @@ def lawnmower_path(index: int, altitude: int) -> np.ndarray:
 
 
 class Lawnmower:
-    """N agents on the four paths, taken in turn, at one altitude. At the end of a path the agent flies it back."""
+    """N agents on the four paths, taken in turn, at one altitude. At the end of a path the agent returns along it."""
 
     def __init__(self, num_agents: int, altitude: int = 5):
         self.paths = np.stack([lawnmower_path(i % 4, altitude) for i in range(num_agents)])
@@ -152,11 +152,11 @@ class Lawnmower:
         return (moves[None] == displacement[:, None]).all(-1).argmax(axis=1)
 
 
-# ---------------------------------------------------------------- flying
+# ---------------------------------------------------------------- missions
 
 
 def make_policy(name: str, settings: Settings, **options: Any) -> Policy:
-    """The policy called "random", "ig" (option communication) or "lawnmower" (option altitude)."""
+    """Make the policy "random", "ig" (option communication) or "lawnmower" (option altitude)."""
     if name == "random":
         return random_policy
     if name == "ig":
@@ -175,13 +175,13 @@ def fly(
     start: np.ndarray | None = None,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """Fly one mission and record its metrics.
+    """Run one mission and record its metrics.
 
     Args:
         policy: a name for `make_policy`, or a callable mission -> actions [N].
         settings: of the mission.
         seed: of everything random, ground truth and start included unless they are given.
-        truth, start: ground truth [n, n] and start positions [N, 3], if they are to be fixed.
+        truth, start: fixed ground truth [n, n] and start positions [N, 3].
         options: of the named policy.
 
     Returns:

@@ -2,9 +2,9 @@
 
 A team of UAVs flies over a 50 m x 50 m area with a binary ground truth. Each keeps a probability map of class 1,
 measures the ground below it with an accuracy that falls with altitude, and exchanges its latest measurement with the
-team-mates in range. The task is that of Westheider, Rueckin and Popovic, "Multi-UAV Adaptive Path Planning Using Deep
+teammates in range. The task is that of Westheider, Rueckin and Popovic, "Multi-UAV Adaptive Path Planning Using Deep
 Reinforcement Learning" (IROS 2023, arXiv 2303.01150) and of its public code `dmar-bonn/ipp-marl`, whose rules are
-restated here in words and formulas and implemented anew.
+restated here in words and formulas and reimplemented.
 
 This module is written for clarity and as a fair baseline for speed: footprints are slices, maps are resized by two
 small matrix products, beliefs are probabilities in float64. It serves as the oracle of the tests of the JAX environment
@@ -91,7 +91,7 @@ class Settings:
 
 
 def cells_per_metre(q: int) -> float:
-    """The camera sees 60 degrees, so its footprint at 5 m is 10 tan(30 deg) metres wide and holds q cells."""
+    """Cells per metre: the 60 degree camera's footprint at 5 m is 10 tan(30 deg) metres wide and holds q cells."""
     return q * math.sqrt(3.0) / 10.0
 
 
@@ -117,7 +117,7 @@ def footprint(position: Integers, q: int) -> Box:
     """Clipped footprint, the cells that are measured.
 
     All four bounds are clipped to [0, n - 1] while the upper ones stay exclusive, so the last row and the last column
-    of the map are never seen.
+    of the map are never observed.
     """
     last = map_side(q) - 1
     r0, r1, c0, c1 = (min(max(bound, 0), last) for bound in footprint_full(position, q))
@@ -333,7 +333,7 @@ def bayes(p: np.ndarray, reading: np.ndarray | bool, altitude: int, prior: float
 
 @dataclass(frozen=True)
 class Measurement:
-    """What an agent measured, and what it sends: position, clipped footprint, readings (bool, True = "occupied")."""
+    """Measurement and message of an agent: position, clipped footprint, readings (bool, True = "occupied")."""
 
     position: np.ndarray
     box: Box
@@ -344,7 +344,7 @@ class Measurement:
         return int(self.position[2])
 
     def image(self, q: int) -> np.ndarray:
-        """The measurement as probabilities on the unclipped footprint [2 r, 2 r]: 1 - e, e, or 0.5 where not seen."""
+        """The measurement as probabilities on the unclipped footprint [2 r, 2 r]: 1 - e, e, or 0.5 outside."""
         f0, f1, g0, g1 = footprint_full(self.position, q)
         r0, r1, c0, c1 = self.box
         image = np.full((f1 - f0, g1 - g0), 0.5)
@@ -354,14 +354,14 @@ class Measurement:
 
 
 def update_own(belief: np.ndarray, measurement: Measurement, prior: float = 0.5) -> None:
-    """In place: the agent's own measurement. Only the cells of its clipped footprint are clipped and updated."""
+    """Enter the agent's own measurement in place. Only the cells of its clipped footprint are clipped and updated."""
     r0, r1, c0, c1 = measurement.box
     seen = belief[r0:r1, c0:c1]
     seen[:] = bayes(seen, measurement.reading, measurement.altitude, prior)
 
 
 def fuse(belief: np.ndarray, measurement: Measurement, prior: float = 0.5) -> None:
-    """In place: a message. The whole map is clipped, then the cells of the sender's footprint are updated."""
+    """Fuse a message in place. The whole map is clipped, then the cells of the sender's footprint are updated."""
     np.clip(belief, P_MIN, P_MAX, out=belief)
     update_own(belief, measurement, prior)
 
@@ -411,8 +411,8 @@ def class_weight(
 def utilities(before: np.ndarray, after: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
     """Relative and absolute utility of a change of the global map.
 
-    Both weigh the fall of entropy by the class weights of the map after the change; the relative one is divided by the
-    entropy before, weighted in the same way (0 if that is 0), the absolute one by the number of cells.
+    Both weight the reduction of entropy by the class weights of the map after the change; the relative one is divided
+    by the entropy before, weighted in the same way (0 if that is 0), the absolute one by the number of cells.
 
     Args:
         before, after: [n, n] entropies.
@@ -624,7 +624,7 @@ class Mission:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The generator given; a sentence if something has to be drawn and there is none."""
+        """Return the given generator; raise an error if something has to be drawn without one."""
         if self._rng is None:
             raise ValueError("the mission has to draw something: give it a generator, or inject what is missing.")
         return self._rng
@@ -687,7 +687,7 @@ class Mission:
         return received_messages(self.positions, self.range, draws, self.settings.failure_rate if failing else 0.0)
 
     def _heard(self, agent: int) -> list[int]:
-        """The other agents whose message the agent received, in increasing order."""
+        """Return the other agents whose message the agent received, in increasing order."""
         return [int(j) for j in np.flatnonzero(self.received[agent]) if j != agent]
 
     # ---- acting
@@ -700,7 +700,7 @@ class Mission:
         return mask if mask.any() else boundary
 
     def act(self, choose: Callable[[int, np.ndarray], int]) -> tuple[np.ndarray, np.ndarray]:
-        """Let the agents choose in order, each knowing where the earlier ones go.
+        """Let the agents choose in order, each knowing the earlier ones' moves.
 
         Args:
             choose: callable (agent, mask [A] bool) -> action.
@@ -722,7 +722,7 @@ class Mission:
         """[N] int64: uniform over the mask of each agent, in order."""
         return self.act(lambda agent, mask: int(self.rng.choice(np.flatnonzero(mask))))[0]
 
-    # ---- what the learner sees
+    # ---- observations
 
     def observe(self) -> np.ndarray:
         """Actor observations [N, 11, 11, 7] float32.
@@ -775,7 +775,7 @@ class Mission:
         """Metrics of the global belief, which holds t + 1 measurements of every agent, or of another map [n, n].
 
         entropy: mean over true class-1 cells; f1: with the tie rule; f1_strict: with p > 0.5; coverage and
-        roi_coverage: share of all cells, and of class-1 cells, seen at least once.
+        roi_coverage: share of all cells, and of class-1 cells, observed at least once.
         """
         belief = self.global_belief if belief is None else belief
         seen = self.seen if seen is None else seen
@@ -795,7 +795,7 @@ def td_targets(reward: np.ndarray, done: np.ndarray, q: np.ndarray, gamma: float
     """TD(lambda) targets of a row of transitions, [K] float64.
 
     y_t = r_t + gamma (1 - done_t) [(1 - lam) q_{t+1} + lam y_{t+1}]. A row that stops within a mission ends as if the
-    value behind it were 0.
+    value after it were 0.
 
     Args:
         reward, done: [K]; missions one after another, done = 1 at the last step of each.
@@ -817,7 +817,7 @@ def td_targets_original(
 
     It departs from `td_targets` in three ways: the first step of every mission but the first gets 0; the bootstrap
     value is left out where it would fall on the last step of a mission or of the row, and is read from the next mission
-    where it falls behind it; the weights of the full return do not add up to what TD(lambda) asks for.
+    where it falls after it; the weights of the full return do not add up to those of TD(lambda).
     """
     length = len(reward)
     target, returns = np.zeros(length), np.zeros(length)

@@ -3,7 +3,7 @@
 One actor and one critic shared by the team, with the network of the public code of Westheider et al. (arXiv
 2303.01150, `dmar-bonn/ipp-marl`): three valid convolutions that take 11 x 11 to 1 x 1, then two linear layers. The
 critic returns a value for every own action given the actions of the others, which gives the counterfactual advantage of
-COMA (Foerster et al. 2018, arXiv 1705.08926). A training step flies some missions one at a time, builds TD(lambda)
+COMA (Foerster et al. 2018, arXiv 1705.08926). A training step runs some missions one at a time, builds TD(lambda)
 targets once, and makes several passes over shuffled minibatches: the critic over all of them, then the actor over the
 same ones.
 
@@ -30,7 +30,7 @@ Batch = dict[str, Any]
 
 
 def require_torch() -> Any:
-    """The module torch, or a sentence that says how to get it."""
+    """Return the module torch; the error tells how to install it."""
     try:
         import torch
     except ImportError as error:
@@ -68,10 +68,10 @@ class TorchComa:
         width: features of every hidden layer.
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
         gamma, lam: discount and lambda of the targets.
-        minibatches: per pass over the data; a surplus that does not divide is dropped, anew in every pass.
+        minibatches: per pass over the data; a remainder is dropped, drawn anew in every pass.
         num_epochs: passes over the data of a training step.
         target_update_period: the target critic is refreshed in every training step (from 0) divisible by this.
-        tau: if given, the target critic follows the critic by this rate before every pass instead.
+        tau: if given, the target critic is updated at this rate before every pass instead.
         actor_loss: "masked": gradient of the masked policy that is sampled; "original": unmasked log-probability,
             weighted by the share of allowed actions.
         td_target: "td_lambda", or "original" for what the original system computes (its target critic stays as made).
@@ -141,7 +141,7 @@ class TorchComa:
         return self.mixed(self.actor(images), eps)
 
     def mixed(self, logits: "torch.Tensor", eps: float) -> "torch.Tensor":
-        """The same of logits [B, A]."""
+        """Return `policy` for logits [B, A]."""
         return (1.0 - eps) * self.torch.softmax(logits, dim=-1) + eps / self.num_actions
 
     def values(self, critic: "torch.nn.Module", states: "torch.Tensor") -> "torch.Tensor":
@@ -182,8 +182,8 @@ class TorchComa:
     def train_step(self, batch: Batch) -> dict[str, float]:
         """One training step on the missions of `batch`, see `collect` for its entries.
 
-        Two more are taken if they are there: log_prob [K, N], of the actions when they were chosen, and
-        entropy_weight, what the entropy of the masked policy without exploration counts.
+        Optional entries: log_prob [K, N], of the actions when they were chosen, and
+        entropy_weight, of the entropy of the masked policy without exploration.
 
         Returns:
             critic_loss, actor_loss, advantage_mean, advantage_std, log_prob: means over the minibatches of all passes.
@@ -204,7 +204,7 @@ class TorchComa:
         return {name: float(np.mean([row[name] for row in records if name in row])) for name in records[-1]}
 
     def build_run(self, batch: Batch) -> dict[str, "torch.Tensor"]:
-        """A batch as tensors with one flat axis of S samples: obs, state [S, C, 11, 11], action, mask, target."""
+        """Return a batch as tensors with a flat axis of S samples: obs, state [S, C, 11, 11], action, mask, target."""
         num_samples = np.asarray(batch["action"]).size
         state = np.asarray(batch["state"], dtype=np.float32)
         obs = np.asarray(batch["obs"], dtype=np.float32)
@@ -242,7 +242,7 @@ class TorchComa:
     def data_pass(
         self, data: dict[str, "torch.Tensor"], index: np.ndarray, eps: float, train_actor: bool = True
     ) -> list[dict[str, float]]:
-        """The critic over all minibatches [M, size] of flat indices, then the actor over the same; a record of each."""
+        """Train the critic on all minibatches [M, size] of flat indices, then the actor; return a record of each."""
         minibatches = [{name: values[self._tensor(rows)] for name, values in data.items()} for rows in index]
         records, values = [], []
         for minibatch in minibatches:
@@ -254,7 +254,7 @@ class TorchComa:
         return records
 
     def critic_update(self, minibatch: dict[str, "torch.Tensor"]) -> tuple[float, "torch.Tensor"]:
-        """One Adam step on the mean squared error of the taken action's value.
+        """Make one Adam step on the mean squared error of the taken action's value.
 
         Returns:
             The loss, and the values [size, A] on the minibatch after the step, which serve the actor.
@@ -269,7 +269,7 @@ class TorchComa:
             return loss.item(), self.values(self.critic, minibatch["state"])
 
     def actor_update(self, minibatch: dict[str, "torch.Tensor"], q: "torch.Tensor", eps: float) -> dict[str, float]:
-        """One Adam step on the policy gradient with the counterfactual advantage from values q [size, A]."""
+        """Make one Adam step on the policy gradient with the counterfactual advantage from values q [size, A]."""
         action, mask = minibatch["action"][:, None], minibatch["mask"]
         logits = self.actor(minibatch["obs"])
         pi = self.mixed(logits, eps)
@@ -308,12 +308,12 @@ class TorchComa:
     def advantage(
         self, masked: "torch.Tensor", q: "torch.Tensor", minibatch: dict[str, "torch.Tensor"]
     ) -> "torch.Tensor":
-        """[B]: what the action was worth, less the mean value under the masked policy (bounded below by 1e-5)."""
+        """[B]: value of the action minus the mean value under the masked policy (bounded below by 1e-5)."""
         taken = q.gather(1, minibatch["action"][:, None])[:, 0] if self.worth == "critic" else minibatch["target"]
         return taken - (masked.clamp(min=1e-5) * q * minibatch["mask"]).sum(dim=1)
 
     def _follow(self) -> None:
-        """Soft update of the target critic, if asked for."""
+        """Update the target critic softly, if `tau` is given."""
         if self.tau is None or self.td_target == "original":
             return
         with self.torch.no_grad():
@@ -342,7 +342,7 @@ class TorchComa:
 def collect(
     learner: TorchComa, settings: Settings, rng: np.random.Generator, missions: int, eps: float
 ) -> tuple[Batch, dict[str, float]]:
-    """Fly missions one after another.
+    """Run missions one after another.
 
     Returns:
         The batch: obs [K, N, 11, 11, 7], state [K, N, 11, 11, 12] float32, action [K, N] int64, mask [K, N, A] bool,
@@ -370,7 +370,7 @@ def collect(
 def training(
     learner: TorchComa, settings: Settings, missions_per_step: int = 50, seed: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Train without end; yields losses and mean mission metrics of each training step.
+    """Train forever; yields losses and mean mission metrics of each training step.
 
     `itertools.islice(training(...), 1500)` makes the published number of steps.
     """
@@ -381,5 +381,5 @@ def training(
 
 
 def greedy_policy(learner: TorchComa) -> Any:
-    """The learner's most probable allowed actions, as a policy for `oracle_baselines.fly`."""
+    """Return the greedy policy of a learner, for `baselines.fly`."""
     return lambda mission: learner.fly_step(mission, mission.observe(), greedy=True)[0]

@@ -1,8 +1,8 @@
-"""Reach in float64 NumPy, written apart from `envs_jax.reach`: 3 x 3 matrices in the world frame, plain solves.
+"""Reach in float64 NumPy, independent of `envs_jax.reach`: 3 x 3 matrices in the world frame, plain solves.
 
-The mass matrix is the sum over links of what their Jacobians carry, the bias comes from accelerations of centres of
-mass, the active limits are searched until they stay. It shares the data file with the JAX side, and nothing else.
-E arms are stepped at once (leading axis); E = 1 is how the system that is replaced steps.
+The mass matrix is a sum over links through their Jacobians, the bias comes from accelerations of centres of mass, the
+active limits are iterated to a fixed point. It shares nothing with the JAX side but the data file.
+E arms are stepped at once (leading axis); E = 1 is how the original system steps.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ TARGET_ROTATION = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
 
 @functools.cache
 def constants() -> dict[str, Any]:
-    """The data file."""
+    """Return the data file."""
     return json.loads(resources.files("envs_jax.reach").joinpath("sawyer_reach_constants.json").read_text())
 
 
@@ -40,7 +40,7 @@ class Frames:
 
 
 def frames(q: np.ndarray) -> Frames:
-    """Of joint values float64[E, 9]."""
+    """Compute the frames of joint values float64[E, 9]."""
     number = len(q)
     rotation, origin = np.zeros((number, 9, 3, 3)), np.zeros((number, 9, 3))
     for i, link in enumerate(constants()["links"]):
@@ -81,7 +81,7 @@ def opening(q: np.ndarray) -> np.ndarray:
 
 
 def _moves(i: int) -> list[int]:
-    """The joints that move link i."""
+    """Return the joints that move link i."""
     chain = []
     while i >= 0:
         chain.append(i)
@@ -235,7 +235,7 @@ def reward_v1(tool: np.ndarray, point: np.ndarray, tool_before: np.ndarray) -> n
 
 @dataclasses.dataclass
 class Arms:
-    """E episodes of reach: state and what is seen of it.
+    """E episodes of reach: state and observation.
 
     Args:
         puck, goal: float64[E, 3].
@@ -261,7 +261,7 @@ class Arms:
         self._last = self._frame()
 
     def _frame(self) -> np.ndarray:
-        """[E, 18]: what is seen of this moment."""
+        """[E, 18]: the observed frame of this step."""
         puck = self.puck + np.array([0, 0, SINK_MM[min(self.t, len(SINK_MM) - 1)] / 1000])
         turn = [0.0, 0.0, 0.0, 1.0] if self.t else constants()["reset"]["puck_quat_xyzw_in_first_observation"]
         rest = np.tile([*turn, *[0.0] * 7], (len(self.q), 1))

@@ -2,7 +2,7 @@
 
 It follows the worker of the collective-learning pipeline for Meta-World, with one task: soft actor-critic (Haarnoja et
 al. 2018, arXiv 1812.05905) with twin critics and a learned temperature, a ring of steps on the host, one batch per
-update. Episodes end by their length alone, so that every step bootstraps.
+update. Episodes are only truncated, so that every step bootstraps.
 
 PyTorch is imported when a learner is made. Letters: M steps of a batch, D values of an observation, n numbers of an
 action.
@@ -44,8 +44,8 @@ class TorchSac(ReplayLearner):
         actor_lr, critic_lr, alpha_lr: learning rates of the three Adam optimisers.
         adam_epsilon: of all three.
         gamma, tau: discount; share of the critics in each update of their targets.
-        initial_alpha, target_entropy: temperature at the start; entropy that it aims at.
-        tasks: how many there are, each with a temperature of its own.
+        initial_alpha, target_entropy: initial temperature; target of the entropy.
+        tasks: number of tasks, each with a temperature of its own.
         actor_freq, target_freq: updates per step of actor and temperature, and of the targets.
         batch_size, buffer_size: M; steps that the replay holds.
         seed: of the initial weights, of acting and of batches.
@@ -112,15 +112,15 @@ class TorchSac(ReplayLearner):
     # ---- learning
 
     def train_step(self) -> dict[str, float]:
-        """One update on a batch of stored steps."""
+        """Make one update on a batch of stored steps."""
         return self.update(self.draw(self.batch_size, replace=True))
 
     def update(self, batch: Batch, noise: np.ndarray | None = None) -> dict[str, float]:
-        """Critics; actor and temperature, where they are due; targets, where they are.
+        """Update the critics; actor and temperature, and targets, where due.
 
         Args:
             batch: float32 arrays observation and next [M, D], action [M, n], reward [M]; and, if they are there,
-                discount [M], what the next value counts instead of gamma; weight [M] of each step for the critics,
+                discount [M] of the next value instead of gamma; weight [M] of each step for the critics,
                 where the actor skips those with 0; task int64[M].
             noise: [M, 2, n] of the next actions and of the actor's, drawn unless given.
 
@@ -158,7 +158,7 @@ class TorchSac(ReplayLearner):
     def _actor_step(
         self, observation: "torch.Tensor", noise: "torch.Tensor", task: "torch.Tensor", used: "torch.Tensor"
     ) -> dict[str, float]:
-        self.critic.requires_grad_(False)  # their gradients would be thrown away
+        self.critic.requires_grad_(False)  # their gradients are not used
         action, log_prob = self.sample(observation, noise)
         alpha = self.log_alpha.exp()[task]
         value = self.values(self.critic, observation, action).amin(0)

@@ -31,7 +31,7 @@ def choose(
 
     * 0: uniform at random.
     * 1: the direction that comes closest to the bean, whatever is in the way.
-    * 2: the same among the directions that are not blocked, else up; beans that an earlier snake chose are left to it.
+    * 2: as 1 among the directions that are not blocked, else up; beans that an earlier snake chose are left to it.
     * 3: the smallest distance, where a blocked direction counts 5 cells more.
     * 4: as 2, but without leaving beans to each other.
     * "evasion": as 1, among the safe directions if there are any; see `safe_directions`.
@@ -44,7 +44,7 @@ def choose(
         level: one of LEVELS.
         rng: for level 0.
         exclusive_beans: the levels 3, 4 and evasion leave beans to each other as 2 does; not the published players.
-        ghosts: bodies that the players see instead of the true ones, under the beans: the published trainer's defect
+        ghosts: bodies that the players observe instead of the true ones, under the beans: the published trainer's bug
             until December 2021, where they are `Game.ghosts`.
     """
     if level not in LEVELS:
@@ -91,7 +91,7 @@ def safe_directions(head: Cell, bodies: Collection[Cell], settings: Settings) ->
     """Directions that are not blocked and from where a way leads on.
 
     Taken in the order up, down, left, right, each claims the free cells around its cell; one that finds them all
-    claimed does not count as safe, although nothing is wrong with it.
+    claimed does not count as safe, though it may be.
     """
     claimed: set[Cell] = set()
     safe = []
@@ -107,7 +107,7 @@ def safe_directions(head: Cell, bodies: Collection[Cell], settings: Settings) ->
 
 
 def scripted(level: int | str, exclusive_beans: bool = False, stale: bool = False) -> Policy:
-    """A level as a policy; it takes the random numbers of the game, and sees its ghosts if `stale`."""
+    """A level as a policy; it takes the random numbers of the game, and observes its `ghosts` if `stale`."""
 
     def policy(game: Game, side: int) -> list[int]:
         rng, ghosts = game.rng if level == 0 else None, game.ghosts if stale else None
@@ -117,7 +117,7 @@ def scripted(level: int | str, exclusive_beans: bool = False, stale: bool = Fals
 
 
 def play(game: Game, policies: Sequence[Policy]) -> np.ndarray:
-    """Play a game to its end, one policy per side; sums of engine rewards [teams] int."""
+    """Play a game to its end, one policy per side; team scores [teams] int."""
     while not game.done:
         game.step([action for side, policy in enumerate(policies) for action in policy(game, side)])
     return game.totals.reshape(game.settings.teams, game.settings.team_size).sum(axis=1)

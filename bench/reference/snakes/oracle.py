@@ -3,9 +3,9 @@
 Snakes of two teams move on a torus, eat beans and die by running into a body; a dead snake starts again, with three
 cells, where a fixed search finds room. The game, its observations and its rewards are those of the public repositories
 `jidiai/Competition_3v3snakes` (engine, 26 values, original reward) and `zhizhengzhao/snake` (30 and 35 values, rewards
-v1.1 and plus), whose rules, published defects included, are restated here and implemented anew.
+v1.1 and plus), whose rules, published defects included, are restated here and reimplemented.
 
-A body is a list of cells and a board is what the lists say: written for clarity, and as a fair baseline for speed. It
+A body is a list of cells: written for clarity, and as a fair baseline for speed. It
 serves as the oracle of the tests of the JAX environment and as the one-game-at-a-time system that is compared with it.
 
 Conventions: a cell is (row, column), rows counted downwards; directions and actions are 0 up, 1 down, 2 left, 3 right,
@@ -42,7 +42,7 @@ class Settings:
         num_beans: B, the number of beans that a refill aims at.
         max_step: steps of a game.
         teams: 2 (the first and the second half of the snakes) or 1 (everyone for itself).
-        fixed_respawn: respawned bodies are connected and never look into their own neck; not the published game.
+        fixed_respawn: respawned bodies are connected and never face their own neck; not the published game.
     """
 
     height: int = 10
@@ -89,7 +89,7 @@ CONFIGURATIONS = {
 
 @dataclass
 class State:
-    """All that the rules depend on; functions return new states and leave the given ones alone.
+    """State of the rules; functions return new states and do not change the given ones.
 
     Attributes:
         bodies: the cells of each snake, head first; empty for a snake that could not respawn.
@@ -110,11 +110,11 @@ class State:
 
 @dataclass
 class Outcome:
-    """What a step without its draws leads to.
+    """Result of a step without its draws.
 
     Attributes:
-        state: afterwards, with the beans that were left over and no new ones.
-        rewards: engine reward of each snake.
+        state: after the step, with the remaining beans and no new ones.
+        rewards: change of each snake's game score.
         hit: whether each snake died.
         done: whether the game is over.
         fallen: the bodies of those that died, as the move left them.
@@ -154,7 +154,7 @@ def reset(settings: Settings, rng: np.random.Generator) -> State:
 
 
 def resolve(actions: Integers, directions: Integers, rng: np.random.Generator) -> list[int]:
-    """[n] directions taken: the actions, but for reversals one of the three other directions at random."""
+    """[n] directions taken: the actions, with reversals replaced by one of the three other directions at random."""
     resolved = []
     for action, direction in zip(actions, directions, strict=True):
         others = [d for d in DIRECTIONS if d != direction ^ 1]
@@ -163,10 +163,10 @@ def resolve(actions: Integers, directions: Integers, rng: np.random.Generator) -
 
 
 def advance(state: State, resolved: Integers, settings: Settings) -> Outcome:
-    """The step's part that is free of chance: moves, meals, collisions, rewards, respawns, the end.
+    """Make the deterministic part of a step: moves, meals, collisions, rewards, respawns, the end.
 
-    A snake is hit if the cell of its new head holds any other segment, once all have moved: then it is paid 3 less its
-    length before the step, otherwise 1 for a meal. A bean goes to the lowest index that reaches it.
+    A snake is hit if the cell of its new head holds any other segment, once all have moved: then its reward is 3 minus
+    its length before the step, otherwise 1 for a meal. A bean goes to the lowest index that reaches it.
 
     Args:
         state: before the step.
@@ -266,7 +266,7 @@ def refill(state: State, settings: Settings, rng: np.random.Generator) -> State:
 
 
 def check_resolved(resolved: Integers, actions: Integers, directions: Integers) -> None:
-    """Raises ValueError where `resolve` could not have led from the actions to these directions; all [n]."""
+    """Raise ValueError where `resolve` could not have led from the actions to these directions; all [n]."""
     for i, (taken, action, direction) in enumerate(zip(resolved, actions, directions, strict=True)):
         reversal = action == direction ^ 1
         if taken not in DIRECTIONS or (taken == action) == reversal:
@@ -274,7 +274,7 @@ def check_resolved(resolved: Integers, actions: Integers, directions: Integers) 
 
 
 def check_new_beans(new: Sequence[Cell], state: State, settings: Settings) -> None:
-    """Raises ValueError where `refill` could not have added these beans."""
+    """Raise ValueError where `refill` could not have added these beans."""
     if len(new) != missing_beans(state, settings):
         raise ValueError(f"{len(new)} new beans, {missing_beans(state, settings)} are missing.")
     if len(set(new)) < len(new) or not state.occupied().isdisjoint(new):
@@ -285,9 +285,9 @@ class Game:
     """One game from reset to its end.
 
     Attributes:
-        state: what the players see before they choose.
-        rewards, hit: [n] int and bool, engine rewards and deaths of the last step.
-        totals: [n] int, engine rewards since the reset.
+        state: the state before the players choose.
+        rewards, hit: [n] int and bool, changes of the game score and deaths of the last step.
+        totals: [n] int, game scores since the reset.
         done: whether the game is over.
         ghosts: bodies of the snakes that have died since the reset, as the first fatal move left them.
     """
@@ -295,9 +295,9 @@ class Game:
     def __init__(
         self, settings: Settings | None = None, rng: np.random.Generator | None = None, state: State | None = None
     ):
-        """Starts from `state`, or from a reset drawn from `rng`.
+        """Start from `state`, or from a reset drawn from `rng`.
 
-        Steps draw from `rng` too, unless they are told the outcomes of their draws.
+        Steps draw from `rng` too, unless they are given the outcomes of their draws.
         """
         self.settings = settings or Settings()
         self._rng = rng
@@ -354,7 +354,7 @@ class Game:
     def shaped(self, variant: str = "original", side: int = 0) -> np.ndarray:
         """Rewards [A] float64 of the last step for the team of a side; see `shaped_rewards`.
 
-        By "score" a team gets the sum of its engine rewards minus that of the other team.
+        With "score" a team gets the change of its score minus that of the other team.
         """
         team = self.settings.team(side)
         if variant == "score" and self.settings.teams == 2:
@@ -381,7 +381,7 @@ def code_map(state: State, settings: Settings) -> np.ndarray:
 
 
 def relabelled(state: State, settings: Settings, side: int) -> State:
-    """The state as the team of a side sees it: its snakes first, the others after them."""
+    """Return the state from a team's side: its snakes first, the others after them."""
     first = settings.team(side).start
     return replace(
         state,
@@ -400,12 +400,12 @@ def wrapped(difference: int, size: int) -> int:
 def observe(state: State, settings: Settings, layout: str = "26", side: int = 0) -> np.ndarray:
     """Observations [A, D] float32 of the snakes of a team, one row each; nothing is normalised.
 
-    Cells are absolute (row, column); beans in list order, missing ones 0; "others" in index order; the second side sees
-    the snakes relabelled. A snake off the board has a row of zeros, and zeros in the rows of the others.
+    Cells are absolute (row, column); beans in list order, missing ones 0; "others" in index order; for the second side
+    the snakes are relabelled. A snake off the board has a row of zeros, and zeros in the rows of the others.
 
     * "26": head, codes around it (up, down, left, right), beans, heads of the others: 6 + 2 B + 2 (n - 1) values.
     * "30": head, codes, two nearest beans, threats of the first two others, beans, 0, 0, heads of the first two others.
-      For every controlled snake these two are its own team-mates.
+      For every controlled snake these two are its own teammates.
     * "35": head, codes, beans, two nearest beans, length / 20, heads of the others, threats of snakes 3 and 4.
 
     The last two exist for six snakes and five beans only.
@@ -478,7 +478,7 @@ def _threat(state: State, settings: Settings, head: Cell, k: int) -> float:
 
 
 def lead_code(done: bool, own: int, other: int) -> int:
-    """Who leads: 0 level; at the end 1 the own team, 2 the other; before it 3 and 4. From sums of engine rewards."""
+    """Lead code: 0 level; at the end 1 the own team, 2 the other; before it 3 and 4. From game scores."""
     if own == other:
         return 0
     return (1 if own > other else 2) + (0 if done else 2)
@@ -493,22 +493,22 @@ def shaped_rewards(
 ) -> np.ndarray:
     """Rewards [len(snakes)] float64 of a step, for the learner.
 
-    With r the engine reward and m the plain (not wrapped) distance of the head to the nearest bean after the step, 0
-    without beans; "base" is a bonus by lead code:
+    With r the change of the game score and m the plain (not wrapped) distance of the head to the nearest bean after the
+    step, 0 without beans; "base" is a bonus by lead code:
 
     * "original": base + (20 if r > 0; else -m, and 10 less if r < 0).
     * "plus": the original, + 0.1 / (m + 1) if r <= 0, + 0.1 if r >= 0, + 0.05 if r > 0.
-    * "v1.1": base' + 30 if r > 0, + (0.1 if r < 0 else -50), the published inversion of what was meant.
+    * "v1.1": base' + 30 if r > 0, + (0.1 if r < 0 else -50), the sign is inverted as published.
     * "v1.1_fixed": base' + 30 if r > 0, + (-50 if the snake died else 0.1).
-    * "score": r; two teams are paid by `Game.shaped`.
+    * "score": r; for two teams see `Game.shaped`.
 
-    All but "score" pay nothing to a snake that could not respawn.
+    All but "score" are 0 for a snake that could not respawn.
 
     Args:
         state: after the step, new beans and respawned heads included.
-        rewards, hit: [n] engine rewards and deaths of the step.
+        rewards, hit: [n] changes of the game score and deaths of the step.
         code: of the team, from `lead_code`.
-        snakes: whose rewards are wanted.
+        snakes: indices of the rewarded snakes.
     """
     if variant not in REWARDS:
         raise ValueError(f"unknown reward {variant!r}; use one of {REWARDS}.")

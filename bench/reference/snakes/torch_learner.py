@@ -3,7 +3,7 @@
 It follows the trainer of jidiai/Competition_3v3snakes: one actor and one critic shared by the team, the softmax vector
 of the actor as a continuous action (Lillicrap et al. 2016, arXiv 1509.02971) from which the game's action is drawn, a
 ring of steps on the host, one batch per update. BiCNet (Peng et al. 2017, arXiv 1703.10069) puts an LSTM over the
-snakes of a team behind the first layer of both networks.
+snakes of a team after the first layer of both networks.
 
 PyTorch is imported when a learner is made. Letters: M steps of a batch, A snakes of a team, D values of an observation,
 n actions.
@@ -104,7 +104,7 @@ class TorchDdpg(ReplayLearner):
     def act(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [A] int64 drawn in proportion to the vector [A, n] float32, which is kept for the replay.
 
-        The vector is the actor's softmax, or with chance epsilon one of uniform numbers for the whole team.
+        The vector is the actor's softmax, or with probability epsilon one of uniform numbers for the whole team.
         """
         if self.rng.random() > self.epsilon:
             with self.torch.no_grad():
@@ -119,15 +119,15 @@ class TorchDdpg(ReplayLearner):
     # ---- learning
 
     def train_step(self) -> dict[str, float] | None:
-        """One update on a batch of different stored steps; None while there are fewer than M."""
+        """Make one update on a batch of different stored steps; None while there are fewer than M."""
         return None if self.filled < self.batch_size else self.update(self.draw(self.batch_size, replace=False))
 
     def update(self, batch: Batch) -> dict[str, float]:
-        """Critic, then actor, then both targets.
+        """Update critic, then actor, then both targets.
 
         Args:
             batch: float32 arrays observation and next [M, A, D], vector [M, A, n], reward [M, A], done [M]; and, if
-                they are there, discount [M], what the next value counts instead of gamma (1 - done); weight [M] of each
+                they are there, discount [M] of the next value instead of gamma (1 - done); weight [M] of each
                 step for the critic, where the actor skips those with 0; mask and next_mask [M, A, n], 1 where an
                 action is open. With `expected`, vector is 1 at the action taken.
 
@@ -172,7 +172,7 @@ class TorchDdpg(ReplayLearner):
         return self.softmax(forward(actor, observation), mask)
 
     def softmax(self, logits: "torch.Tensor", mask: "torch.Tensor | None") -> "torch.Tensor":
-        """The same of logits."""
+        """Return `policy` for logits."""
         return self.torch.softmax(logits if mask is None else logits.masked_fill(mask == 0, -1e9), -1)
 
     def value(

@@ -15,7 +15,7 @@ backend is a module with three functions,
     tile(n) -> (rows, columns)                              see `Mapper.tile`
 
 `dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs.
-`pallas` sweeps whole maps in three kernels: for GPUs. Maps that one backend made are not for another. `types` is what
+`pallas` sweeps whole maps in three kernels: for GPUs. Backends cannot read each other's maps. `types` is what
 they share, `fixed_point` how sums over cells are kept.
 """
 
@@ -30,7 +30,7 @@ BACKENDS = ("auto", *_BACKENDS)
 
 
 def choose(name: str, q: int, batched: bool) -> ModuleType:
-    """Return the backend of a name in BACKENDS for maps of resolution q.
+    """Return the map backend of a name in BACKENDS for maps of resolution q.
 
     "auto" takes windows for large maps on CPUs, else dense. Single copies may be vmapped, where windows lose their
     branches: they get dense maps, too.

@@ -1,4 +1,4 @@
-"""The reference backend: whole maps, plain array code, everything computed anew at every update.
+"""The reference backend: whole maps, plain array code, everything recomputed at every update.
 
 Cells are elementwise work and are kept in one flat axis of n * n cells wherever rows and columns do not matter, so that
 loops fill whole vector registers. On CPUs the work is cut into stages (see `stages`), and copies are processed in
@@ -20,7 +20,7 @@ _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
 
 def tile(n: int) -> tuple[int, int]:
-    """Maps are stored as they are."""
+    """Return a tile of one cell: maps are stored without padding."""
     del n
     return 1, 1
 
@@ -48,9 +48,9 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Repo
 
 
 def _changes(mapper: Mapper, survey: Survey) -> Array:
-    """dtype[A + 1, n, n]: what each agent's readings add to a map, 0 (and only there) outside its clipped footprint.
+    """dtype[A + 1, n, n]: the sum of each agent's readings for a map, 0 outside its clipped footprint and only there.
 
-    The last row is 0: nobody measures for the team's map alone.
+    The last row, the team's, is 0.
     """
     n, agents = mapper.n, mapper.num_agents
     rows = jnp.arange(n, dtype=jnp.int32)[:, None]
@@ -68,7 +68,7 @@ def _changes(mapper: Mapper, survey: Survey) -> Array:
 
 
 def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
-    """New beliefs dtype[A + 1, n * n] from the old ones."""
+    """Return new beliefs dtype[A + 1, n * n] from the old ones."""
     storage, agents = mapper.storage, mapper.num_agents
     heard = survey.received & ~jnp.eye(agents, dtype=jnp.bool_)
     heard = jnp.concatenate([heard, jnp.ones((1, agents), jnp.bool_)])

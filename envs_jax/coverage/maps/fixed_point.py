@@ -1,7 +1,6 @@
 """Sums over the cells of a map, in fixed point and in counts.
 
-They do not depend on the order of the summands, and a sum that is changed step by step equals one that is computed
-anew.
+They do not depend on the order of the summands, and a sum updated step by step equals a recomputed one.
 """
 
 import functools
@@ -16,7 +15,7 @@ _LOW_BITS = 12
 
 
 def largest_divisor(cells: int, limit: int) -> int:
-    """The largest divisor of a number of cells that does not exceed `limit`; 1 if the limit is smaller still."""
+    """Return the largest divisor of a number of cells that does not exceed `limit`, at least 1."""
     return max(length for length in range(1, max(limit, 1) + 1) if cells % length == 0)
 
 

@@ -1,12 +1,12 @@
-"""The GPU backend: kernels written by hand (Pallas, Triton back end), each map read and written once per update.
+"""The GPU backend: Pallas kernels (Triton back end) that read and write each map once per update.
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
-and adds up what is read from the new map: the sums over its cells in each of the 11 x 11 blocks that it overlaps and,
-of the team's map, the sums of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
-readings. To add up the strips is left to plain array code.
+and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
+for the team's map, those of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
+readings. Plain array code adds up the strips.
 
-Maps are stored with rows and columns added up to whole tiles (`tile`); these cells are never measured nor counted. On
-CPUs the kernels are interpreted, program after program: right for tests, too slow for anything else.
+Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
+CPUs the kernels are interpreted, program after program: for tests only.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _SUMS = 10
 
 
 def tile(n: int) -> tuple[int, int]:
-    """Rows and columns of a tile of maps of side n."""
+    """Return rows and columns of a tile of maps of side n."""
     return _ROWS, min(_COLUMNS, 1 << (n - 1).bit_length())
 
 
@@ -74,11 +74,11 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
     return jax.lax.platform_dependent(*arrays, cpu=cpu, default=gpu)
 
 
-# What programs are told
+# Arguments of programs
 
 
 def _words(mapper: Mapper, survey: Survey) -> Array:
-    """int32[...]: everything small of one copy, see `_Copy`."""
+    """int32[...]: all of one copy but its maps, see `_Copy`."""
     positions, agents = survey.positions, mapper.num_agents
     level = positions[:, 2]
     box = world.footprint(positions, mapper.q)
@@ -112,7 +112,7 @@ def _words(mapper: Mapper, survey: Survey) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """The words of one copy as a program sees them; agents and maps may be traced numbers."""
+    """The words of one copy in a program; agents and maps may be traced numbers."""
 
     mapper: Mapper
     words: Any
@@ -139,7 +139,7 @@ class _Copy:
         return Terrain(rows, columns, word[8] != 0, (), jnp.int32(0))
 
     def gains(self, agent: Any) -> tuple[Array, Array]:
-        """dtype[]: what a reading "class 0" and "class 1" adds."""
+        """dtype[]: the summands of a reading "class 0" and "class 1"."""
         storage = self.mapper.storage
 
         def decode(word: Array) -> Array:
@@ -157,7 +157,7 @@ class _Copy:
 
 
 def _whole_maps(mapper: Mapper, survey: Survey) -> tuple[Array, ...]:
-    """What there is of ground truth bits uint8 and of recorded readings int8, with rows and columns of whole tiles."""
+    """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
     rows, columns = mapper.shape
     found = []
     if not isinstance(survey.terrain.bits, tuple):
@@ -196,9 +196,9 @@ def _spans(n: int, length: int) -> int:
 def _sweep(
     mapper: Mapper, team: bool, words: Array, beliefs: Array, *whole: Array, interpret: bool
 ) -> tuple[Array, ...]:
-    """Beliefs with the team's map or the others brought up to date, in place, and what is read from these M maps.
+    """Update beliefs, the team's map or the others, in place, and return them with sums over these M maps.
 
-    That is float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns, and, of
+    These are float32[B, M, 11, tiles * spans], sums over cells by block of rows and by tile and block of columns; of
     the team's map, int32[B, tiles, 10], the sums of each strip.
     """
     n, copies = mapper.n, words.shape[0]
@@ -237,7 +237,7 @@ def _sweep(
 
 
 def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *references: Any) -> None:
-    """A strip of columns of one map from top to bottom, tile by tile: update, then add up what is read from it."""
+    """Update a strip of columns of one map from top to bottom, tile by tile, and compute its sums."""
     inputs = len(references) - (3 if team else 2)
     bits = [reference for reference in references[:inputs] if len(reference.shape) == 2]
     readings = [reference for reference in references[:inputs] if len(reference.shape) == 3]
@@ -252,7 +252,7 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
 
     def one_tile(i: Array, state: Any) -> Any:
         old, read, added = state
-        following = load(jnp.minimum(i + 1, down - 1))  # on its way while this tile is worked on
+        following = load(jnp.minimum(i + 1, down - 1))  # prefetched
         row = i * shape[0]
         here = pl.ds(row, shape[0])
         cells = _cells(shape, row, column)
@@ -285,7 +285,7 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
 
 
 def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
-    """A tile after the measurement of agent `own` and the messages of this time, see the package; None is the team."""
+    """Return a tile after the measurement of agent `own` (None: the team) and this time's messages, see the package."""
     storage, agents = mapper.storage, mapper.num_agents
 
     def enter(agent: Any, whole_map: bool, state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -335,7 +335,7 @@ class _Resized:
         return jax.lax.div(LATTICE * cell, jnp.int32(self.n))
 
     def add(self, state: Any, row: Array, rows: Array, values: Array) -> Any:
-        """The state with a tile that starts at `row`."""
+        """Return the state with a tile that starts at `row` added."""
         first = self.first(row)
 
         def begin(block: Array, state: Any) -> Any:
@@ -354,7 +354,7 @@ class _Resized:
         return state
 
     def write(self, sums: Array, block: Array) -> None:
-        """Write what a block of rows came to."""
+        """Write the sums of a block of rows."""
         line, left = self.column + jax.lax.iota(jnp.int32, self.shape[1]), self.first(self.column)
         sums = jnp.sum(sums, axis=0)
         for k in range(_spans(self.n, self.shape[1])):
@@ -370,7 +370,7 @@ def _fixed(values: Array) -> Array:
 
 
 def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Array, counted: Array) -> Any:
-    """Cell-by-cell sums over the tiles of a strip of the team's map: three fixed-point numbers, and four counts."""
+    """Add a tile of the team's map to a strip's cell-by-cell sums: three fixed-point numbers, and four counts."""
     storage = mapper.storage
     weight = jnp.where(counted, storage.weight(new, mapper.weights.relative), 0.0)
     entropy_old = entropy_of_log_odds(storage.log_odds(old))
@@ -385,7 +385,7 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
 
 
 def _write_sums(added: Any, sums: Any) -> None:
-    """Sums over the cells: three pairs (see `fixed_point.total`), then the counts as in `Sums`."""
+    """Write the sums over the cells: three pairs (see `fixed_point.total`), then the counts as in `Sums`."""
     for k, cells in enumerate(added[:3]):
         sums[2 * k], sums[2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
     for k in range(4):
@@ -393,7 +393,7 @@ def _write_sums(added: Any, sums: Any) -> None:
 
 
 def _resized(mapper: Mapper, blocks: Array) -> Array:
-    """float32[B, M, 11, 11] from what strips came to."""
+    """float32[B, M, 11, 11] from the sums of the strips."""
     n, columns = mapper.n, tile(mapper.n)[1]
     starts = np.arange(mapper.shape[1] // columns) * columns
     block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
@@ -402,7 +402,7 @@ def _resized(mapper: Mapper, blocks: Array) -> Array:
 
 
 def _add_up(strips: Array) -> tuple[Sums, Array]:
-    """Sums over the team's map and `Report.before` from those of its strips int32[tiles, 10]."""
+    """Return `Sums` of the team's map and `Report.before` from those of its strips int32[tiles, 10]."""
     sums = jnp.sum(strips, axis=0)
     return Sums(weighted=carry(sums[0:2]), interest=carry(sums[2:4]), counts=sums[6:10]), carry(sums[4:6])
 

@@ -1,4 +1,4 @@
-"""What all map backends share: what they are told, what they keep and what they report."""
+"""Types that all map backends share: their inputs, maps and reports."""
 
 import dataclasses
 
@@ -14,14 +14,14 @@ from envs_jax.coverage.terrain import Terrain
 
 @dataclasses.dataclass(frozen=True)
 class Mapper:
-    """What a backend must know beforehand.
+    """Static settings of a map backend.
 
     Attributes:
         q: cells along a footprint edge at the lowest altitude.
         num_agents: A.
         storage: how log-odds are stored.
         weights: importance of cells in the reward.
-        tile: maps are stored with rows and columns added up to multiples of these, which one backend alone needs.
+        tile: maps are padded to multiples of these rows and columns; one backend alone needs it.
     """
 
     q: int
@@ -36,7 +36,7 @@ class Mapper:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of a map as it is stored."""
+        """Rows and columns of a stored map."""
         rows, columns = (-(-self.n // size) * size for size in self.tile)
         return rows, columns
 
@@ -65,7 +65,7 @@ class Sums:
     Attributes:
         weighted: int32[2], weighted entropy w(p) H(p), in units of the largest weight.
         interest: int32[2], entropy H(p) of cells whose true class is 1.
-        counts: int32[4], cells predicted as class 1, rightly predicted as class 1, ever seen, ever seen of class 1.
+        counts: int32[4], cells predicted as class 1, correctly so, ever observed, ever observed of class 1.
     """
 
     weighted: Array
@@ -78,8 +78,8 @@ class Excess:
     """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only.
 
     Attributes:
-        cells: bool[A + 1], whether a map has any.
-        probability: float32[A + 1, 11, 11], what they add to the resized probabilities beyond the clip.
+        cells: bool[A + 1], maps that have any.
+        probability: float32[A + 1, 11, 11], their share in the resized probabilities beyond the clip.
     """
 
     cells: Array
@@ -88,14 +88,14 @@ class Excess:
 
 @pytree
 class Maps:
-    """All maps of one copy and what is known of them.
+    """All maps of one copy, and values derived from them.
 
     Attributes:
         beliefs: int16 or float32 [A + 1, n, n], stored log-odds: local maps in the order of the agents, the
-            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is never seen.)
+            team's last. ([A + 1, *Mapper.shape]: what lies beyond n is padding.)
         probability: float32[A + 1, 11, 11], area-resized probabilities.
         sums: of the team map.
-        excess: what a backend wants to remember beside.
+        excess: the clip's bookkeeping of one backend.
     """
 
     beliefs: Array
@@ -106,7 +106,7 @@ class Maps:
 
 @pytree
 class Report:
-    """What an update says beside the new maps.
+    """By-products of an update.
 
     Attributes:
         measured: float32[A, 11, 11], every agent's own reading on its unclipped footprint, +1 for class 1, -1 for class
@@ -120,7 +120,7 @@ class Report:
 
 
 def empty(mapper: Mapper, terrain: Terrain) -> Maps:
-    """Maps before the first measurement, at the start of a mission over `terrain`."""
+    """Return the maps before the first measurement, at the start of a mission over `terrain`."""
     maps, n, storage = mapper.num_agents + 1, mapper.n, mapper.storage
     prior = jnp.full((), storage.unseen)
     entropy = storage.entropy(prior)

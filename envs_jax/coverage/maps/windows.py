@@ -1,13 +1,13 @@
-"""The CPU backend for large maps: it touches footprints only.
+"""The CPU backend for large maps: it updates footprints only.
 
 Copies, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
-static size, and a message that was not received costs nothing. Maps are changed in place. What is read from them is
-kept as running values: a resized map changes by A_rows (p' - p) A_columns^T over a window, the sums of the team's map
+static size, and a message that was not received costs nothing. Maps are changed in place. Resized maps and sums are
+running values: a resized map changes by A_rows (p' - p) A_columns^T over a window, the sums of the team's map
 by the cells of the footprints, each counted once.
 
 Fusing clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per map tells
-whether there is anything to do; resized probabilities are kept apart for the clipped map and for what lies beyond the
-clip (`types.Excess`), so that clipping need not look at probabilities again.
+whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond the
+clip (`types.Excess`), so that clipping need not compute probabilities again.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def tile(n: int) -> tuple[int, int]:
-    """Maps are stored as they are."""
+    """Return a tile of one cell: maps are stored without padding."""
     del n
     return 1, 1
 
@@ -46,7 +46,7 @@ def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
 
 @pytree
 class _Work:
-    """What the loops change. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window.
+    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window.
 
     Attributes:
         beliefs: dtype[M, n, n].
@@ -55,7 +55,7 @@ class _Work:
         sums: see `types.Sums`, leaves [B, ...].
         before: int32[B, 2], see `types.Report`.
         measured: float32[B, A, 11, 11], see `types.Report`.
-        change: dtype[A, W, W], what the readings of each agent of the present copy add, 0 outside the footprint.
+        change: dtype[A, W, W], readings of each agent of the current copy as summands, 0 outside the footprint.
         old: dtype[A, W, W], the team's map before the update, in the same windows.
     """
 
@@ -102,14 +102,14 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Repo
 
 @pytree
 class _Plan:
-    """Where the windows lie and who enters what, for all copies [B, ...]; int32 unless noted.
+    """Windows and updates of all copies [B, ...]; int32 unless noted.
 
     Attributes:
         level: [B, A], altitude index.
         place: [B, A, 2], horizontal lattice index.
         box: [B, A], clipped footprint.
         top, left: [B, A], first row and column of the window, a square inside the map that holds the clipped footprint.
-        valid: bool[B, E], which of the entries of `_entries` take place.
+        valid: bool[B, E], which of the entries of `_entries` happen.
     """
 
     level: Array
@@ -152,15 +152,14 @@ def _plan(mapper: Mapper, survey: Survey) -> _Plan:
 def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) -> Any:
     """function(zero, operand) if condition, else operand: a branch that changes big arrays in place (`cond` copies).
 
-    It is a loop of one turn or none, of which a compiler may take out all that looks the same in every turn, to do it
-    whether there is a turn or not. `zero` is int32 0, but a compiler cannot know that: what is computed from an index
-    that `zero` was added to stays inside.
+    It is a loop of one iteration or none. A compiler may hoist loop invariants and compute them in any case. `zero` is
+    int32 0, which a compiler cannot know: what is computed from an index that `zero` was added to stays inside.
     """
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
 def _update_copy(mapper: Mapper, survey: Survey, plan: _Plan, b: Array, work: _Work) -> _Work:
-    """The update of copy `b`."""
+    """Update copy `b`."""
     agents = mapper.num_agents
     first = b * (agents + 1)  # its first map
     team = first + agents
@@ -216,13 +215,13 @@ def _cut(maps: Array, index: Array, top: Array | int, left: Array | int, side: i
 
 
 def _paste(maps: Array, index: Array, top: Array | int, left: Array | int, side: int, cells: Array) -> Array:
-    """The maps with the cells of a window of one of them replaced."""
+    """Return the maps with the cells of a window of one of them replaced."""
     return jax.lax.dynamic_update_slice(maps, cells.reshape(1, side, side), (index, jnp.int32(top), jnp.int32(left)))
 
 
 @functools.cache
 def _shares(q: int, level: int) -> tuple[np.ndarray, np.ndarray]:
-    """How windows at altitude index `level` lie among the 11 blocks of an axis, by lattice index g of the agent.
+    """Overlap of windows at altitude index `level` with the 11 blocks of an axis, by lattice index g of the agent.
 
     Returns:
         int32[11], first block that a window touches, and float32[11, blocks, side], the share of each of the blocks
@@ -256,7 +255,7 @@ def _footprint_shares(q: int, level: int) -> np.ndarray:
 
 
 def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, place: Array, cells: Array) -> Array:
-    """Resized maps float32[M, 11, 11] after the cells of a window of map `target` grew by so much.
+    """Return resized maps float32[M, 11, 11] after the cells of a window of map `target` grew by `cells`.
 
     Args:
         mapper: the geometry.
@@ -275,7 +274,7 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, plac
     return jax.lax.dynamic_update_slice(resized, present + grown[None], corner)
 
 
-# What is done with cells [side * side]
+# Operations on cells [side * side]
 
 
 def _fused(mapper: Mapper, old: Array, change: Array) -> Array:
@@ -315,14 +314,14 @@ def _any_beyond(mapper: Mapper, stored: Array) -> Array:
 
 
 def _look(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
-    """Read the cells of a footprint; keep what they add, and the team's map there as it was."""
+    """Read the cells of a footprint; store the readings, and the team's map there before the update."""
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
     top, left, place = plan.top[b, sender], plan.left[b, sender], plan.place[b, sender]
     free, occupied = (jnp.asarray(gain) for gain in mapper.storage.gains[:, level])
 
     @stage
     def changes(survey: Survey, box: world.Box, sender: Array, top: Array, left: Array) -> Array:
-        """What readings add [side, side], 0 outside the footprint."""
+        """Return readings [side, side] as summands, 0 outside the footprint."""
         rows, columns = _coordinates(top, left, side)
         height = jnp.int32(level)
         read = sensor.occupied(survey.source, survey.terrain, sender, height, rows, columns, mapper.n)
@@ -380,7 +379,7 @@ def _enter(
 
 
 def _enter_team(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
-    """Enter the measurement of `sender` into the team's map; what is read from that is left to `_account`."""
+    """Enter the measurement of `sender` into the team's map; `_account` updates its sums."""
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
     top, left = plan.top[b, sender], plan.left[b, sender]
     new = _fused(mapper, _cut(work.beliefs, team, top, left, side), _cut(work.change, sender, 0, 0, side))
@@ -398,7 +397,7 @@ def _enter_team(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Arra
 
 
 def _account(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
-    """Bring the team's running values up to date for the cells of a footprint that no earlier one holds."""
+    """Update the team's running values for the cells of a footprint that no earlier one holds."""
     storage, weights = mapper.storage, mapper.weights.relative
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
     top, left = plan.top[b, sender], plan.left[b, sender]
@@ -426,7 +425,7 @@ def _account(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, 
 
     @stage
     def flags(kind: Array, old: Array, new: Array) -> Array:
-        """What becomes true counts 2, what stays 1, what becomes false 0, so that no byte is negative."""
+        """Count 2 where a flag becomes true, 1 where it stays, 0 where it becomes false: no byte is negative."""
 
         def rise(old: Array, new: Array) -> tuple[Array, Array]:
             change = 1 + new.astype(jnp.int32) - old.astype(jnp.int32)
