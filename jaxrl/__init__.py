@@ -13,7 +13,7 @@ __all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "load", 
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:  # imported when first asked for, so that commands start quickly
+    if name not in __all__:  # imported on first access, so that commands start quickly
         raise AttributeError(f"module 'jaxrl' has no attribute '{name}'")
     from jaxrl.runtime import api
 

@@ -22,7 +22,7 @@ COMMANDS = {
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     if argv:
         raise UsageError(f"unexpected word {shown(argv[0])}: this command takes none; see python -m jaxrl.train --help")
     for name, text in COMMANDS.items():

@@ -1,7 +1,8 @@
 """python -m bench.studies.convolution: the methods of `convolve`, by layer and width, forward and backward.
 
 Each runs inside a compiled loop, as in training, on the first device. FLOP are those of a convolution without waste:
-what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into `jaxrl.nn.networks.convolution_methods`.
+what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into
+`jaxrl.nn.networks.convolution_methods`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ ALGORITHMS = {
 
 
 def find(name: str) -> type[Algorithm]:
-    """The class of a named algorithm or of a user's "module:Class". Raises ValueError with a sentence."""
+    """Return the class of a registered algorithm or of a user's "module:Class". Raises ValueError if there is none."""
     if ":" not in name and name not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {shown(name)}: {closest(name, ALGORITHMS)}")
     cls = load(ALGORITHMS.get(name, name), "algorithm")

@@ -1,4 +1,4 @@
-"""What an algorithm is: phases, state, progress counters, and the protocol that the one training loop calls.
+"""The algorithm interface: phases, state, progress counters, and the protocol that the training loop calls.
 
 Layout letters: T time, B batch of environments, A agents, S logical shards. Everything here runs inside the
 compiled block, once per device, on that device's environments; sums over devices go through `DataParallel`.
@@ -38,20 +38,20 @@ __all__ = [
 UNIT = (0, 1)  # bounds of discounts, shares and probabilities
 RATE = (1e-12, 10)  # bounds of learning rates (Adam)
 
-# How a policy acts: as training does; without exploration; as best it can; the same with its task code set to zero.
+# Action selection: exploring as in training; greedy; sampled; greedy with the task code set to zero.
 Mode = Literal["explore", "sample", "greedy", "zero_code"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one compiled block; most algorithms have one.
+    """A part of training with one compiled block; most algorithms have one.
 
     Attributes:
         name: shown to the user and stored in checkpoints.
         steps: T, environment steps of every copy per iteration; 0 where the phase only learns.
         updates: gradient updates per call of `learn`.
         iterations: how many iterations the phase lasts, None for "until the run's total is reached".
-        restart: every iteration begins with fresh episodes, so that no environment state outlives it.
+        restart: every iteration begins with fresh episodes; no environment state is kept between iterations.
     """
 
     name: str
@@ -76,10 +76,10 @@ class AlgoState:
 
 @pytree
 class Trajectory:
-    """What one iteration collected, leaves [T, B, ...].
+    """The data of one iteration, leaves [T, B, ...].
 
-    Row t holds the time step that was seen, the action that answered it and what acting left in `extras`. The
-    reward of that action stands in the time step of row t + 1 (for the last row in `last_timestep`). Where
+    Row t holds the time step observed, the action taken on it and the `extras` of acting. The reward of that
+    action is in the time step of row t + 1 (for the last row in `last_timestep`). Where
     `timestep.done`, the action was ignored and the next row starts a new episode.
     """
 
@@ -89,7 +89,7 @@ class Trajectory:
 
 
 def read_adopted(text: str, names: Iterable[str]) -> dict[str, Any]:
-    """What an `adopt` wrote as JSON: a mapping of some of these names. Raises ValueError for anything else."""
+    """Return the mapping that an `adopt` wrote as JSON, with these names only. Raises ValueError for anything else."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
@@ -101,10 +101,10 @@ def read_adopted(text: str, names: Iterable[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Another run that a setting names.
+    """A run that a setting refers to.
 
     Attributes:
-        run: what the user called it.
+        run: the name that the user gave.
         algo: its algorithm, with its settings and its environment's spec.
         settings: the algorithm's settings, by name.
     """
@@ -114,7 +114,7 @@ class Source:
     settings: dict[str, Any]
 
     def check(self, spec: EnvSpec) -> None:
-        """Raises ValueError unless the run's policy could act in an environment."""
+        """Raise ValueError unless the run's policy could act in the environment."""
         own = self.algo.spec
         if own.name != spec.name:
             raise ValueError(
@@ -134,11 +134,11 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Custom:
-    """Networks and optimizers of the user's own, by what they learn, such as "actor"; see `Algorithm.parts`.
+    """User-defined networks and optimizers by part, such as "actor"; see `Algorithm.parts`.
 
     Attributes:
         networks: {part: flax module, or a function of the number of outputs that returns one}.
-        optimizers: {part: optax chain with a learning rate of its own; that of the settings has no say then}.
+        optimizers: {part: optax chain that includes its learning rate; the one in the settings is then ignored}.
     """
 
     networks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -153,7 +153,7 @@ class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
     Declare settings with `setting(default, "one line", between=(low, high))`: each becomes a command-line flag.
-    `__post_init__` raises ValueError, in one sentence that says how to mend it, on impossible settings.
+    `__post_init__` raises ValueError on impossible settings, in one sentence that says how to fix them.
     """
 
     spec: EnvSpec
@@ -168,22 +168,22 @@ class Algorithm:
                     known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
                     raise ValueError(f"{what} names {shown(name)}: {known}")
 
-    parts: ClassVar[tuple[str, ...]] = ()  # what the user may give a network or an optimizer for
-    meaning: ClassVar[tuple[str, ...]] = ()  # settings that weights of fitting shapes must have been made with too
-    recurrent: ClassVar[bool] = False  # whether acting needs what `init_carry` and earlier steps left
-    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # in which evaluation may let it act
-    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, with commas between, see `adopt`
-    recordings: ClassVar[tuple[str, ...]] = ()  # settings (str) that name labelled sets, see `adopt` and `arrange`
+    parts: ClassVar[tuple[str, ...]] = ()  # parts for which the user may supply a network or an optimizer
+    meaning: ClassVar[tuple[str, ...]] = ()  # settings that must be equal, besides shapes, for weights to be compatible
+    recurrent: ClassVar[bool] = False  # whether acting needs a carry (see `init_carry`)
+    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
+    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, comma-separated, see `adopt`
+    recordings: ClassVar[tuple[str, ...]] = ()  # settings (str) that name expert datasets, see `adopt` and `arrange`
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
-        """Environments where the user names no number."""
+        """Return the number of environments if the user gives none."""
         del spec, settings
         return 64
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        """What the number of logical shards must divide, besides `num_envs`: the minibatch size."""
+        """Return the minibatch size, which the number of logical shards must divide, as it must `num_envs`."""
         del spec, settings
         return num_envs
 
@@ -195,31 +195,29 @@ class Algorithm:
         sources: dict[str, tuple[Source, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        """What runs and recordings that settings name change in the settings of a new run, which then needs no look at
-        them.
+        """Return a new run's settings, with what it takes from the runs and datasets that they name.
 
-        The verb reads them and calls this once; what `weights` makes of each run's state, {setting: one for each run in
-        the order of the setting that is returned}, and what `arrange` makes of the recordings that there are become the
-        `inputs` of `init`.
+        The command reads the files and calls this once. `weights` of each run's state, {setting: one per run, in the
+        order of the returned setting}, and `arrange` of the datasets become the `inputs` of `init`.
 
         Args:
             spec: of the environment.
             settings: of the new run's algorithm.
-            sources: the runs of each setting, in the user's order, none where it is empty.
-            recordings: {setting: all its labelled sets as one, {name: array}}, without those that are empty.
+            sources: the runs of each setting, in the user's order, none where the setting is empty.
+            recordings: {setting: all its expert datasets concatenated, {name: array}}, without empty settings.
 
         Raises:
-            ValueError: a sentence, where the runs do not fit.
+            ValueError: the runs do not fit.
         """
         del spec, sources, recordings
         return settings
 
     def arrange(self, recording: dict[str, Any]) -> Any:
-        """Arrays that `init` gets of a recording as of `adopt`."""
+        """Return the arrays that `init` receives for a dataset, given as in `adopt`."""
         raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Return what turns gradients of the parameters `name`, such as "actor", into steps; to override.
+        """Return the gradient transformation of the parameters `name`, such as "actor"; to override.
 
         Give it a learning rate of 1, as in `optax.sgd(1.0)`: updates are multiplied by the rate of the settings.
         """
@@ -227,12 +225,12 @@ class Algorithm:
         return optimizers.adam()
 
     def make_network(self, part: str, outputs: int, standard: Callable[[int], Any]) -> Any:
-        """Return the flax module of a part: the user's, or what `standard(outputs)` returns."""
+        """Return the flax module of a part: the user's, or `standard(outputs)`."""
         given = self.custom.networks.get(part, standard)
         return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
 
     def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, or `optimizer(part)`; `packed` is what `optimizers.ravel` took."""
+        """Return the user's optimizer of a part, or `optimizer(part)`; `packed` is the input of `optimizers.ravel`."""
         given = self.custom.optimizers.get(part)
         if given is None:
             return self.optimizer(part)
@@ -244,46 +242,46 @@ class Algorithm:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """In the order in which they run."""
+        """Return the phases in order."""
         raise NotImplementedError("an algorithm needs a `phases` property")
 
     def summary(self) -> list[str]:
-        """Sentences for the user about batch sizes and updates, printed before training."""
+        """Return sentences for the user about batch sizes and updates, printed before training."""
         return []
 
     def largest_chunk(self) -> int:
-        """Samples of one gradient on one logical shard; 0: gradients cannot be cut by `layout.learn_chunk`."""
+        """Return the samples of one gradient on one logical shard; 0: `layout.learn_chunk` cannot split gradients."""
         return 0
 
     @property
     def store_setting(self) -> str | None:
-        """The setting that says how much is stored beside the trajectory, for advice; None if nothing is."""
+        """Return the setting that controls storage besides the trajectory, for advice; None if nothing is stored."""
         return None
 
     def sample_bytes(self) -> int:
-        """Bytes in flight per sample while a gradient is computed, for the memory plan."""
+        """Return the bytes needed per sample while a gradient is computed, for the memory plan."""
         return 0
 
     def data_bytes(self) -> int:
-        """Bytes on one device that `learn` keeps beside the trajectory, for the memory plan."""
+        """Return the bytes on one device that `learn` needs besides the trajectory, for the memory plan."""
         return 0
 
     def weights(self, state: AlgoState) -> Any:
-        """The part of the state that `--init_from` carries over: what `init` takes as `inputs`."""
+        """Return the part of the state that `--init_from` transfers: the `inputs` of `init`."""
         return self.policy(state)
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh state; `inputs` are pytrees of other runs, read by the verb, None by default."""
+        """Return a fresh state; `inputs` are pytrees from other runs, read by the command, None by default."""
         raise NotImplementedError("an algorithm needs init(key, inputs)")
 
     def policy(self, state: AlgoState) -> Any:
-        """The pytree that acting, evaluation and export need."""
+        """Return the pytree that acting, evaluation and export need."""
         raise NotImplementedError("an algorithm needs policy(state)")
 
     def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
-        """Memory of the policy per environment (leaves [B, ...]), () by default; refill it where `first`.
+        """Return the policy's carry per environment (leaves [B, ...]), () by default; it is reset where `first`.
 
-        `indices` int32[B] tells the run's environments from each other, from 0 to num_envs - 1.
+        `indices` int32[B] number the run's environments from 0 to num_envs - 1.
         """
         del policy, timestep, indices
         return ()
@@ -291,19 +289,19 @@ class Algorithm:
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions of a batch.
+        """Return the actions of a batch.
 
         Args:
-            policy: what `policy` returned.
-            actor: what `init_carry` or the last `act` returned.
+            policy: from `policy`.
+            actor: the carry from `init_carry` or the last `act`.
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
-            mode: "explore" in training; one of `modes` in evaluation ("greedy" the mode of the policy, "sample" a draw
-                from it, "zero_code" the mode where zeros take the place of a task code).
+            mode: "explore" in training; one of `modes` in evaluation ("greedy" takes the mode of the policy, "sample"
+                samples from it, "zero_code" takes the mode with the task code set to zero).
 
         Returns:
-            action [B, A, ...], actor memory, extras (pytree [B, ...], stored in the trajectory).
+            action [B, A, ...], carry, extras (pytree [B, ...], stored in the trajectory).
         """
         raise NotImplementedError("an algorithm needs act(policy, actor, timestep, keys, progress, mode)")
 
@@ -316,7 +314,7 @@ class Algorithm:
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Improve on what was collected (None where `phase.steps` is 0).
+        """Update on the collected trajectory (None where `phase.steps` is 0).
 
         `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard.
 
@@ -327,7 +325,7 @@ class Algorithm:
 
 
 def successors(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
-    """The time steps [T, B, ...] that follow each row."""
+    """Return the time steps [T, B, ...] that follow each row."""
     return jax.tree.map(
         lambda rows, last: jnp.concatenate([rows[1:], last[None].astype(rows.dtype)]),
         trajectory.timestep,

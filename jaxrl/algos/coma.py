@@ -3,7 +3,7 @@
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping; `coma_original` computes what their repository
 does. In the order of the paper: losses; settings; a training step with its targets, the critic's update, the
-advantage, the actor's update. Networks, acting and sizes stand at the end.
+advantage, the actor's update. Networks, acting and sizes come last.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def policy_gradient_loss(
 
 
 def divergence(log_prob: Array, behaviour_log_prob: Array, weight: Array) -> Array:
-    """How far the policy has moved from the one that chose the actions: mean of r - 1 - log r, at least 0, in nats.
+    """Divergence of the current policy from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
 
     With r = pi(a) / behaviour(a), all arguments float32[N], its expectation is KL(behaviour || pi).
     """
@@ -173,7 +173,7 @@ class Coma(Algorithm):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """One phase: fly whole missions, then learn from them and drop them."""
+        """Return one phase: roll out whole episodes, then learn from them and discard them."""
         updates = self.num_epochs * self.minibatches
         return (Phase("train", self.spec.horizon, updates, restart=True),)
 
@@ -188,7 +188,7 @@ class Coma(Algorithm):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Targets once, then passes of minibatches, critic first and actor after it; the first may be the critic's."""
+        """Compute targets, then run epochs over minibatches, critic first; the first may train the critic only."""
         assert trajectory is not None and last_timestep is not None
         params = state.replicated
         key_last, key_shuffle = jax.random.split(key)
@@ -217,7 +217,7 @@ class Coma(Algorithm):
     def _data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
     ) -> dict[str, Array]:
-        """All transitions of all agents as leaves [S local, samples, ...], targets included."""
+        """Return all transitions of all agents as leaves [S local, samples, ...], targets included."""
         layout, batches, target_critic = self.layout, self.batches, params.target
         over_batch = jax.vmap(jax.vmap(self._critic_input))
         seen = (trajectory.timestep, trajectory.action)
@@ -239,7 +239,7 @@ class Coma(Algorithm):
         return flat | {name: batches.flatten(x) for name, x in rows.items()}
 
     def _last_value(self, params: ComaParameters, last: TimeStep, key: Array, progress: Progress) -> Array:
-        """Target value float32[B, A] of an action drawn in the time step behind the trajectory."""
+        """Return the target value float32[B, A] of an action sampled in the time step after the trajectory."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
 
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
@@ -253,7 +253,7 @@ class Coma(Algorithm):
         return value.reshape(-1, self.spec.num_agents)
 
     def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and [B, A] behind."""
+        """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and last [B, A]."""
         following = successors(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
         over_batch = lambda function: jax.vmap(jax.vmap(function, 1, 1), 1, 1)  # noqa: E731
@@ -270,7 +270,7 @@ class Coma(Algorithm):
     def _pass(
         self, params: ComaParameters, data: dict[str, Array], key: Array, progress: Progress, train_actor: bool
     ) -> tuple[ComaParameters, dict[str, Array]]:
-        """Critic over all minibatches of one shuffle, then the actor over the same minibatches."""
+        """Train the critic on all minibatches of one shuffle, then the actor on the same minibatches."""
         order = self.batches.shuffled(key)
         if self.tau:
             blend = lambda old, new: (1 - self.tau) * old + self.tau * new  # noqa: E731
@@ -303,7 +303,7 @@ class Coma(Algorithm):
     def _critic_update(
         self, params: ComaParameters, batch: dict[str, Array], progress: Progress
     ) -> tuple[ComaParameters, Array, Array]:
-        """Move the critic towards the targets; its loss and the norm of its gradient."""
+        """Take a gradient step on the critic; return its loss and gradient norm too."""
 
         def loss(critic: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
             values = self.networks.values(critic, sample["critic_input"])
@@ -316,14 +316,14 @@ class Coma(Algorithm):
         return dataclasses.replace(params, critic=critic, critic_optimizer=optimizer), value, norm
 
     def _advantage(self, sample: dict[str, Array], action_probs: Array) -> Array:
-        """What the taken action is worth, by the critic or by what followed, less the counterfactual baseline."""
+        """Return the action's value, by the critic or by its return, minus the counterfactual baseline."""
         worth = sample["target"]
         if self.advantage == "critic":
             worth = distributions.select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
     def _advantage_scale(self, params: ComaParameters, batch: dict[str, Array], epsilon: Array) -> Array:
-        """Standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
+        """Return the standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
 
         def advantages(sample: dict[str, Array]) -> Array:
             logits = self.networks.actor.apply(params.actor, sample["observation"])
@@ -336,7 +336,7 @@ class Coma(Algorithm):
         return jnp.full_like(advantage, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        """The loss of the policy that was sampled, and what is told of it; logits [N, n]."""
+        """Return the policy loss and its metrics; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
         action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
         advantage = self._advantage(sample, jax.lax.stop_gradient(action_probs))
@@ -349,7 +349,7 @@ class Coma(Algorithm):
     def _actor_update(
         self, params: ComaParameters, batch: dict[str, Array], progress: Progress
     ) -> tuple[ComaParameters, dict[str, Array]]:
-        """Move the actor down the policy's loss less the entropy bonus, unless it stays as it is."""
+        """Take a gradient step on the policy loss minus the entropy bonus, unless the actor is frozen."""
         epsilon, bonus = self.layout.deterministic(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
         if self.scale_advantage:
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
@@ -377,7 +377,7 @@ class Coma(Algorithm):
     def _step_of(
         self, name: str, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
     ) -> tuple[Any, Any, Array]:
-        """One step at the rate of `progress` and the gradient's norm; nothing moves where not `active`."""
+        """Take one step at the learning rate of `progress`, none where not `active`; return the gradient norm too."""
         rate = getattr(self, f"{name}_lr")
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
@@ -397,19 +397,19 @@ class Coma(Algorithm):
         return state.replicated.actor
 
     def epsilon(self, progress: Progress) -> Array:
-        """Exploration of the training step: that of its last mission, counted from 1."""
+        """Return epsilon of the training step: that of its last episode, counted from 1."""
         mission = total(progress.episodes) + self.layout.num_envs
         return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(mission / self.eps_anneal, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
-        """Weight of the entropy bonus at the missions flown so far."""
+        """Return the weight of the entropy bonus after the episodes so far."""
         share = jnp.minimum(total(progress.episodes) / self.entropy_anneal, 1.0) if self.entropy_anneal else 0.0
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
 
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Logits of all agents at once, then agent after agent masks and samples (or takes the best)."""
+        """Compute the logits of all agents at once, then mask and sample agent after agent (or greedily)."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
         logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
@@ -425,19 +425,19 @@ class Coma(Algorithm):
 
     @functools.cached_property
     def networks(self) -> ActorCritic:
-        """Actor and critic, and the critic's values."""
+        """Return the actor and critic, and the function of the critic's values."""
         seen, outputs = self.spec.observation.shape, self._actions + self.dueling
         actor = self.make_network("actor", self._actions, lambda n: self._network(n, seen))
         critic = self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
         return ActorCritic(actor, critic, self.dueling)
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Of "actor" and "critic"."""
+        """Return the optimizer of "actor" or "critic"."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
+        """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         key_actor, key_critic = jax.random.split(key)
         actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
         critic = self.networks.critic.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
@@ -453,7 +453,7 @@ class Coma(Algorithm):
         return AlgoState(params, split=())
 
     def weights(self, state: AlgoState) -> Any:
-        """What `init(inputs=...)` takes."""
+        """Return the networks for `init(inputs=...)`."""
         return {"actor": state.replicated.actor, "critic": state.replicated.critic}
 
     # Sizes
@@ -469,29 +469,29 @@ class Coma(Algorithm):
         return self.spec.critic_input_spec
 
     def _critic_input(self, timestep: TimeStep, action: Array) -> Array:
-        """The environment's centralised view of one copy, [A, ...]."""
+        """Return the environment's centralised critic input of one environment, [A, ...]."""
         assert self.spec.critic_input is not None
         return self.spec.critic_input(timestep, action)
 
     @property
     def batches(self) -> Minibatches:
-        """How the transitions of a training step become minibatches."""
+        """Return the minibatches of a training step."""
         return Minibatches(self.spec, self.layout, self.transitions, self.minibatches)
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
-        """Whole missions."""
+        """Return the number of whole episodes that a training step needs."""
         return episodes_for(settings.get("transitions", cls.transitions), spec)
 
     def largest_chunk(self) -> int:
         return self.batches.size
 
     def sample_bytes(self) -> int:
-        """Activations, their gradients and the patches of matrix-product convolutions, of one sample."""
+        """Return the bytes of activations, gradients and convolution patches (matrix-product methods) of one sample."""
         return activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
 
     def data_bytes(self) -> int:
-        """Critic inputs of all transitions, and the shuffled copy of one minibatch."""
+        """Return the bytes of the critic inputs of all transitions, and the shuffled copy of one minibatch."""
         samples = self.batches.samples * self.layout.local_shards
         row = math.prod(self._critic_box.shape) * 2 + 16 * self._actions
         return samples * row + samples // self.minibatches * row

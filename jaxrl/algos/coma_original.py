@@ -1,10 +1,10 @@
-"""COMA as the public dmar-bonn/ipp-marl computes it, with its defects, for comparison.
+"""COMA as the public dmar-bonn/ipp-marl computes it, including its bugs, for comparison.
 
-Where it departs from `coma`:
+Differences from `coma`:
 
 * the target critic is never refreshed (`OriginalParameters.first_target`);
 * targets are not TD(lambda): see `jaxrl.rl.returns.ipp_marl_targets`;
-* the actor's loss takes the log-probability of the policy before masks, each sample weighted by its open actions.
+* the actor's loss uses the log-probability before masking, each sample weighted by its number of allowed actions.
 
 The published reward and starts are settings of the environment: --reward_timing original --start original.
 """
@@ -25,7 +25,7 @@ from jaxrl.rl import returns
 def original_actor_loss(
     logits: Array, epsilon: Array, mask: Array, values: Array, action: Array, weight: Array
 ) -> tuple[Array, Array, Array]:
-    """The loss float32[], its advantage and its log-probability, each float32[N].
+    """Return the loss float32[], its advantage and its log-probability, each float32[N].
 
     logits, mask, values [N, n]; action int32[N]; weight float32[N].
     """
@@ -40,7 +40,7 @@ def original_actor_loss(
 
 @pytree
 class OriginalParameters(ComaParameters):
-    """Those of COMA, and the critic that makes the targets, which stays as it was at the start."""
+    """COMA's parameters, and the target critic, which is never updated."""
 
     first_target: Any
 
@@ -63,11 +63,11 @@ class ComaOriginal(Coma):
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:
-        """One logical shard: targets need all missions in one row."""
+        """Return 1, which makes one logical shard: targets need all episodes in one row."""
         return 1
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """As COMA's, with a further copy of the critic."""
+        """Return COMA's state, with a further copy of the critic."""
         state = super().init(key, inputs)
         params = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(ComaParameters)}
         first_target = jax.tree.map(jnp.copy, params["critic"])
@@ -76,13 +76,13 @@ class ComaOriginal(Coma):
     def _data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
     ) -> dict[str, Array]:
-        """As COMA's, with the values of the first target critic."""
+        """Return COMA's data, with the values of the first target critic."""
         assert isinstance(params, OriginalParameters)
         params = dataclasses.replace(params, target=params.first_target)
         return super()._data(params, trajectory, last, key, progress)
 
     def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """The sums of the original over each agent's missions in one row, mission after mission."""
+        """Return the original's sums over each agent's episodes in one row, episode after episode."""
         del last_value
         steps = self.spec.horizon
 
@@ -103,7 +103,7 @@ class ComaOriginal(Coma):
         return self.layout.map_shards(of_envs, (successors(trajectory, last), value), axis=1)
 
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        """The original's loss; its log-probability is not that of the policy that was sampled, so there is no "kl"."""
+        """Return the original's loss; its log-probability is not the sampled policy's, so there is no "kl"."""
         samples = (sample[name] for name in ("mask", "values", "action", "weight"))
         value, advantage, log_prob = original_actor_loss(logits, epsilon, *samples)
         return value, policy_metrics(advantage, log_prob, sample["weight"])

@@ -37,7 +37,7 @@ def masked_softmax(logits: Array, mask: Array | None) -> Array:
 
 
 def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
-    """softmax((logits + Gumbel noise) / temperature), [..., n]: a differentiable stand-in for a drawn action.
+    """softmax((logits + Gumbel noise) / temperature), [..., n]: a differentiable relaxation of a sampled action.
 
     References:
         Jang et al. 2017, arXiv 1611.01144, equation 2; Maddison et al. 2017, arXiv 1611.00712.
@@ -114,7 +114,7 @@ class Ddpg(OffPolicy):
             )
         super().__post_init__()
 
-    # What the replay holds
+    # Replay contents
 
     @property
     def _actions(self) -> int:
@@ -132,7 +132,7 @@ class Ddpg(OffPolicy):
 
     @property
     def _answer(self) -> jax.ShapeDtypeStruct:
-        """The vector that critics see, or the action."""
+        """Return the shape of a stored action: the vector that critics take as input, or the action."""
         if self.action_gradient == "softmax":
             return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
         return jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.uint8 if self._actions <= 256 else jnp.int32)
@@ -141,7 +141,7 @@ class Ddpg(OffPolicy):
         return trajectory.extras["vector"] if self.action_gradient == "softmax" else trajectory.action
 
     def _noise(self, key: Array, number: int) -> Array | None:
-        """Gumbel noise [number, 2, A, n] of the target's actions and of the actor's."""
+        """Return Gumbel noise [number, 2, A, n] for the target's actions and for the actor's."""
         if self.action_gradient != "gumbel":
             return None
         return jax.random.gumbel(key, (number, 2, self.spec.num_agents, self._actions))
@@ -166,12 +166,12 @@ class Ddpg(OffPolicy):
 
     @property
     def actor_net(self) -> Any:
-        """Observations [N, A, ...] -> logits float32[N, A, n]."""
+        """Return the actor: observations [N, A, ...] -> logits float32[N, A, n]."""
         return self.make_network("actor", self._actions, self._team)
 
     @property
     def critic_net(self) -> Any:
-        """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
+        """Return the critic: inputs [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
         return self.make_network("critic", self._actions if self.action_gradient == "expected" else 1, self._team)
 
     @property
@@ -179,13 +179,13 @@ class Ddpg(OffPolicy):
         return self.action_gradient != "expected"
 
     def logits(self, actor: Any, observation: Array) -> Array:
-        """float32[N, A, n] of observations [N, A, ...]."""
+        """Return logits float32[N, A, n] of observations [N, A, ...]."""
         return self.actor_net.apply(actor, self._flat(observation))
 
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimizers, an empty replay."""
+        """Return fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimizers, an empty replay."""
         networks = self._networks(key) if inputs is None else inputs
         actor, critic = networks["actor"], networks["critic"]
         params = DdpgParameters(
@@ -199,21 +199,21 @@ class Ddpg(OffPolicy):
         return AlgoState(params, self._empty_replay())
 
     def weights(self, state: AlgoState) -> Any:
-        """What `init(inputs=...)` takes."""
+        """Return the networks for `init(inputs=...)`."""
         return {"actor": state.replicated.actor, "critic": state.replicated.critic}
 
     def policy(self, state: AlgoState) -> Any:
-        """The actor's parameters."""
+        """Return the actor's parameters."""
         return state.replicated.actor
 
     def epsilon(self, progress: Progress) -> Array:
-        """Exploration after the steps made so far: eps_start x eps_decay^steps, at least eps_min."""
+        """Return epsilon at the current step: eps_start x eps_decay^steps, at least eps_min."""
         steps = total(progress.vector_steps)
         decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
     def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
-        """float32[B], the exponent of exploration of each environment, or () where all explore alike."""
+        """Return the exploration exponent of each environment, float32[B], or () where all share one epsilon."""
         if not self.eps_spread:
             return ()
         return 1 + self.eps_spread * indices.astype(jnp.float32) / max(self.layout.num_envs - 1, 1)
@@ -221,10 +221,10 @@ class Ddpg(OffPolicy):
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions drawn from the softmax, in training with exploration; with mode "greedy" the most probable ones.
+        """Sample actions from the softmax, in training with exploration; "greedy" takes the most probable ones.
 
-        With "softmax" an environment explores with all its agents at once, by a vector of uniform numbers that is
-        stored as it is. Otherwise every agent mixes in uniform actions by itself.
+        With "softmax" an environment explores with all its agents at once, by a vector of uniform numbers, which is
+        stored. Otherwise every agent mixes in uniform actions independently.
         """
         mask = self._mask(timestep)
         vector = masked_softmax(self.logits(policy, timestep.observation), mask)
@@ -268,18 +268,18 @@ class Ddpg(OffPolicy):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Store what was collected, then make the updates of the phase; reports exploration, too."""
+        """Store the trajectory, then run the updates of the phase; report epsilon too."""
         state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
         if metrics:
             metrics["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
         return state, metrics
 
-    # Pieces
+    # Update
 
     def update(
         self, params: DdpgParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[DdpgParameters, dict[str, Array], Array | None]:
-        """Critic, then actor, each with its target."""
+        """Update critic, then actor, each with its target network."""
         del number
         critic, metrics, error = self._critic_step(params, batch, rates)
         improved = self.tree("critic", critic["critic"])
@@ -296,7 +296,7 @@ class Ddpg(OffPolicy):
         return new, metrics, error
 
     def _target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """R + gamma^k V' of target networks, float32[N, A]; V' is that of the target policy's action."""
+        """R + gamma^k V' by the target networks, float32[N, A]; V' is the value of the target policy's action."""
         observation, mask = sample["next_observation"], sample.get("next_mask")
         logits = self.logits(params.target_actor, observation)
         policy = masked_softmax(logits, mask)
@@ -321,7 +321,7 @@ class Ddpg(OffPolicy):
         return self.values(critic, sample["observation"], answer)
 
     def _actor_loss(self, actor: Any, critic: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        """- mean over samples, agents and critics of the value of what the actor would do, and regularisers."""
+        """- mean over samples, agents and critics of the value of the actor's action, plus regularisers."""
         observation, mask = sample["observation"], sample.get("mask")
         logits = self.logits(actor, observation)
         policy = masked_softmax(logits, mask)
@@ -345,7 +345,7 @@ class Ddpg(OffPolicy):
 
 @dataclasses.dataclass(frozen=True)
 class Bicnet(Ddpg):
-    """The same with networks that mix the agents (Peng et al. 2017, arXiv 1703.10069)."""
+    """DDPG with networks that communicate between agents (Peng et al. 2017, arXiv 1703.10069)."""
 
     network: Literal["mlp", "bicnet"] = setting("bicnet", "bicnet: an LSTM over the agents mixes them")
 

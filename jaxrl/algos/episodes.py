@@ -1,4 +1,4 @@
-"""Whole episodes as minibatches: how many a training step has, how they are laid out in shards, shuffled and cut.
+"""Minibatches of whole episodes: how many episodes a training step needs, and how they are shuffled and split.
 
 Layout letters: T time, B environments, A agents, S logical shards, m samples of a minibatch in one shard.
 """
@@ -13,7 +13,7 @@ from jaxrl.runtime.data_parallel import DataParallel
 
 
 def episodes_for(transitions: int, spec: EnvSpec) -> int:
-    """Whole episodes that bring so many agent transitions: transitions / (agents x steps), rounded up."""
+    """Return the number of whole episodes with at least this many agent transitions (agents x steps each)."""
     return max(1, -(-transitions // (spec.num_agents * spec.horizon)))
 
 
@@ -23,8 +23,8 @@ class Minibatches:
 
     Attributes:
         spec, layout: of the environments, one episode of each.
-        transitions: agent transitions that the training step is meant to have.
-        number: minibatches of one pass over them.
+        transitions: agent transitions requested per training step.
+        number: minibatches per epoch.
     """
 
     spec: EnvSpec
@@ -34,14 +34,14 @@ class Minibatches:
 
     @property
     def samples(self) -> int:
-        """Agent transitions of one logical shard."""
+        """Return the agent transitions of one logical shard."""
         return self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
 
     @property
     def size(self) -> int:
-        """m; a surplus is dropped after shuffling.
+        """Return m; the remainder is dropped after shuffling.
 
-        Rounding `transitions` up to whole episodes makes such a surplus too; it grows with num_envs.
+        Rounding `transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
         """
         collected = self._usual * self.spec.horizon * self.spec.num_agents
         return self.samples * self.transitions // collected // self.number
@@ -55,17 +55,17 @@ class Minibatches:
         return self.layout.split(jnp.swapaxes(x, 0, 1)).reshape(self.layout.local_shards, -1, *x.shape[3:])
 
     def unflatten(self, x: Array) -> Array:
-        """The inverse of `flatten`."""
+        """Invert `flatten`."""
         sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
         return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
 
     def shuffled(self, key: Array) -> Array:
-        """Indices of the samples of every minibatch, int32[number, S local, m]."""
+        """Return shuffled sample indices of every minibatch, int32[number, S local, m]."""
         order = jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
         return order[:, : self.size * self.number].reshape(-1, self.number, self.size).swapaxes(0, 1)
 
     def summary(self, passes: int) -> list[str]:
-        """Sentences for the user about sizes."""
+        """Return sentences for the user about sizes."""
         spec, episodes, usual = self.spec, self.layout.num_envs, self._usual
         lines = [
             f"A training step flies {episodes} missions ({episodes * spec.horizon * spec.num_agents:,} agent "
@@ -83,6 +83,6 @@ class Minibatches:
 
 
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:
-    """The samples int32[S, m] of data [S, samples, ...], by name."""
+    """Select the samples int32[S, m] of data [S, samples, ...], by name."""
     take = jax.vmap(lambda rows, i: jnp.take(rows, i, axis=0, mode="clip"))
     return {name: take(data[name], indices) for name in names}

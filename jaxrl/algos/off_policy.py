@@ -1,6 +1,6 @@
-"""What algorithms with a replay share: settings and their checks, sizes, phases, storing, drawing and updating.
+"""Base of algorithms with a replay: settings and their checks, sizes, phases, storing, sampling and updating.
 
-An algorithm of this kind says what a row of its replay holds, and what one update does to its parameters.
+A subclass defines what a row of its replay holds, and what one update does to its parameters.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from jaxrl.nn import optimizers
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Marks, Replay
 
-MOST_UPDATES = 100_000  # of one iteration, which shows nothing before its end
+MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
 
-# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, m samples of one logical shard.
+# Layout letters besides T, B, A, S: N samples, C critics, n action dims, m samples of one logical shard.
 
 
 def squared_errors(values: Array, target: Array, weight: Array) -> Array:
@@ -32,16 +32,16 @@ def squared_errors(values: Array, target: Array, weight: Array) -> Array:
 
 
 def means(**arrays: Array) -> dict[str, Array]:
-    """The means of several float32[N, A], in one pass over all of them, for people: without gradients."""
+    """Return the means of several float32[N, A] metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
 def smallest(values: Array) -> Array:
-    """Return the smallest over critics, [...], of values [C, ...]; its gradient goes to the first critic that has it.
+    """Return the minimum over critics, [...], of values [C, ...]; its gradient goes to the first minimal critic.
 
-    The gradient of `values.min(0)` asks which values equal the smallest and divides by their number: zero by zero
-    where a compiler rounds the values anew for that comparison, with other instructions than the first time.
+    The gradient of `values.min(0)` compares values with the minimum and divides by the number of matches: zero by zero
+    where the compiler recomputes the values for that comparison with different rounding.
     """
     index = jax.lax.stop_gradient(values).argmin(0)
     critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
@@ -50,7 +50,7 @@ def smallest(values: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicy(Algorithm):
-    """An algorithm that learns from a replay, with an actor and critics whose targets follow slowly."""
+    """An algorithm that learns from a replay, with an actor and critics with slowly updated target networks."""
 
     update_interval: int = setting(
         1, "steps of every environment between calls of learn, which makes updates in a row", between=(1, 100_000)
@@ -97,7 +97,7 @@ class OffPolicy(Algorithm):
 
     meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
-    metric_names: ClassVar[tuple[str, ...]] = ()  # of every update
+    metric_names: ClassVar[tuple[str, ...]] = ()  # metrics of every update
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class OffPolicy(Algorithm):
 
     @property
     def updates(self) -> int:
-        """Of one call of `learn`."""
+        """Return the updates per call of `learn`."""
         return round(self.update_interval * self.updates_per_step)
 
     @property
@@ -158,22 +158,22 @@ class OffPolicy(Algorithm):
 
     @property
     def _fill_calls(self) -> int:
-        """Calls of `learn` until an update may draw its batch."""
+        """Return the calls of `learn` before an update can sample a batch."""
         per_call = self.update_interval * self.layout.num_envs
         return max(-(-self._fill_steps // per_call), -(-self.n_step // self.update_interval))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Collect until the first update may draw its batch, then collect and learn."""
+        """Collect until the replay holds a batch, then collect and learn."""
         train = Phase("train", self.update_interval, self.updates)
         calls = self._fill_calls
         return (Phase("fill", self.update_interval, 0, iterations=calls - 1), train) if calls > 1 else (train,)
 
-    # What the replay holds
+    # Replay contents
 
     @property
     def _actions(self) -> int:
-        """How many numbers networks take or give for one agent's action."""
+        """Return the number of action inputs or outputs per agent."""
         raise NotImplementedError("an off-policy algorithm needs `_actions`")
 
     @property
@@ -183,30 +183,30 @@ class OffPolicy(Algorithm):
 
     @property
     def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a row of the replay holds of a time step, by the names that `_look` gives."""
+        """Return the shapes of a row's observation part (`Replay.seen`), by the names that `_look` returns."""
         dtype = replay.storage_dtype(self._observation, self.replay_dtype)
         return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self._observation.shape), dtype)}
 
     def _look(self, timestep: TimeStep) -> dict[str, Array]:
-        """The entries of `_seen` in time steps with any leading axes."""
+        """Return the entries of `_seen` for time steps with any leading axes."""
         return {"observation": timestep.observation}
 
     @property
     def _answer(self) -> Any:
-        """What a row holds of acting."""
+        """Return the shapes of a row's action part (`Replay.answer`)."""
         raise NotImplementedError("an off-policy algorithm needs `_answer`")
 
     def _answers(self, trajectory: Trajectory) -> Any:
-        """The same [T, B, ...] of a trajectory."""
+        """Return the action part [T, B, ...] of a trajectory."""
         return trajectory.action
 
     def _noise(self, key: Array, number: int) -> Array | None:
-        """What the update of `number` samples draws besides them, [number, ...]; None if nothing."""
+        """Return the random numbers for an update of `number` samples, [number, ...]; None if it needs none."""
         del key, number
         return None
 
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
-        """A drawn batch as `update` gets it; `env_steps` float32[], steps of all environments made so far."""
+        """Prepare a sampled batch for `update`; `env_steps` float32[], steps of all environments so far."""
         del env_steps
         return batch
 
@@ -218,7 +218,7 @@ class OffPolicy(Algorithm):
 
     @property
     def rows(self) -> int:
-        """Rows of the replay of each environment."""
+        """Return the replay rows of each environment."""
         if self.buffer_gb:
             return int(self.buffer_gb * 1e9) // (self._row_bytes * self.layout.num_envs)
         return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
@@ -232,16 +232,16 @@ class OffPolicy(Algorithm):
 
     @property
     def _layers(self) -> int:
-        """Hidden layers, or what they amount to in activations."""
+        """Return the number of hidden layers, or the equivalent number by activation size."""
         return self.depth
 
     def sample_bytes(self) -> int:
-        """Activations of all agents of a stored step and their gradients, in actor and critics."""
+        """Return the bytes of actor and critic activations, for all agents of a stored step, and their gradients."""
         units = math.prod(self._observation.shape) + self._actions + self._layers * self.units
         return 4 * 2 * self.spec.num_agents * units * (1 + self.critics)
 
     def data_bytes(self) -> int:
-        """The batch that an update has drawn."""
+        """Return the bytes of the batch that an update samples."""
         observation = math.prod(self._observation.shape) * 4
         row = self.spec.num_agents * (2 * observation + 8 * self.n_step + 32 * self._actions)
         return self.batch_size // self.layout.devices * row
@@ -256,19 +256,19 @@ class OffPolicy(Algorithm):
             *([f"warning: n_step {self.n_step} exceeds the {horizon} steps of an episode"] * (self.n_step > horizon)),
         ]
 
-    # Pieces of networks
+    # Networks
 
     @property
     def _largest(self) -> float:
         return float(max(abs(self._observation.low), abs(self._observation.high)))
 
     def _flat(self, observation: Array) -> Array:
-        """[N, A, ...] -> float32[N, A, D]."""
+        """Flatten observations [N, A, ...] to float32[N, A, D]."""
         flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
         return flat / self._largest if self.scale_observation else flat
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Of "actor" and "critic", whose parameters are one vector [P]."""
+        """Return the optimizer of "actor" or "critic", whose parameters are one vector [P]."""
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
@@ -277,21 +277,21 @@ class OffPolicy(Algorithm):
 
     @property
     def actor_net(self) -> Any:
-        """Observations [N, A, ...] -> float32[N, A, ...]."""
+        """Return the actor: observations [N, A, ...] -> float32[N, A, ...]."""
         raise NotImplementedError("an off-policy algorithm needs `actor_net`")
 
     @property
     def critic_net(self) -> Any:
-        """Inputs of critics [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
+        """Return the critic: inputs [N, A, ...] -> float32[N, A, 1], or [N, A, n] with a value per action."""
         raise NotImplementedError("an off-policy algorithm needs `critic_net`")
 
     @property
     def _critics_see_actions(self) -> bool:
-        """Or they give a value for each."""
+        """Return whether critics take actions as input, rather than return a value per action."""
         return True
 
     def _networks(self, key: Array) -> dict[str, Any]:
-        """Fresh "actor" and "critic", the leaves of critics [C, ...]."""
+        """Return fresh "actor" and "critic", the leaves of critics [C, ...]."""
         key_actor, key_critic = jax.random.split(key)
         seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
         if self._critics_see_actions:
@@ -301,20 +301,20 @@ class OffPolicy(Algorithm):
 
     @functools.cached_property
     def _shapes(self) -> dict[str, Any]:
-        """ShapeDtypeStructs of the networks among the parameters."""
+        """Return ShapeDtypeStructs of the networks among the parameters."""
         shapes = jax.eval_shape(self._networks, jax.random.key(0))
         return {name: shapes[name.removeprefix("target_")] for name in self.network_names}
 
     def pack(self, params: Any) -> Any:
-        """Every network as one vector, [P], so that a step of all its leaves is a few operations."""
+        """Ravel every network into one vector [P], so that an optimizer step is a few operations."""
         return dataclasses.replace(params, **{name: optimizers.ravel(getattr(params, name)) for name in self._shapes})
 
     def unpack(self, params: Any) -> Any:
-        """What `pack` packed."""
+        """Invert `pack`."""
         return dataclasses.replace(params, **{name: self.tree(name, getattr(params, name)) for name in self._shapes})
 
     def tree(self, name: str, vector: Array) -> Any:
-        """A packed network as it was."""
+        """Unravel a packed network."""
         return optimizers.unravel(vector, self._shapes[name])
 
     def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
@@ -329,11 +329,11 @@ class OffPolicy(Algorithm):
         return out[..., 0] if vector is not None else out
 
     def _target(self, params: Any, sample: dict[str, Array]) -> Array:
-        """What critics shall say of a sample, float32[N, A]; see `_returns`."""
+        """Return the critics' targets for a sample, float32[N, A]; see `_returns`."""
         raise NotImplementedError("an off-policy algorithm needs _target(params, sample)")
 
     def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
-        """Critics' values of what was stored, float32[C, N, A]."""
+        """Return the critics' values of the stored actions, float32[C, N, A]."""
         raise NotImplementedError("an off-policy algorithm needs _taken_values(critic, sample)")
 
     # Learning
@@ -352,7 +352,7 @@ class OffPolicy(Algorithm):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Store what was collected, then make the updates of the phase."""
+        """Store the trajectory, then run the updates of the phase."""
         ring = state.split
         if trajectory is not None and last_timestep is not None:
             ring = self._store(ring, trajectory, last_timestep)
@@ -367,7 +367,7 @@ class OffPolicy(Algorithm):
 
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
-        # where priorities do not change with every update, all batches are chosen at once: fewer, larger operations
+        # where priorities do not change with every update, all batches are sampled at once: fewer, larger operations
         chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
 
         def update(carry: tuple[Any, Any], row: tuple[Array, Any, Array]) -> Any:
@@ -385,7 +385,7 @@ class OffPolicy(Algorithm):
 
                 rows = (marks, index, error, batch["weight"])
                 marks = layout.map_shards(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
-            return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write for all
+            return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write
 
         rows = (keys, chosen, self._numbers(progress, phase))
         (params, marks), table = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), rows)
@@ -393,16 +393,16 @@ class OffPolicy(Algorithm):
         return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
 
     def _numbers(self, progress: Progress, phase: Phase) -> Array:
-        """uint32[updates], what schedules count updates by: from 1, modulo 2^32.
+        """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
 
-        All updates of a phase without steps count as 0, at which every schedule is due.
+        All updates of a phase without steps have number 0, at which every schedule is due.
         """
         if phase.steps == 0:
             return jnp.zeros(phase.updates, jnp.uint32)
         return progress.updates[1] + jnp.arange(1, phase.updates + 1, dtype=jnp.uint32)
 
     def _store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
-        """Rows [T + 1, B, ...]: the trajectory's, and the one behind them, whose action is not known yet."""
+        """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet."""
         step = trajectory.timestep
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         rows = {name: value.astype(self._seen[name].dtype) for name, value in self._look(step).items()}
@@ -411,7 +411,7 @@ class OffPolicy(Algorithm):
         return replay.write(ring, seen, self._answers(trajectory), join(step.reward, last.reward), end)
 
     def _choose(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
-        """Where a batch of this device's shards is drawn, int32[S, m], and the samples' weights, float32[S, m]."""
+        """Sample window starts in this device's shards, int32[S, m], with weights float32[S, m]."""
         number, n = self.batch_size // self.layout.shards, self.n_step
         keys = self.layout.shard_keys(key)
         if self.prioritised:
@@ -425,7 +425,7 @@ class OffPolicy(Algorithm):
         return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
 
     def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """The batch that starts at int32[S, m], leaves [S, m, ...], but for its weights."""
+        """Return the batch that starts at int32[S, m], leaves [S, m, ...], without its weights."""
         sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
         batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, **sample.seen}
         return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
@@ -433,13 +433,13 @@ class OffPolicy(Algorithm):
     def update(
         self, params: Any, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[Any, dict[str, Array], Array | None]:
-        """One update on a batch with leaves [S, m, ...] (`_gather`, "weight", and "noise" where there is some).
+        """Run one update on a batch with leaves [S, m, ...] (`_gather`, "weight", and "noise" if used).
 
         Args:
             params: `AlgoState.replicated`, packed.
             batch: of this device.
             number: uint32[], see `_numbers`.
-            rates: float32[], share of the learning rates.
+            rates: float32[], factor of the learning rates.
 
         Returns:
             parameters, packed; metrics float32[] by `metric_names`; error float32[S, m] of the critic before its step,
@@ -450,10 +450,10 @@ class OffPolicy(Algorithm):
     def _critic_step(
         self, params: Any, batch: dict[str, Array], rates: Array | float
     ) -> tuple[Any, dict[str, Array], Array | None]:
-        """One step of the critics and of their targets, which the packed `params` have as `critic`, `target_critic`.
+        """Take one step on the critics and on their targets, `critic` and `target_critic` of the packed `params`.
 
         Returns:
-            {"critic", "target_critic", "critic_optimizer"}; metrics float32[]; error as of `update`.
+            {"critic", "target_critic", "critic_optimizer"}; metrics float32[]; error as in `update`.
         """
         layout, trees = self.layout, self.unpack(params)
         batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
@@ -474,7 +474,7 @@ class OffPolicy(Algorithm):
     def _step(
         self, name: str, gradient: Array, params: Array, target: Array | None, state: Any, rate: Array | float
     ) -> tuple[Array, Array | None, Any, Array]:
-        """One step [P] of a network and its target's, if any: parameters, target, optimizer, norm of the gradient."""
+        """Take one step [P] on a network and its target, if any: parameters, target, optimizer state, gradient norm."""
         params, state = optimizers.apply_gradients(
             self.optimizer_of(name), gradient, params, state, self.rate_of(name, rate)
         )
@@ -483,12 +483,12 @@ class OffPolicy(Algorithm):
         return params, target, state, optimizers.norm(gradient)
 
     def _returns(self, sample: dict[str, Array], value: Array) -> Array:
-        """R + gamma^k V of what lies behind each window, float32[N, A], for V float32[N, A]."""
+        """R + gamma^k V after each window, float32[N, A], for V float32[N, A]."""
         window = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, self.gamma))
         returns, discount = window(sample["reward"], sample["end"])
         return returns + discount[:, None] * value
 
     def _error(self, params: Any, sample: dict[str, Array]) -> Array:
-        """Mean size of the critics' errors of each sample, float32[N]."""
+        """Return the mean absolute TD error over critics, float32[N]."""
         values = self._taken_values(params.critic, sample)
         return jnp.abs(sample["target"][None] - values).mean((0, 2))

@@ -3,7 +3,7 @@
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), in the form of the worker of
 the distilled Meta-World pipeline: one temperature per task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897),
 random steps and a burst of updates at the start, actor and target steps every so many updates. Agents share all
-weights and have a critic each of what they see and do. Losses on top, the algorithm below.
+parameters; each agent's critic sees its own observation and action only. Losses on top, the algorithm below.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setti
 from jaxrl.algos.off_policy import OffPolicy, means, smallest
 from jaxrl.nn import distributions, networks, optimizers
 
-# Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action, K tasks, m samples of a shard.
+# Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
 
 def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
@@ -33,13 +33,13 @@ def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
 def actor_losses(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
     """Alpha log pi - min Q, float32[N, A], whose mean is the loss (arXiv 1812.05905, equation 9).
 
-    used [N] is 0 for samples that do not count.
+    used [N] is 0 for ignored samples.
     """
     return -used[:, None] * soft_value(values, log_prob, alpha)
 
 
 def temperature_losses(log_alpha: Array, log_prob: Array, target_entropy: float, used: Array) -> Array:
-    """Alpha (- log pi - H), float32[N, A], the descent of whose mean raises alpha where the entropy lies below H.
+    """Alpha (- log pi - H), float32[N, A]; minimising its mean raises alpha where the entropy is below H.
 
     log_alpha [N], log_prob [N, A], used [N] (arXiv 1812.05905, equation 18).
     """
@@ -54,7 +54,7 @@ class SacParameters:
         actor, critic, target_critic: of the networks.
         log_alpha: float32[K], logarithm of each task's temperature.
         actor_optimizer, critic_optimizer, alpha_optimizer: Adam's.
-        shown: {name: float32[]}, what the last step of the actor reported.
+        shown: {name: float32[]}, metrics of the actor's last step.
     """
 
     actor: Any
@@ -130,7 +130,7 @@ class Sac(OffPolicy):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Random steps and the burst of updates that they call for, if any; then collect and learn."""
+        """Random steps and the updates due after them, if any; then collect and learn."""
         phases = super().phases
         if not self.init_steps:
             return phases
@@ -140,17 +140,17 @@ class Sac(OffPolicy):
 
     @property
     def _random_calls(self) -> int:
-        """Calls of `learn` in the random phase, which lasts at least until a batch can be drawn."""
+        """Return the calls of `learn` in the random phase, which lasts at least until a batch can be sampled."""
         if not self.init_steps:
             return 0
         return max(-(-self.init_steps // (self.update_interval * self.layout.num_envs)), self._fill_calls)
 
     @property
     def _steps_before(self) -> int:
-        """Environment steps of phases before those of SAC."""
+        """Return the environment steps of phases before SAC's."""
         return 0
 
-    # What the replay holds
+    # Replay contents
 
     @property
     def _box(self) -> Box:
@@ -159,7 +159,7 @@ class Sac(OffPolicy):
 
     @property
     def _half_width(self) -> float:
-        """Half the width of the box of actions; inside, actions lie in [-1, 1]."""
+        """Return half the width of the action box; internally, actions lie in [-1, 1]."""
         return (self._box.high - self._box.low) / 2
 
     @property
@@ -176,14 +176,14 @@ class Sac(OffPolicy):
 
     @property
     def _answer(self) -> Any:
-        """Actions in [-1, 1]."""
+        """Return the shape of stored actions, which lie in [-1, 1]."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
 
     def _answers(self, trajectory: Trajectory) -> Any:
         return self._inward(trajectory.action)
 
     def _inward(self, action: Array) -> Array:
-        """Actions [..., A, *box] of the environment as float32[..., A, n] in [-1, 1]."""
+        """Rescale actions [..., A, *box] of the environment to float32[..., A, n] in [-1, 1]."""
         lead = action.shape[: action.ndim - len(self._box.shape)]
         action = action.reshape(*lead, self._actions).astype(jnp.float32)
         return action if self._unit else (action - self._box.low) / self._half_width - 1
@@ -193,14 +193,14 @@ class Sac(OffPolicy):
         return (self._box.low, self._box.high) == (-1.0, 1.0)
 
     def _noise(self, key: Array, number: int) -> Array:
-        """Normal noise [number, 2, A, n] of the target's actions and of the actor's."""
+        """Return normal noise [number, 2, A, n] for the target's actions and for the actor's."""
         return jax.random.normal(key, (number, 2, self.spec.num_agents, self._actions))
 
     # Networks
 
     @property
     def actor_net(self) -> Any:
-        """Observations [N, A, ...] -> mean and raw deviation float32[N, A, 2 n]."""
+        """Return the actor: observations [N, A, ...] -> mean and raw deviation float32[N, A, 2 n]."""
         return self.make_network("actor", 2 * self._actions, lambda outputs: self._team(outputs, False))
 
     @property
@@ -226,7 +226,7 @@ class Sac(OffPolicy):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks and temperatures, or those of `inputs` (see `weights`), fresh optimizers, an empty replay."""
+        """Return fresh networks and temperatures, or those of `inputs`, fresh optimizers, an empty replay."""
         if inputs is None:
             log_alpha = jnp.full(self.spec.num_tasks, math.log(self.initial_alpha), jnp.float32)
             inputs = self._networks(key) | {"log_alpha": log_alpha}
@@ -244,17 +244,17 @@ class Sac(OffPolicy):
         return AlgoState(params, self._empty_replay())
 
     def weights(self, state: AlgoState) -> Any:
-        """What `init(inputs=...)` takes."""
+        """Return the networks and temperatures for `init(inputs=...)`."""
         return {name: getattr(state.replicated, name) for name in ("actor", "critic", "log_alpha")}
 
     def policy(self, state: AlgoState) -> Any:
-        """The actor's parameters."""
+        """Return the actor's parameters."""
         return state.replicated.actor
 
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Actions drawn from the policy, in the first steps of training uniform ones; with mode "greedy" tanh(mean)."""
+        """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
         mean, log_std = self.gaussian(policy, timestep.observation)
         if mode == "greedy":
             return self._outward(jnp.tanh(mean)), actor, ()
@@ -273,22 +273,22 @@ class Sac(OffPolicy):
         return self._outward(jax.vmap(one)(mean, log_std, keys)), actor, ()
 
     def _outward(self, action: Array) -> Array:
-        """Actions [B, A, n] in [-1, 1] as the environment takes them, [B, A, ...]."""
+        """Rescale actions [B, A, n] in [-1, 1] to the environment's box, [B, A, ...]."""
         if not self._unit:
             outward = self._box.low + self._half_width * (action + 1)
-            action = jnp.clip(outward, self._box.low, self._box.high)  # rounding may lead beyond
+            action = jnp.clip(outward, self._box.low, self._box.high)  # rounding may exceed the bounds
         return action.reshape(*action.shape[:2], *self._box.shape).astype(self._box.dtype)
 
     # Updates
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Of "actor", "critic" (one vector [P] each) and "alpha" (the temperatures' logarithms [K], never clipped)."""
+        """Return the optimizer of "actor", "critic" (one vector [P] each) or "alpha" (log alpha [K], never clipped)."""
         return optimizers.adam(self.adam_epsilon) if name == "alpha" else super().optimizer(name)
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
     ) -> tuple[SacParameters, dict[str, Array], Array | None]:
-        """Critics; actor and temperatures by one fresh sample, where `number` is due; targets, where it is."""
+        """Update the critics; actor and temperatures on one fresh sample when `number` is due; targets likewise."""
         number = jnp.uint32(0) if number is None else number
         critic, metrics, error = self._critic_step(params, batch, rates)
         if self.target_freq > 1:
@@ -302,12 +302,12 @@ class Sac(OffPolicy):
         else:
             params = self._actor_step(params, batch, rates)
         loss, limit = metrics["critic_loss"], self.critic_loss_limit or math.inf
-        metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at what is not finite
+        metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics["alpha"] = self.layout.deterministic(lambda x: jnp.exp(x).mean())(params.log_alpha)
         return params, metrics | params.shown, error
 
     def _actor_step(self, params: SacParameters, batch: dict[str, Array], rates: Array | float) -> SacParameters:
-        """One step of actor and temperatures against the critics in the packed `params`."""
+        """Take one step on actor and temperatures against the critics in the packed `params`."""
         critic = self.tree("critic", params.critic)
 
         def losses(learned: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
@@ -357,7 +357,7 @@ class Sac(OffPolicy):
         return self.target_entropy or -float(self._actions)
 
     def _of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
-        """float32[N], the entry of float32[K] that belongs to each sample's task."""
+        """Select from float32[K] the entry of each sample's task, float32[N]."""
         rows = jnp.broadcast_to(log_alpha[None], (len(sample["weight"]), self.spec.num_tasks))
         return (
             distributions.select_action_value(rows, sample["task"].astype(jnp.int32))
@@ -366,7 +366,7 @@ class Sac(OffPolicy):
         )
 
     def _target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
-        """R + gamma^k V' with the soft value V' of an action that the policy draws behind the window."""
+        """R + gamma^k V' with the soft value V' of an action sampled from the policy after the window."""
         observation = sample["next_observation"]
         mean, log_std = self.gaussian(params.actor, observation)
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])

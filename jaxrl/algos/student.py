@@ -1,11 +1,11 @@
-"""A student: soft actor-critic that is paid for doing what a teacher would do, less and less.
+"""A student: soft actor-critic with a decaying reward bonus for agreeing with a teacher.
 
-A step pays w rho more than its reward, where rho in (0, 1] is the teacher's density of the action taken, relative to
-its peak, and w falls to 0 over training. rho is found in acting and stored with the step; w is that of the update. The
+The bonus of a step is w rho, where rho in (0, 1] is the teacher's density of the action taken, relative to its
+peak, and w decays to 0 over training. rho is computed during acting and stored; w is that of the update. The
 teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
 argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Before
-all that it may play a few episodes, to which the student's policy is then fitted. Without a teacher a student is plain
-SAC, to the bit. Losses on top, the algorithm below.
+training it may act for a few episodes, to which the student's policy is then fitted. Without a teacher a student is
+bit-identical to SAC. Losses on top, the algorithm below.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-# Layout letters besides T, B, A, S: N samples, n numbers of an action.
+# Layout letters besides T, B, A, S: N samples, n action dims.
 
-IMITATIONS = 50  # updates of an iteration that only imitates
-# What the teacher's networks depend on.
+IMITATIONS = 50  # updates per iteration of the imitation phase
+# Settings that determine the teacher's networks.
 TEACHES = (
     "adopted", "state_entries", "window", "code_size", "width", "hidden", "heads", "layers", "units", "depth",
 )  # fmt: skip
@@ -39,20 +39,20 @@ def agreement(action: Array, mean: Array, deviation: Array) -> Array:
 
 
 def share_of_help(step: Array, constant_until: float, end: float) -> Array:
-    """What is left of the help at an environment step: all, from `constant_until` on less and less, none at `end`."""
+    """Weight of the teacher's bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
     return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 
 
 @pytree
 class StudentParameters(SacParameters):
-    """Those of SAC, and the teacher's, which stay as they are; () without one."""
+    """SAC's parameters, and the teacher's, which are fixed; () without one."""
 
     teacher: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Student(Sac):
-    """Soft actor-critic with a teacher's help."""
+    """Soft actor-critic with a bonus for agreeing with a teacher."""
 
     collective: str = setting("", "a run of collective, the teacher; empty = none, which is plain SAC")
     adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run", flag=False)
@@ -109,12 +109,12 @@ class Student(Sac):
         sources: dict[str, tuple[Source, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        """What the teacher's networks are like."""
+        """Return the settings with those of the teacher's networks."""
         del recordings
         found = sources["collective"]
         if len(found) > 1:
             raise ValueError(f"a student has one teacher, --collective names {len(found)}: name one run of collective")
-        settings = settings | {"adopted": ""}  # of another teacher, in the configuration of a former run
+        settings = settings | {"adopted": ""}  # from another teacher, in the configuration of an earlier run
         for source in found:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
@@ -125,7 +125,7 @@ class Student(Sac):
 
     @functools.cached_property
     def teacher(self) -> Collective | None:
-        """The algorithm that answers for the teacher; its minibatches are as small as they may be."""
+        """Return the teacher's algorithm; its minibatches are as small as allowed."""
         if not self.adopted:
             return None
         settings = read_adopted(self.adopted, TEACHES)
@@ -137,7 +137,7 @@ class Student(Sac):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The teacher's episodes and updates that imitate them, if wanted; then those of SAC."""
+        """Return the phases: the teacher's episodes and imitation updates, if any; then SAC's."""
         if not self.imitation_episodes:
             return super().phases
         shown = Phase("demonstration", self.update_interval, 0, iterations=self._shown_calls)
@@ -146,7 +146,7 @@ class Student(Sac):
 
     @property
     def _shown_calls(self) -> int:
-        """Calls of `learn` while the teacher plays."""
+        """Return the calls of `learn` while the teacher acts."""
         each = -(-self.imitation_episodes // self.layout.num_envs) * (self.spec.horizon + 1)
         return -(-each // self.update_interval) if self.imitation_episodes else 0
 
@@ -154,11 +154,11 @@ class Student(Sac):
     def _steps_before(self) -> int:
         return self._shown_calls * self.update_interval * self.layout.num_envs
 
-    # What the replay holds
+    # Replay contents
 
     @property
     def _answer(self) -> Any:
-        """Actions; with a teacher how far it agrees, too, and what it would do where that is to be imitated."""
+        """Return the shapes of actions and, with a teacher, of the agreement and of the teacher's action to imitate."""
         action = super()._answer
         if self.teacher is None:
             return action
@@ -170,7 +170,7 @@ class Student(Sac):
         return action if self.teacher is None else {"action": action, **trajectory.extras}
 
     def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """With a teacher "rho" [S, m, n_step, A], too: of every action that the window's rewards are paid for."""
+        """Return SAC's batch, with a teacher also "rho" [S, m, n_step, A] of every action in the window."""
         batch = super()._gather(ring, index)
         if self.teacher is None:
             return batch
@@ -178,7 +178,7 @@ class Student(Sac):
         return batch | {"rho": jax.vmap(of_shard)(ring.answer["rho"], index)}
 
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
-        """The help becomes part of the rewards."""
+        """Add the teacher's bonus to the rewards."""
         if self.teacher is None:
             return batch
         first = self._steps_before + self.init_steps + self.help_constant
@@ -194,9 +194,9 @@ class Student(Sac):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """A fresh student of the one teacher in `inputs["collective"]` (its weights).
+        """Return a fresh student of the one teacher in `inputs["collective"]` (its weights).
 
-        Without inputs the teacher knows nothing, which is enough to learn the shapes of the state.
+        Without inputs the teacher is untrained, which is enough for the shapes of the state.
         """
         state = super().init(key, None)
         teacher: Any = ()
@@ -208,19 +208,19 @@ class Student(Sac):
         return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
 
     def policy(self, state: AlgoState) -> Any:
-        """Parameters of the actor and of the teacher."""
+        """Return the parameters of the actor and of the teacher."""
         return {"actor": state.replicated.actor, "teacher": state.replicated.teacher}
 
     def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
-        """The window that the teacher reads."""
+        """Return the teacher's window."""
         return () if self.teacher is None else self.teacher.init_carry(policy, timestep, indices)
 
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """As SAC acts; in training the teacher is asked what it thinks of it, and plays the first episodes if it is to.
+        """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
 
-        (Only training remembers the window.)
+        (Only training carries the window.)
         """
         action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher
@@ -250,7 +250,7 @@ class Student(Sac):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """As SAC learns; the phase of imitation fits the actor to what the teacher would do."""
+        """Learn as SAC; in the imitation phase fit the actor to the teacher's actions."""
         if phase.name != "imitation":
             return super().learn(state, trajectory, last_timestep, key, progress, phase)
         params, ring, drawing = (

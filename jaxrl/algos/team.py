@@ -1,4 +1,4 @@
-"""A team of agents with discrete actions: networks for what it observes, and choosing actions one after another."""
+"""Teams with discrete actions: networks for their observations, and sampling agents' actions in sequence."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from jaxrl.nn import distributions, networks
 def network(
     outputs: int, shape: tuple[int, ...], width: int, depth: int, initialiser: Any, convolution: Any, dtype: Any
 ) -> Any:
-    """A network for vectors or images of a shape; `convolution` "auto" chooses by back end and width."""
+    """Return a network for vectors or images; `convolution` "auto" selects by back end and width."""
     if len(shape) not in (1, 3):
         raise ValueError(f"coma takes vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
@@ -32,7 +32,7 @@ class ActorCritic:
     Attributes:
         actor: observation [N, ...] -> logits float32[N, n].
         critic: critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling.
-        dueling: the critic's outputs are the mean of the values and what each action adds to it (arXiv 1511.06581).
+        dueling: outputs are the mean of the values and the advantage of each action (arXiv 1511.06581).
     """
 
     actor: Any
@@ -40,7 +40,7 @@ class ActorCritic:
     dueling: bool
 
     def values(self, critic: Any, critic_input: Array) -> Array:
-        """Q(s, .) float32[N, n] of critic inputs [N, ...]."""
+        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
         out: Array = self.critic.apply(critic, critic_input)
         if not self.dueling:
             return out
@@ -51,14 +51,14 @@ class ActorCritic:
 def choose_in_turn(
     spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Array, greedy: bool
 ) -> tuple[Array, dict[str, Array]]:
-    """Actions of teams whose agents choose one after another, so that a mask may depend on earlier choices.
+    """Select the actions of a team one agent after another, so that a mask may depend on earlier actions.
 
     Args:
         spec: of the environment.
         timestep: leaves [B, ...].
         action_probs: float32[B, A, n] before masks.
         keys: key[B].
-        greedy: take the likeliest open action instead of a draw.
+        greedy: take the most probable allowed action instead of sampling.
 
     Returns:
         action int32[B, A]; "mask" bool[B, A, n] and the masked policy's "log_prob" float32[B, A].

@@ -37,20 +37,20 @@ from jaxrl.runtime.load import load_policy
 
 EXPERTS = ("policy", "scripted")
 _POLICIES = "random,sampled,scripted"
-_EPISODES = 150  # 60,000 steps of 400, the size of the published sets
+_EPISODES = 150  # 60,000 steps in episodes of 400, the size of the published datasets
 _MOST_EPISODES = 100_000
-_STREAM = 0x1ABE1  # of the actions that value labels draw
+_STREAM = 0x1ABE1  # random stream of the actions in value labels
 
 
 def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -> dict[str, Array]:
-    """What an expert of SAC says of steps, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
+    """Return an SAC expert's labels of steps, leaves float32[N, ...]: "mu", "log_std" [N, n] and "value" [N].
 
     Args:
         algo: with one agent.
         weights: see `Sac.weights`.
-        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (whose temperature counts); none
-            of them ends for good.
-        key: of the actions drawn.
+        step: "observation", "next_observation" [N, D], "reward" [N], "task" int32[N] (selects the temperature); none
+            of them terminates.
+        key: of the sampled actions.
     """
     mean, log_std = algo.gaussian(weights["actor"], step["observation"][:, None])
     behind = step["next_observation"][:, None]
@@ -65,16 +65,16 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
 def collect(
     subject: EvalPolicy, weights: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
 ) -> LabelledSet:
-    """A labelled set of episodes that the policies `names` play in turn.
+    """Return an expert dataset of episodes played by the policies `names` in turn.
 
     Args:
         subject: a run of SAC.
         weights: of its algorithm.
-        world: where they play.
+        world: the simulator in which they play.
         names: of `subject.policies`.
         episodes: at least one for each of them.
-        seed: of what is random in policies and labels.
-        expert: whose mu is written, one of EXPERTS.
+        seed: of random numbers in policies and labels.
+        expert: source of mu, one of EXPERTS.
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
@@ -99,17 +99,17 @@ def collect(
     names_of_tasks = tuple(one.name for one in tasks)
     if world.task is not None:
         names_of_tasks, fields["task"] = (world.task,), np.zeros_like(fields["task"])
-    never = np.zeros(len(fields["step"]), bool)  # episodes end by time alone
+    never = np.zeros(len(fields["step"]), bool)  # episodes only end by truncation
     return LabelledSet(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
 
 
 def _tasks_of_run(subject: EvalPolicy) -> tuple[str, ...]:
-    """Names of the tasks that the run was trained on."""
+    """Return the names of the tasks that the run was trained on."""
     settings = subject.config.env_settings if subject.config else subject.settings
     return environments.make(subject.name, **settings).spec.task_names
 
 
-# The verb
+# Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     assert __doc__ is not None
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)

@@ -43,9 +43,9 @@ except ImportError:  # not on every platform
 State = Literal["", "good", "hint", "bad"]
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
-OLDEST_DRIVER = {"cuda13": 580, "cuda12": 525}  # that the CUDA libraries of the extras run with, newest first
+OLDEST_DRIVER = {"cuda13": 580, "cuda12": 525}  # required by the CUDA libraries of the extras, newest first
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-DEAR_PAGES = 0.35  # of the copy rate: below it, memory just asked for is worth a hint
+DEAR_PAGES = 0.35  # of the copy rate; below it, print a hint about newly allocated memory
 MOST_FLOWN = 4096  # environments
 _MARKS = {"": " ", "good": "+", "hint": "i", "bad": "!"}
 _STYLES = {"": "", "good": "green", "hint": "yellow", "bad": "bold red"}
@@ -53,10 +53,10 @@ _STYLES = {"": "", "good": "green", "hint": "yellow", "bad": "bold red"}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-        name: what was looked at.
+        name: what was checked.
         value: what was found, in a few words or a sentence.
         state: "bad" makes the exit code 1.
     """
@@ -88,7 +88,7 @@ class Nvidia:
 
 
 def find_nvidia() -> Nvidia | None:
-    """Ask NVML, then nvidia-smi, then look for device files; None if there is no GPU."""
+    """Return the GPUs by NVML, else nvidia-smi, else device files; None if there is no GPU."""
     return _ask_nvml() or _ask_nvidia_smi() or _look_for_devices()
 
 
@@ -137,7 +137,7 @@ def _look_for_devices(folder: Path = Path("/dev")) -> Nvidia | None:
 
 
 def installed_plugins() -> dict[str, str]:
-    """{package: version} of JAX's CUDA plugins."""
+    """Return {package: version} of JAX's CUDA plugins."""
     found = {}
     for package in PLUGINS:
         try:
@@ -148,13 +148,13 @@ def installed_plugins() -> dict[str, str]:
 
 
 def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str, str], error: str = "") -> str:
-    """A sentence for a machine with a GPU whose JAX runs on the CPU: the likely cause, and what to do.
+    """Return a sentence on why JAX runs on the CPU of a machine with a GPU, and what to do.
 
     Args:
         nvidia: its GPUs.
         plugins: installed CUDA plugins of JAX.
         environ: environment variables.
-        error: what JAX says, if it raises.
+        error: the message of JAX's exception, if any.
     """
     platforms = environ.get("JAX_PLATFORMS", environ.get("JAX_PLATFORM_NAME", "")).lower()
     if platforms and not any(name in platforms for name in ("cuda", "gpu")):
@@ -190,7 +190,7 @@ def _unset(said: str) -> str:
 
 
 def advised_extra(driver: str) -> str | None:
-    """The extra of this package that fits a driver's version, None for a driver too old."""
+    """Return the extra of this package that fits a driver version, None for a driver too old."""
     if not driver.split(".")[0].isdecimal():
         return "cuda12"
     number = int(driver.split(".")[0])
@@ -198,7 +198,7 @@ def advised_extra(driver: str) -> str | None:
 
 
 def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
-    """Devices, versions, and whether JAX uses the GPU."""
+    """Check devices and versions, and whether JAX uses the GPU."""
     findings = []
     if nvidia is not None:
         driver = f"driver {nvidia.driver or 'unknown'}" + (f", CUDA up to {nvidia.cuda}" if nvidia.cuda else "")
@@ -206,7 +206,7 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
     plugins = installed_plugins()
     try:
         devices = jax.local_devices()
-    except (RuntimeError, AssertionError) as error:  # JAX_PLATFORMS names what is not there
+    except (RuntimeError, AssertionError) as error:  # JAX_PLATFORMS names an absent platform
         said = " ".join(str(error).split()) or "JAX finds no device"
         cause = why_unused(nvidia, plugins, os.environ, said) if nvidia else _unset(said)
         return [*findings, Finding("JAX", cause, "bad")]
@@ -242,7 +242,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def look_at_rates(width: int, quick: bool) -> list[Finding]:
-    """What the first device reaches."""
+    """Measure the rates of the first device."""
     found = rates.measure(width, quick=quick, rounds=1 if quick else 3)
     findings = [Finding("memory copy", f"{short(found.copy)}B/s read and written together")]
     if jax.default_backend() == "cpu" and found.fresh < DEAR_PAGES * found.copy:
@@ -259,7 +259,7 @@ def look_at_rates(width: int, quick: bool) -> list[Finding]:
 
 
 def huge_pages() -> str:
-    """What to do where memory just asked for is slow."""
+    """Return the advice for slow newly allocated memory."""
     asked_for = "glibc.malloc.hugetlb" in os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform == "linux" and PAGES.exists() and "[madvise]" in PAGES.read_text() and not asked_for:
         return ", far below the copy rate: huge pages help, start programs with GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
@@ -267,7 +267,7 @@ def huge_pages() -> str:
 
 
 def look_at_environment(setup: build.Run, quick: bool) -> list[Finding]:
-    """Speed of some copies of the environment under its random policy, without learning."""
+    """Measure the speed of some copies of the environment under a random policy, without learning."""
     local, env = setup.trainer.layout.local_envs, setup.eval_env
     of_one = flights.sizes(env)
     number = flights.together(of_one, local, setup.plan.limit, env.spec.fixed_horizon)
@@ -291,7 +291,7 @@ def look_at_environment(setup: build.Run, quick: bool) -> list[Finding]:
 
 
 def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], build.Run]:
-    """The memory plan of a run and whether it fits. Raises UsageError for impossible settings."""
+    """Plan the memory of a run and check whether it fits. Raises UsageError for impossible settings."""
     setup = build.unchecked_run(config)
     made, run = setup.plan, setup.config.run
     findings = [Finding("run", f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments, "
@@ -320,7 +320,7 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], bui
 
 
 def _compiled(setup: build.Run) -> list[Finding]:
-    """The compiler's own figures."""
+    """Report the compiler's own figures."""
     lines: list[str] = []
     try:
         programs = build.compile_run(setup, None, lines.append)
@@ -353,7 +353,7 @@ def show(section: Section) -> None:
 
 
 def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
-    """Look at everything, print it as it is found; returns whether all is well. Raises UsageError."""
+    """Check everything, printing as results arrive; return whether all is well. Raises UsageError."""
     sections: list[list[Finding]] = []
 
     def report(title: str, look: Callable[[], list[Finding]]) -> bool:
@@ -387,7 +387,7 @@ def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
 
 
 def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
-    """The command line: configuration or None, whether to compile, whether it is a rehearsal. Raises UsageError."""
+    """Parse flags: configuration or None, whether to compile, whether to run a quick check. Raises UsageError."""
     prog = "python -m jaxrl.doctor"
     own = Parser(prog=prog, add_help=False, usage=f"{prog} [--compile true] [any flag of training]")
     own.add_argument("--compile", default="false", metavar="BOOL", help="compile the run for the exact memory figure")
@@ -414,7 +414,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     config, compile_it, quick = parse(argv)
     enable_compilation_cache()
     return 0 if examine(config, compile_it, quick) else 1

@@ -1,4 +1,4 @@
-"""How a verb begins and ends: Ctrl-C, errors in one sentence, exit codes."""
+"""Begin and end of a command: Ctrl-C, errors in one sentence, exit codes."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ def _backend_works() -> bool:
 
 
 def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """A verb's main: UserErrors become one sentence on stderr and their exit code, without a traceback."""
+    """Turn UserErrors of a main function into one sentence on stderr and their exit code, without a traceback."""
 
     @functools.wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:
@@ -31,13 +31,13 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
         except UserError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)
             return error.exit_code
-        except BrokenPipeError:  # whoever read the output has seen enough
+        except BrokenPipeError:  # the reader closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except KeyboardInterrupt:
             interrupt.answered()
             print("stopped by the keyboard", file=sys.stderr)
-            if argv is None:  # threads that compile do not survive the end of Python
+            if argv is None:  # compilation threads crash when Python exits
                 sys.stdout.flush()
                 os._exit(130)
             return 130

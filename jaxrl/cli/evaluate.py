@@ -65,7 +65,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _own_file(wanted: EvalPolicy, names: Sequence[str], usual: Sequence[str]) -> Path | None:
-    """Where a run keeps its evaluation: of the usual policies, in its own environment; None for anything else."""
+    """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else."""
     if wanted.run is None or wanted.config is None:
         return None
     rules = wanted.env.env.match_rules
@@ -75,7 +75,7 @@ def _own_file(wanted: EvalPolicy, names: Sequence[str], usual: Sequence[str]) ->
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     assert __doc__ is not None
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _set_for_matches(wanted: EvalPolicy) -> EvalPolicy:
-    """With the settings that matches of its environment are played with, but for those that the user gave."""
+    """Apply the environment's settings for matches, except those that the user gave."""
     rules = wanted.env.env.match_rules
     settings = rules.settings if rules else {}
     return wanted.moved({name: value for name, value in settings.items() if name not in wanted.given})
@@ -139,7 +139,7 @@ def _set_for_matches(wanted: EvalPolicy) -> EvalPolicy:
 def _league(
     wanted: EvalPolicy, flags: Any, episodes: int, seed: int, devices: int, chunk: int, say: Callable[[str], None]
 ) -> int:
-    """The rest of `main` with --against."""
+    """Run `main` with --against."""
     if wanted.run is None:
         raise UsageError("--against plays a run against others: name the run first")
     if flags.at is not None:
@@ -157,7 +157,7 @@ def _league(
 
 
 def _write(path: Path | None, report: dict[str, Any]) -> None:
-    """Raises UserError."""
+    """Write the report as JSON. Raises UserError."""
     if path is None:
         return
     try:

@@ -26,11 +26,11 @@ from jaxrl.runtime.load import load_policy
 FORMATS = ("jidi",)
 AGENT = Path(__file__).parents[1] / "integrations" / "jidi" / "submission.py"
 WEIGHTS = "weights.npz"
-BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # what the platform plays: rows, columns, snakes, beans, teams
+BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # the platform's games: rows, columns, snakes, beans, teams
 
 
 def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
-    """What submission.py has to know besides the weights.
+    """Return the settings that submission.py needs besides the weights.
 
     Raises:
         UsageError: the platform, or its agent, could not play the policy.
@@ -68,7 +68,7 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
 
 
 def write_jidi(out: Path, settings: dict[str, Any], params: Any) -> list[Path]:
-    """Write submission.py and weights.npz into the directory `out`, made if it is not there; their paths.
+    """Write submission.py and weights.npz into the directory `out`, created if absent; return their paths.
 
     Args:
         out: files of these names in it are replaced.
@@ -97,7 +97,7 @@ def write_jidi(out: Path, settings: dict[str, Any], params: Any) -> list[Path]:
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     parser = Parser(prog="python -m jaxrl.export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run")
     parser.add_argument("--format", metavar="NAME", help=f"what to write: {', '.join(FORMATS)}")

@@ -29,7 +29,7 @@ _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no"
 
 
 def _parse(field: Field, text: str) -> Any:
-    """A value from the command line in the field's type. Raises UsageError."""
+    """Convert command-line text to the field's type. Raises UsageError."""
     value: Any = text
     if field.kind is bool:
         value = _WORDS.get(text.lower(), text)
@@ -44,9 +44,9 @@ def _parse(field: Field, text: str) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence.
+    """An argparse parser with one-sentence errors.
 
-    It names the closest flag, or, if this one `trains`, the algorithms that have such a flag.
+    They name the closest flag or, if the parser `trains`, the algorithms that have such a flag.
     """
 
     def __init__(self, trains: bool = False, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")  # values, not flags; argparse does not know -1e-3
 
     def flags(self) -> dict[str, str]:
-        """All long flags, and the help of each."""
+        """Return all long flags with their help."""
         return {
             option: action.help or ""
             for action in self._actions
@@ -77,14 +77,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def _owners(name: str) -> list[str]:
-    """The algorithms that have a setting with a flag of this name."""
+    """Return the algorithms that have a setting with a flag of this name."""
     fields = {algo: fields_of(algos.find(algo), "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a command line asks for: a configuration, or (`resume`) that of a run, and what is to change in it."""
+    """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration."""
 
     config: Config
     resume: str | None = None
@@ -105,7 +105,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="continue this run exactly where its last checkpoint stands")
 
 
-# The settings of a run that the help begins with, and those that it shows where an environment has this attribute.
+# Settings of a run listed first in the help, and those listed where an environment has this attribute.
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
 _SHOWN_WITH = {"self_play": "takes_opponents", "self_play_every": "takes_opponents"}
 
@@ -116,12 +116,12 @@ def parse(
     description: str | None = None,
     add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> Request:
-    """The command line of `train` (and of `doctor`, which plans the same).
+    """Parse the command line of `train` (and of `doctor`, which plans the same run).
 
     Args:
-        argv: without what `add_flags` adds.
+        argv: without the flags of `add_flags`.
         prog, description: for the help.
-        add_flags: adds what the verb reads by itself, for the end of the help.
+        add_flags: adds the flags that the command reads itself, at the end of the help.
 
     Raises:
         UsageError: one sentence.
@@ -153,7 +153,7 @@ def parse(
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
-    """The configuration that the flags change, found before its own flags are known, and the run to resume."""
+    """Return the configuration that the flags change, found before its own flags are known, and the run to resume."""
     parser = Parser(prog=prog, add_help=False)
     _sources(parser)
     known, others = parser.parse_known_args(argv)
@@ -191,12 +191,12 @@ def _metavar(kind: Any) -> str:
 
 
 class EnvironmentFlags:
-    """The settings of one environment as flags of a verb that needs no algorithm.
+    """The settings of one environment as flags of a command without an algorithm.
 
     Args:
-        parser: gets the flags, as a group; a name that the verb itself uses keeps the verb's meaning.
+        parser: gets the flags, as a group; a name that the command itself uses keeps the command's meaning.
         env: a registered name, or "module:Class".
-        current: settings that take the place of the class's defaults (those of a run).
+        current: settings that replace the class's defaults (those of a run).
 
     Raises:
         UsageError: unknown environment.
@@ -216,6 +216,6 @@ class EnvironmentFlags:
                 self._fields[name] = field
 
     def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
-        """All settings, given what argparse found. Raises UsageError."""
+        """Return all settings, given argparse's result. Raises UsageError."""
         given = {name: _parse(field, parsed[name]) for name, field in self._fields.items() if name in parsed}
         return self._current | given

@@ -9,7 +9,7 @@ _LATER, _AGAIN = 0.02, 1.0  # seconds
 
 
 def install() -> None:
-    """Let SIGINT raise KeyboardInterrupt until `answered`; handlers other than Python's own stay as they are."""
+    """Let SIGINT raise KeyboardInterrupt until `answered`; handlers other than Python's own stay in place."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -17,12 +17,12 @@ def install() -> None:
 
 
 def answered() -> None:
-    """Whoever caught the KeyboardInterrupt ends the program now."""
+    """Stop raising: the caller has caught the KeyboardInterrupt and ends the program."""
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
-    # Python prints and ignores what is raised in a callback of its garbage collector, and JAX has such a callback.
+    # Python prints and ignores exceptions in callbacks of its garbage collector, and JAX has such a callback.
     callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
     while frame is not None:
         if frame.f_code in callbacks:

@@ -15,7 +15,7 @@ from jaxrl.runtime.run_directory import CONFIG
 
 
 def preset_dirs() -> list[Path]:
-    """Folders with presets: of the installed package, or of a checkout."""
+    """Return the folders with presets: of the installed package, or of a checkout."""
     found = [Path(__file__).resolve().parents[2] / "configs"]
     with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
         found.append(Path(str(resources.files("jaxrl.configs"))))
@@ -23,12 +23,12 @@ def preset_dirs() -> list[Path]:
 
 
 def presets() -> dict[str, Path]:
-    """All presets by name."""
+    """Return all presets by name."""
     return {path.stem: path for folder in reversed(preset_dirs()) for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_preset(name: str) -> Path:
-    """The file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
+    """Return the file of `--config`: a path, or the name of a preset. Raises UsageError with the closest name."""
     path = Path(name)
     if is_file(path):
         return path
@@ -41,7 +41,7 @@ def find_preset(name: str) -> Path:
 
 
 def base(algo: str | None, config: str | None, env: str | None) -> Config:
-    """Return the configuration that settings given by the user then change.
+    """Return the configuration before the user's own settings.
 
     Args:
         algo: a registered name, or "module:Class"; None where a preset names it.
@@ -62,7 +62,7 @@ def base(algo: str | None, config: str | None, env: str | None) -> Config:
 
 
 def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
-    """The YAML file of `--config`, else that of `--algo` (a user's own class has none), and what to call it."""
+    """Return the YAML file of `--config`, else of `--algo` (a user's own class has none), and its name."""
     if config is not None:
         path = find_preset(config)
         return read_yaml(path), str(path)
@@ -75,7 +75,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
 
 
 def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
-    """A preset carried over to another environment, without the former one's settings unless the two are related."""
+    """Transfer a preset to another environment, dropping environment settings unless the two are related."""
     former, kept = env_of(values), set()
     with usage_errors():
         dropped = set(fields_of(environments.find(former), "environment")) if former else set()
@@ -85,7 +85,7 @@ def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
 
 
 def _related(one: str, other: str) -> bool:
-    """Whether two environments are of one family, so that settings mean the same. Raises UsageError."""
+    """Return whether two environments are of one family, so that settings mean the same. Raises UsageError."""
     with usage_errors():
         classes = [{*environments.find(name).__mro__} - {*Environment.__mro__} for name in (one, other)]
     return bool(classes[0] & classes[1])

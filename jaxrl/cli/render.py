@@ -30,10 +30,10 @@ from jaxrl.evaluation.policies import LEARNED, EvalPolicy, parse
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.report.cache import enable_compilation_cache
 
-_MOST_REPORT = 2**28  # bytes of an evaluation
+_MOST_REPORT = 2**28  # bytes of an evaluation file
 SUFFIXES = (".html", ".gif", ".png")
 _REFERENCES = 3  # scripted policies, besides "random", whose mean curves are shown
-_REST = 2.0  # seconds that an animation rests on its last frame
+_REST = 2.0  # seconds of the last frame of an animation
 
 
 def record(
@@ -44,7 +44,7 @@ def record(
     references: dict[str, dict[str, np.ndarray]] | None = None,
     final_means: dict[str, dict[str, dict[str, float]]] | None = None,
 ) -> Record:
-    """Fly one held-out episode, the same as episode number `episode` of `jaxrl.evaluate`.
+    """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate`.
 
     Args:
         subject: environment and policies.
@@ -57,7 +57,7 @@ def record(
     flown = fly(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
     states, timesteps, curves, actions = jax.tree.map(_fetched, flown)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
-    steps = int(ends[0]) if len(ends) else len(actions)  # what is behind an early end means nothing
+    steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
     return Record(
         env=subject.env.env,
@@ -78,10 +78,10 @@ def _fetched(leaf: jax.Array) -> Any:
 
 
 def read_references(path: Path, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:
-    """Mean curves of random, of the flown policy and of the best scripted ones, from an evaluation's JSON file.
+    """Return mean curves of random, of the rendered policy and of the best scripted ones, from an evaluation file.
 
     Raises:
-        UserError: the file is not one, or it is about other settings of the environment.
+        UserError: not an evaluation, or one of other settings of the environment.
     """
     try:
         report = _read_report(path)
@@ -109,7 +109,7 @@ def read_references(path: Path, subject: EvalPolicy, name: str) -> dict[str, dic
 
 
 def _read_report(path: Path) -> Any:
-    """What stands in a JSON file. Raises OSError, ValueError, RecursionError."""
+    """Read a JSON file. Raises OSError, ValueError, RecursionError."""
     with path.open("rb") as file:
         content = file.read(_MOST_REPORT + 1)
     if len(content) > _MOST_REPORT:
@@ -118,7 +118,7 @@ def _read_report(path: Path) -> Any:
 
 
 def _curve(values: Any, steps: int) -> np.ndarray:
-    """float64[T + 1, 2] of a metric's "mean" and "ci95". Raises ValueError for anything else."""
+    """Convert a metric's "mean" and "ci95" to float64[T + 1, 2]. Raises ValueError for anything else."""
     curve = np.array([values["mean"], values["ci95"]], np.float64).T
     if curve.shape != (steps + 1, 2):
         raise ValueError(f"a curve has the shape {curve.shape}, not {(steps + 1, 2)}")
@@ -128,7 +128,7 @@ def _curve(values: Any, steps: int) -> np.ndarray:
 def read_final_means(path: Path, subject: EvalPolicy) -> dict[str, dict[str, dict[str, float]]]:
     """Return `Record.final_means` from the matches of an evaluation's JSON file.
 
-    Empty where the file is about something else: another environment, other settings, or no games.
+    Empty where the file does not match: another environment, other settings, or no games.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     try:
@@ -155,7 +155,7 @@ def _plain(settings: dict[str, Any]) -> Any:
 
 
 def draw(viewer: Viewer, shown: Record, suffix: str, frames_per_second: float) -> bytes:
-    """The content of the file."""
+    """Return the content of the file."""
     if suffix == ".html":
         return viewer.html(shown).encode()
     buffer = io.BytesIO()
@@ -170,7 +170,7 @@ def draw(viewer: Viewer, shown: Record, suffix: str, frames_per_second: float) -
     return buffer.getvalue()
 
 
-# The verb
+# Command
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +209,7 @@ def _out(text: str | None) -> Path:
 
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     assert __doc__ is not None
     began = time.monotonic()
     enable_compilation_cache()
@@ -247,9 +247,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_opponents(subject: EvalPolicy) -> EvalPolicy:
-    """With the other team of the evaluations that chose a run's best checkpoint, where the user names none.
+    """Add the opponents of the evaluations that chose the run's best checkpoint, unless the user names some.
 
-    It is as strong throughout, and sees the game as it is; snapshots of the learner are not at hand.
+    Their strength is constant and they observe the full game; snapshots of the learner are not available.
     """
     rules = subject.env.env.match_rules
     own = subject.run is not None or (rules is not None and rules.outside is not None)
@@ -260,7 +260,7 @@ def _with_opponents(subject: EvalPolicy) -> EvalPolicy:
 
 
 def _references(given: str | None, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:
-    """The curves of --evaluation, or of the run's own evaluation where there is a fitting one."""
+    """Return the curves of --evaluation, or of the run's own evaluation if that matches."""
     if given is not None:
         return read_references(Path(given), subject, name)
     path = subject.run / FILE if subject.run else None

@@ -16,7 +16,7 @@ from jaxrl.runtime.run_directory import versions
 
 @entry.exit_on_error
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run the command and return its exit code."""
     place, profile, flags = _own(argv)
     request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
     if place is not None and not hosts.supervised():
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _own(argv: Sequence[str]) -> tuple[hosts.ProcessInfo | None, bool, list[str]]:
-    """The place of this process among several hosts, --profile, and the settings of the run. Raises UsageError."""
+    """Return this process's place among several hosts, --profile, and the settings of the run. Raises UsageError."""
     usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
     own = command_line.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
     _add_flags(own)

@@ -5,7 +5,7 @@ from jaxrl.common.errors import UsageError
 
 
 def whole(text: str, flag: str, low: int, high: int) -> int:
-    """A whole number from the command line. Raises UsageError."""
+    """Parse a whole number from the command line. Raises UsageError."""
     try:
         number = int(text)
     except ValueError:
@@ -17,5 +17,5 @@ def whole(text: str, flag: str, low: int, high: int) -> int:
 
 
 def several(text: str) -> list[str]:
-    """Words with commas between, each once."""
+    """Split comma-separated words, dropping duplicates."""
     return list(dict.fromkeys(text.replace(",", " ").split()))

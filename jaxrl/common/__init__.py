@@ -1,1 +1,1 @@
-"""Errors for people, and files that are never half written."""
+"""Errors for users, and atomic file writes."""

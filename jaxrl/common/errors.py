@@ -1,7 +1,7 @@
-"""Errors that a user caused or can mend: one clear sentence and an exit code, no traceback.
+"""Errors that a user caused or can fix: one clear sentence and an exit code, no traceback.
 
-The verbs (`train`, `evaluate`, ...) catch `UserError`, print its sentence on stderr and exit with its code.
-Everything else that is raised is a defect of the program and keeps its traceback.
+The commands (`train`, `evaluate`, ...) catch `UserError`, print its sentence on stderr and exit with its code.
+Any other exception is a bug and keeps its traceback.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import typing
 
 
 class UserError(Exception):
-    """Something went wrong at run time; the message is one sentence that says what, and how to mend it."""
+    """An error at run time; the message is one sentence that says what is wrong, and how to fix it."""
 
     exit_code = 1
 
@@ -24,7 +24,7 @@ _HEAD, _TAIL = 500, 250  # characters of a sentence
 
 
 def one_line(sentence: str) -> str:
-    """A sentence for the console: one line of bounded length without control characters, whatever it quotes."""
+    """Return a sentence as one line of bounded length without control characters, for the console."""
     if len(sentence) > _HEAD + _TAIL:
         sentence = f"{sentence[:_HEAD]} [...] {sentence[-_TAIL:]}"
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in sentence)
@@ -32,9 +32,9 @@ def one_line(sentence: str) -> str:
 
 @contextlib.contextmanager
 def usage_errors() -> typing.Iterator[None]:
-    """ValueErrors, which environments and algorithms raise with a sentence, become UsageErrors.
+    """Convert ValueErrors, which environments and algorithms raise with a sentence, into UsageErrors.
 
-    So do NotImplementedErrors, by which the base classes name what a user's class lacks.
+    Convert NotImplementedErrors too, by which the base classes name methods that a user's class lacks.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Writing small files so that a reader, or the next run after a kill, never meets half of one."""
+"""Atomic writing of small files: no reader ever sees half of one."""
 
 import errno
 import os
@@ -10,15 +10,15 @@ from jaxrl.common.errors import UserError
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file (or a link to one), whatever stands in the path."""
+    """Return whether the path is a regular file or a link to one; False for an invalid path."""
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, a zero byte, a folder that may not be looked into
+    except (OSError, ValueError):  # name too long, zero byte, unreadable folder
         return False
 
 
 def output(text: str, flag: str) -> Path:
-    """The path of a file that a verb is going to write; nothing that is there changes.
+    """Return the path of a file that a command will write; nothing is changed yet.
 
     Raises:
         UserError: no regular file can be written there.
@@ -39,14 +39,14 @@ def output(text: str, flag: str) -> Path:
     return path
 
 
-_DEFLATE = 1032  # times its size is the most that a compressed archive can make
+_DEFLATE = 1032  # largest compression ratio of deflate
 
 
 def read_member(archive: zipfile.ZipFile, name: str, head: int = -1) -> bytes:
-    """A file in an archive, or its first `head` bytes, unless the archive claims more than it can hold.
+    """Read a file in an archive, or its first `head` bytes, unless the claimed size is impossible.
 
     Raises:
-        ValueError, OSError, zipfile.BadZipFile, zlib.error, KeyError: it is damaged, or there is none of this name.
+        ValueError, OSError, zipfile.BadZipFile, zlib.error, KeyError: it is damaged or absent.
     """
     info = archive.getinfo(name)
     if info.file_size > _DEFLATE * info.compress_size or info.compress_size > os.path.getsize(str(archive.filename)):
@@ -56,7 +56,7 @@ def read_member(archive: zipfile.ZipFile, name: str, head: int = -1) -> bytes:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises OSError for devices, pipes and sockets, which a file would take the place of."""
+    """Raise OSError for devices, pipes and sockets, which a file would replace."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file")
 
@@ -65,8 +65,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the file `path`, or the one that it links to, by text or bytes, all or nothing.
 
     Raises:
-        OSError: the directory is absent, not writable, or its disk is full, or `path` is a device, pipe or directory;
-            it is as it was before.
+        OSError: the directory is absent or not writable, its disk is full, or `path` is a device, pipe or directory;
+            the file is unchanged.
     """
     _check_regular(path)
     path = Path(os.path.realpath(path))

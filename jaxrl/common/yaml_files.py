@@ -1,4 +1,4 @@
-"""Mappings in YAML that people wrote, read with care."""
+"""Checked reading of YAML mappings written by users."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from jaxrl.common.errors import UsageError
 
 
 class _Reader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would take the last, and aliases, which repeat what they name."""
+    """A loader that refuses duplicate keys, of which YAML would take the last, and aliases."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -21,7 +21,7 @@ class _Reader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (yaml.YAMLError, RecursionError):
             raise
-        except Exception as error:  # whatever Python says of a number, a date or a tag
+        except Exception as error:  # any error in a number, a date or a tag
             raise yaml.YAMLError(f"the value in line {node.start_mark.line + 1} cannot be read ({error})") from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -35,7 +35,7 @@ _MOST_YAML = 2**20  # bytes of a configuration
 
 
 def read_mapping(path: Path, kind: str) -> dict[str, Any]:
-    """A mapping in YAML; `kind` says what it is. Raises UsageError when the file is unreadable or something else."""
+    """Read a YAML mapping; `kind` names it in errors. Raises UsageError when unreadable or not a mapping."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_YAML + 1)

@@ -1,1 +1,1 @@
-"""Episodes without learning: rollouts, policies and matches."""
+"""Evaluation: rollouts, policies and matches."""

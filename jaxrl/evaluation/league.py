@@ -1,7 +1,7 @@
-"""Games between policies: who meets whom, results with standard errors, and Elo ratings.
+"""Matches between policies: pairings, results with standard errors, and Elo ratings.
 
 A match is many games of one policy (the first) against one player of the other team (the second). Whether a player is
-a script of the environment or the policy of a run, it sees the game in its own layout and from its own side.
+a script of the environment or the policy of a run, it gets observations in its own format and from its own side.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 
 
 def elo(wins: np.ndarray, draws: np.ndarray, anchor: int, level: float) -> tuple[np.ndarray, np.ndarray]:
-    """Ratings and half-widths of their 95 % intervals, each float64[n], relative to the anchor.
+    """Return ratings and half-widths of their 95 % intervals, each float64[n], relative to the anchor.
 
     Bradley and Terry's model by maximum likelihood: i and j share points at odds of 10^((R_i - R_j) / 400), a draw
-    being half a point. Each pair that met gets one more game, half won and half lost, so that who won all its games
+    being half a point. Each pair that met gets one more game, half won and half lost, so that a player with wins only
     has a finite rating. The intervals come from the variance of the games' points, draws included.
 
     Args:
@@ -80,13 +80,13 @@ def play(
     devices: int = 1,
     chunk: int = 0,
 ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
-    """Match after match, (first, second, {metric: float32[games]} at the end of each game).
+    """Play match after match; yield (first, second, {metric: float32[games]} at the end of each game).
 
     Args:
         subject: the environment and the first policies.
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
-        games: of each match; game i begins alike in all of them.
+        games: of each match; game i begins in the same state in all of them.
         seed, devices, chunk: see `EvalPolicy.evaluator`.
     """
     rules, names, others = _rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
@@ -104,7 +104,7 @@ def play(
 
 
 def _opponent(subject: EvalPolicy) -> Opponent:
-    """A run's policy for the other team."""
+    """Return a run's policy as an opponent for the other team."""
     assert subject.algo is not None
     see: Any = subject.env
     return Opponent(see.opponent_view, learned(subject.algo, LEARNED[ranked(subject)[0]]))
@@ -117,7 +117,7 @@ def _rules_of(subject: EvalPolicy) -> MatchRules:
 
 
 def ranked(subject: EvalPolicy) -> list[str]:
-    """The names of a run's policy, the one that counts in matches first."""
+    """Return the names of a run's policies, the one that counts in matches first."""
     return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _rules_of(subject).sampled)
 
 
@@ -126,7 +126,7 @@ def results(
     metrics: Sequence[str],
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[dict[str, Any]]:
-    """What is reported of matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
+    """Summarise matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
     found: list[dict[str, Any]] = []
     began = time.monotonic()
     for first, second, ended in played:
@@ -145,11 +145,11 @@ def results(
 
 @dataclasses.dataclass(frozen=True)
 class League:
-    """Runs and scripted players that all meet each other.
+    """Runs and scripted players that all play each other.
 
     Attributes:
-        runs: {name: subject}, in games of the same kind, the first run's.
-        scripted: baselines.
+        runs: {name: policy of the run}, in games with the first run's settings.
+        scripted: names of scripted players.
     """
 
     runs: dict[str, EvalPolicy]
@@ -162,7 +162,7 @@ class League:
     def play(
         self, games: int, seed: int, devices: int = 1, chunk: int = 0
     ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
-        """Every pair meets once; see the function `play`."""
+        """Play one match per pair; see the function `play`."""
         names = list(self.runs)
         for i, (name, run) in enumerate(self.runs.items()):
             own = ranked(run)[0]
@@ -174,7 +174,7 @@ class League:
                 yield name if first == own else first, second, ended
 
     def ratings(self, matches: Sequence[Mapping[str, Any]], games: int) -> dict[str, dict[str, float]]:
-        """{player: {"elo", "low", "high", "points"}}, the best first; points: share of all its games, draws as half."""
+        """Return {player: {"elo", "low", "high", "points"}}, best first; points: share of all games, draws as half."""
         number = {name: k for k, name in enumerate(self.players)}
         wins, draws = np.zeros((2, len(number), len(number)))
         for match in matches:
@@ -196,25 +196,25 @@ class League:
 
     @property
     def rules(self) -> MatchRules:
-        """How the runs meet."""
+        """Return the match rules of the environment."""
         return _rules_of(next(iter(self.runs.values())))
 
     @property
     def anchor(self) -> str:
-        """Whose rating is fixed: the environment's choice, or the first run if that does not take part."""
+        """Return the player whose rating is fixed: the environment's choice, or the first run if that is absent."""
         wanted = self.rules.anchor[0]
         return wanted if wanted in self.scripted else self.players[0]
 
 
 def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) -> League:
-    """The league of runs, in games as the first one is set, each with its own observations.
+    """Build a league of runs, in games with the first run's settings, each with its own observations.
 
     Args:
-        runs: as they were read.
-        scripted: who else takes part; None: every scripted player of the other team.
+        runs: as loaded.
+        scripted: other players; None: every scripted player of the other team.
 
     Raises:
-        UsageError: runs that cannot play one another.
+        UsageError: runs that cannot play each other.
     """
     first = runs[0]
     for k, run in enumerate(runs):
@@ -231,13 +231,13 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) ->
         if name not in rules.opponents:
             raise UsageError(f"unknown player {shown(name)}: {closest(name, rules.opponents)}")
     names = [str(run.run_name) for run in runs]
-    if len(set(names)) < len(names):  # of several folders of runs
+    if len(set(names)) < len(names):  # runs of several folders may share a name
         names = [str(run.run) for run in runs]
     return League(dict(zip(names, moved, strict=True)), tuple(rules.opponents if scripted is None else scripted))
 
 
 def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
-    """Raises UsageError unless a run can play the others."""
+    """Raise UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
     if run.env.env.match_rules is None:
         raise UsageError(f"{run.run}: in its environment '{run.name}' no two teams meet; --against is for such runs")
@@ -256,11 +256,11 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
             )
 
 
-# Words
+# Text
 
 
 def match_table(matches: Sequence[Mapping[str, Any]], labels: Mapping[str, str], width: int) -> list[Text]:
-    """Lines of one block per first policy, one row per metric, one column per player of the other team."""
+    """Return lines of one block per first policy, one row per metric, one column per player of the other team."""
     rows = []
     seconds = list(dict.fromkeys(match["second"] for match in matches))
     for first in dict.fromkeys(match["first"] for match in matches):
@@ -279,7 +279,7 @@ def league_tables(
     labels: Mapping[str, str],
     width: int,
 ) -> list[list[Text]]:
-    """Lines of who stands where, and of one row per match."""
+    """Return the lines of the ranking, and of one row per match."""
     standings, results = [], []
     for name, row in ratings.items():
         between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
@@ -300,7 +300,7 @@ def league_tables(
 def verdicts(
     matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str, called: str | None = None
 ) -> list[str]:
-    """Return a sentence on whom a policy beats, by the 95 % intervals of its mean score; none without its matches."""
+    """Return a sentence on the opponents a policy beats, by 95 % intervals of its mean score; none without matches."""
     sign = -1 if mode == "min" else 1
     found: dict[str, list[str]] = {"beats": [], "loses to": [], "cannot be told from": []}
     for match in matches:

@@ -1,4 +1,4 @@
-"""What `evaluate` and `render` fly: the policy of a run, or scripted policies alone, and their command line."""
+"""The policies of `evaluate` and `render`, of a run or scripted ones alone, and their command line."""
 
 import argparse
 import dataclasses
@@ -25,14 +25,14 @@ from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policy
 
 DEFAULT_ENV = "coverage"
-_FLIGHT = 2**26, 2**31  # bytes of states and curves flown at a time, on a CPU and on an accelerator
-# How a run's policy acts, as far as its algorithm knows the mode.
+_FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
+# Modes of a run's policy, as far as its algorithm has the mode.
 LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalPolicy:
-    """An environment and the policies that can fly in it.
+    """An environment and the policies that can act in it.
 
     Attributes:
         env: the batched environment.
@@ -42,7 +42,7 @@ class EvalPolicy:
         config: the run's configuration.
         algo: the run's algorithm.
         params: its policy.
-        step: number of the checkpoint that they were read from.
+        step: number of the checkpoint.
         given: the settings that the command line named.
     """
 
@@ -58,24 +58,24 @@ class EvalPolicy:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names of all policies, those of the run first."""
+        """Return the names of all policies, those of the run first."""
         modes = self.algo.modes if self.algo else ()
         return (*(name for name, mode in LEARNED.items() if mode in modes), *scripted_names(self.env))
 
     @property
     def description(self) -> str:
-        """A few words for headings."""
+        """Return a few words for headings."""
         if self.config is None:
             return self.name
         return f"{self.config.algo} on {self.name} (run {self.run_name}, checkpoint {self.step:,})"
 
     @property
     def run_name(self) -> str | None:
-        """The run without the folder where runs are kept, such as "coma_coverage/0003"."""
+        """Return the run without the folder of runs, such as "coma_coverage/0003"."""
         return "/".join(self.run.absolute().parts[-2:]) if self.run else None
 
     def check_policy(self, name: str) -> None:
-        """Raises UsageError unless there is such a policy."""
+        """Raise UsageError unless there is such a policy."""
         if name in self.policies:
             return
         if name in LEARNED and self.algo is None:
@@ -83,7 +83,7 @@ class EvalPolicy:
         raise UsageError(f"unknown policy {shown(name)}: {closest(name, self.policies)}")
 
     def moved(self, settings: Mapping[str, Any]) -> "EvalPolicy":
-        """The same policies with other settings of the environment. Raises UsageError if the run's does not fit."""
+        """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
         env, algo = _made(self.name, settings), self.algo
         if algo and self.config and settings != self.config.env_settings:
@@ -98,19 +98,19 @@ class EvalPolicy:
         chunk: int = 0,
         opponents: Sequence[Opponent] | None = None,
     ) -> Evaluator:
-        """Flies the policies `names` for at least so many episodes.
+        """Return an evaluator that rolls out the policies `names` for at least this many episodes.
 
         Its parameters are those of `parameters`; with opponents see `versus`.
 
         Args:
             names: some of `policies`.
-            episodes: how many; a few more are flown where devices and chunks would not be full.
-            devices: how many share the episodes.
-            chunk: most episodes flown at a time on a device; 0 = as many as memory allows easily.
-            opponents: who may play the other team where its actions come from outside.
+            episodes: how many; rounded up to fill devices and chunks.
+            devices: number of devices that share the episodes.
+            chunk: most episodes rolled out at a time on a device; 0 = chosen by memory.
+            opponents: candidates for the other team where its actions are an input.
 
         Raises:
-            UsageError: an unknown policy, or nobody to play the other team.
+            UsageError: an unknown policy, or no opponent for the other team.
         """
         for name in names:
             self.check_policy(name)
@@ -143,7 +143,7 @@ class EvalPolicy:
 
     @property
     def default_chunk(self) -> int:
-        """Episodes flown at a time on a device: by the bytes of their states and curves."""
+        """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
         state, _ = jax.eval_shape(self.env.reset, keys, jax.eval_shape(lambda: self.context))
         size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -151,17 +151,17 @@ class EvalPolicy:
         return max(1, _FLIGHT[jax.default_backend() != "cpu"] // size)
 
     def parameters(self, index: int) -> tuple[Any, Any]:
-        """What the functions of `evaluator` take to fly the policy `names[index]`."""
+        """Return the parameters with which the functions of `evaluator` run the policy `names[index]`."""
         return jnp.int32(index), self.params
 
     @property
     def context(self) -> Any:
-        """The environment's context when all schedules have ended."""
+        """Return the environment's context at the end of all schedules."""
         return self.env.context(ended())
 
 
 def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
-    """The policy of `run` (None: scripted policies alone) in an environment.
+    """Load the policy of `run` (None: scripted policies alone) in an environment.
 
     Args:
         run: directory of a run.
@@ -190,7 +190,7 @@ def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
 def _refitted(
     algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
 ) -> Algorithm:
-    """The algorithm for an environment of other settings than it was trained in. Raises UsageError."""
+    """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
     changed = _list(f"{name} {value}" for name, value in settings.items() if value != former[name])
     shape_of = lambda x: (x.shape, x.dtype)  # noqa: E731
     try:
@@ -213,10 +213,10 @@ def _list(names: Any) -> str:
 def parse(
     argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
 ) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
-    """The verb's own flags, and what reads the policies that the command line asks for.
+    """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
-    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. What reads takes
-    names of settings whose flags the verb understands in its own way.
+    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. The function takes
+    the names of settings whose flags the command handles itself.
 
     Raises:
         UserError: one sentence.
@@ -249,7 +249,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
-    """Run, environment and the run's settings of it, found before the environment's flags are known."""
+    """Return the run, the environment and the run's settings of it, before the environment's flags are known."""
     switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
     words, found, env = iter(argv), [], None
     for word in words:

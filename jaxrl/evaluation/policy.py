@@ -1,4 +1,4 @@
-"""A trained policy for loops of one's own: arrays in, actions out."""
+"""A trained policy for the user's own loops: observations in, actions out."""
 
 import dataclasses
 import functools
@@ -22,9 +22,9 @@ class Policy:
     Attributes:
         env: the environment that it was trained in.
         algo: the algorithm that trained it.
-        params: what acting needs, pytree of arrays.
-        weights: what another run can begin with, see `Algorithm.weights`; None where it is not known.
-        step: number of the checkpoint that it was read from, None if it was not.
+        params: pytree of arrays needed for acting.
+        weights: initial weights for another run, see `Algorithm.weights`; None if not known.
+        step: number of the checkpoint it was read from, None if there is none.
         config: of the run, None where there is none.
     """
 
@@ -36,12 +36,12 @@ class Policy:
     config: Config | None = None
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Leaves, and what is no leaf."""
+        """Return the leaves and the static part."""
         return (self.params,), _Known(self)
 
     @classmethod
     def tree_unflatten(cls, known: "_Known", leaves: tuple[Any, ...]) -> "Policy":
-        """The inverse of `tree_flatten`."""
+        """Invert `tree_flatten`."""
         return dataclasses.replace(known.policy, params=leaves[0], weights=None)
 
     def __call__(
@@ -58,10 +58,10 @@ class Policy:
         Args:
             observation: [A, ...] or [B, A, ...] as `env.spec.observation` says; or a whole TimeStep, batched or not,
                 which holds masks and everything else.
-            action_mask: bool[A, n] or bool[B, A, n], the open actions; None = all.
+            action_mask: bool[A, n] or bool[B, A, n], the allowed actions; None = all.
             carry: what the last call returned; None at the first step.
-            key: with a key (or keys key[B]) actions are drawn, without one the policy is greedy.
-            first: bool[] or bool[B], episodes that begin with this step: a recurrent policy forgets.
+            key: with a key (or keys key[B]) actions are sampled; without one the policy is greedy.
+            first: bool[] or bool[B], episodes that begin with this step: a recurrent policy resets its carry.
 
         Returns:
             actions [A, ...] or [B, A, ...], and the carry.
@@ -89,13 +89,13 @@ class Policy:
 
     @functools.cached_property
     def _blank(self) -> TimeStep:
-        """ShapeDtypeStructs of a batch of one."""
+        """Return ShapeDtypeStructs of a batch of one."""
         env = batched(self.env)
         context = jax.eval_shape(env.context, jax.eval_shape(start))
         return jax.eval_shape(env.reset, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), context)[1]
 
     def _timestep(self, observation: Any, mask: Array | None, first: Any) -> tuple[TimeStep, bool]:
-        """A time step [B] of what the caller has, and whether it was that of a single environment."""
+        """Return a time step [B] from the caller's arrays, and whether it was that of a single environment."""
         given = observation if isinstance(observation, TimeStep) else None
         seen = observation if given is None else given.observation
         wanted, found = jax.tree.leaves(self._blank.observation), [jnp.asarray(x) for x in jax.tree.leaves(seen)]
@@ -126,7 +126,7 @@ class Policy:
 
 
 class _Known:
-    """What of a policy is no array; equal to that of the same algorithm alone."""
+    """The static part of a policy; equal for equal algorithms."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -20,9 +20,9 @@ FORMAT = 1
 def fly(
     subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Policy after policy, curves {metric: float32[T + 1, episodes]} on held-out episodes 0 .. episodes - 1 of a seed.
+    """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    Where there are several tasks, the score stands there for each of them, too, see `evaluation.by_task`.
+    With several tasks, the score is also given for each task, see `rollouts.by_task`.
 
     Args:
         subject: environment and policies.
@@ -49,15 +49,15 @@ def evaluate(
     say: Callable[[str], None] = lambda sentence: None,
     world: metaworld.Simulator | None = None,
 ) -> dict[str, Any]:
-    """Fly all policies; the content of evaluation.json.
+    """Evaluate all policies; return the content of evaluation.json.
 
     Args:
         subject: environment and policies.
         names: policies, of `subject.policies`.
         episodes, seed, devices, chunk: see `fly`.
-        at: steps that the table shows, by default those of `marks`.
-        say: gets one sentence per policy.
-        world: where they are played, episode after episode of its list; by default the environment, held out.
+        at: steps that the table shows, by default those of `statistics.marks`.
+        say: receives one sentence per policy.
+        world: simulator for the first episodes of its list; by default the environment, on held-out episodes.
     """
     spec = subject.env.spec
     flown = fly(subject, names, episodes, seed, devices, chunk)
@@ -82,7 +82,7 @@ def evaluate(
 
 
 def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
-    """What every report says of where its numbers come from."""
+    """Return the entries about the origin of the numbers, common to all reports."""
     return {
         "format": FORMAT,
         "run": subject.run_name,
@@ -104,7 +104,7 @@ def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
 
 
 def labels(spec: EnvSpec) -> dict[str, str]:
-    """What a reader calls the metrics, {metric: "words, unit"}."""
+    """Return the display names of the metrics, {metric: "words, unit"}."""
     return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
 
 
@@ -117,7 +117,7 @@ def compete(
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """All policies against every scripted player of the other team; the content of evaluation.json.
+    """Play all policies against every scripted player of the other team; return the content of evaluation.json.
 
     Args:
         subject: environment and policies.
@@ -133,7 +133,7 @@ def compete(
     return {
         **_head(subject, games, seed),
         "set": {name: subject.settings[name] for name in rules.settings},
-        "policies": {},  # curves over the episode, of which there are none
+        "policies": {},  # curves over the episode: none
         "matches": league.results(played, list(metrics), say),
     }
 
@@ -146,9 +146,9 @@ def compete_in_league(
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """All players of a league against each other; the content of the file of `--against`."""
+    """Play all players of a league against each other; return the content of the file of `--against`."""
     spec = next(iter(wanted.runs.values())).env.spec
-    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns, which differ with what a run was paid for
+    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
     matches = league.results(wanted.play(games, seed, devices, chunk), list(metrics), say)
     return {
         "format": FORMAT,
@@ -163,7 +163,7 @@ def compete_in_league(
 
 
 def _order(subject: EvalPolicy, curves: dict[str, Any]) -> list[str]:
-    """Metrics, the score first, then that of each task; the length only where episodes differ in it."""
+    """Return the metrics, the score first, then that of each task; the length only if episodes differ in it."""
     spec = subject.env.spec
     of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
     names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])

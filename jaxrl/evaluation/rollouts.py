@@ -1,4 +1,4 @@
-"""Episodes without learning: learned and scripted policies through the same code, every metric as a curve."""
+"""Rollouts without learning: learned and scripted policies through the same code, every metric as a curve."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
-# (parameters, memory, batch state, time step, keys[B]) -> (action [B, A, ...], memory)
+# (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
 Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
 
 
 def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
-    """The policy of an algorithm: what it takes for the best, or a sample."""
+    """Return the policy of an algorithm, greedy or sampled."""
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
         action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
@@ -31,12 +31,12 @@ def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
 
 
 def scripted_names(env: BatchedEnvironment) -> tuple[str, ...]:
-    """The environment's baselines, and "random", which every environment has."""
+    """Return the environment's baselines, and "random", which every environment has."""
     return tuple(dict.fromkeys(("random", *env.env.baselines)))
 
 
 def uniform(env: Any, state: Any, timestep: TimeStep, key: Array) -> Array:
-    """The "random" of environments without their own: open actions of agent after agent, or all over the box."""
+    """Act at random in an environment without its own "random": allowed actions agent by agent, or uniform in a box."""
     action, agents = env.spec.action, env.spec.num_agents
     if not isinstance(action, Discrete):
         shape = (agents, *action.shape)
@@ -54,7 +54,7 @@ def uniform(env: Any, state: Any, timestep: TimeStep, key: Array) -> Array:
 
 
 def scripted(env: BatchedEnvironment, name: str) -> Policy:
-    """One of `scripted_names`."""
+    """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
@@ -65,7 +65,7 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 
 
 def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
-    """One policy for parameters (index, parameters) that acts like `policies[index]`: one compilation for all."""
+    """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
         index, params = params
@@ -83,16 +83,16 @@ def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
 
 
 class Opponent(NamedTuple):
-    """A policy without memory for the other team: what that team sees, with a key per game, and how it acts on it."""
+    """A policy without a carry for the other team: its observations, with a key per game, and its action function."""
 
     see: Callable[[BatchState], tuple[TimeStep, Array]]
     policy: Policy
 
 
 def versus(first: Policy, opponents: Sequence[Opponent]) -> Policy:
-    """The actions [B, A + A] of both teams, for parameters (the first team's, (k, those of all opponents)).
+    """Return the policy of both teams, actions [B, A + A], for parameters (first team's, (k, opponents')).
 
-    Opponent k plays the other team; behind the last one nobody does, and the actions are 0.
+    Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
@@ -115,19 +115,19 @@ def versus(first: Policy, opponents: Sequence[Opponent]) -> Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluator:
-    """Flies `episodes` episodes of one policy, compiled once per policy.
+    """Rolls out `episodes` episodes of one policy, compiled once per policy.
 
-    Episode i starts from the same state whatever the policy, and from one that training does not see unless the
-    environment draws from a list: its randomness comes from a key of its own (`held_out_key`, one for each held-out
+    Episode i starts from the same state for every policy, and from one that training does not visit unless the
+    environment draws from a list: its randomness comes from a separate key (`held_out_key`, one for each held-out
     set).
 
     Attributes:
         env: the batched environment.
         policy: see `learned` and `scripted`.
-        init_memory: (parameters, time step [B], int32[B]) -> the policy's memory, as `Algorithm.init_carry`.
-        episodes: how many, over all devices.
-        chunk: at most so many at a time on a device; 0 = all.
-        mesh: the devices; those are used whose number divides `episodes`.
+        init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
+        episodes: number over all devices.
+        chunk: most episodes at a time on a device; 0 = all.
+        mesh: the devices; as many are used as divide `episodes`.
     """
 
     env: BatchedEnvironment
@@ -140,7 +140,7 @@ class Evaluator:
     def _fly(
         self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
     ) -> tuple[Any, Array]:
-        """What `see` (state, time step, statistics) makes of time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
+        """Return `see` (state, time step, statistics) at all time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
         spec = self.env.spec
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(seed_key, indices)
         state, timestep = self.env.reset(keys, context)
@@ -154,7 +154,7 @@ class Evaluator:
             new_state, new_timestep = self.env.play(state, action, context)
             new_statistics = update_statistics(spec, statistics, new_timestep)
             done = timestep.done
-            if not spec.fixed_horizon:  # an episode that has ended stays as it is
+            if not spec.fixed_horizon:  # an episode that has ended keeps its final state
                 new_timestep = where(done, timestep, new_timestep)
                 new_statistics = where(done, statistics, new_statistics)
             seen = see(new_state, new_timestep, new_statistics)
@@ -167,13 +167,13 @@ class Evaluator:
 
     @property
     def devices(self) -> int:
-        """How many devices share the episodes."""
+        """Return the number of devices that share the episodes."""
         return largest_divisor(self.episodes, self.mesh.size)
 
     def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
-        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or their ends [episodes].
+        """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or final values [episodes].
 
-        Where there are several tasks, the curve "task" tells which one each episode sets, see `by_task`.
+        With several tasks, the curve "task" holds the task of each episode, see `by_task`.
         """
         local = self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
@@ -197,11 +197,11 @@ class Evaluator:
         return jax.jit(function, compiler_options=graphs())
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
-        """Jit of (parameters, key, context, index) -> all of episode `index`, which is flown alone.
+        """Jit of (parameters, key, context, index) -> all data of episode `index`, rolled out alone.
 
         Returns:
             the environment's states [T + 1, ...], time steps [T + 1, ...], curves as of `compiled` [T + 1] and
-            actions [T, A, ...]; behind the end of an episode that ends early the rows mean nothing.
+            actions [T, A, ...]; rows after an early end are undefined.
         """
 
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
@@ -216,12 +216,12 @@ class Evaluator:
 
 
 def values(statistics: EpisodeStatistics) -> dict[str, Array]:
-    """What an episode that ended here would report, leaves float32[B]."""
+    """Return the metrics of episodes that would end at this step, leaves float32[B]."""
     return {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
 
 
 def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Curves [T + 1, N] without "task", but with the score in the episodes of each task, "score/name" [T + 1, n]."""
+    """Replace the curve "task" of curves [T + 1, N] by the score of each task's episodes, "score/name" [T + 1, n]."""
     names = spec.task_names or tuple(str(index) for index in range(spec.num_tasks))
     found = {name: curve for name, curve in curves.items() if name != "task"}
     if "task" in curves:
@@ -233,11 +233,11 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def held_out_key(seed: int, stream: str) -> Array:
-    """Root of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
+    """Return the root key of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
     return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
-    """Mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
+    """Return mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
     deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(values.mean()), "std": deviation, "ci95": 1.96 * deviation / len(values) ** 0.5}

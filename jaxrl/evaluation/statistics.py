@@ -1,4 +1,4 @@
-"""Means and intervals over episodes, and how policies compare by them."""
+"""Means and intervals over episodes, and the comparison of policies by them."""
 
 import math
 from typing import Any
@@ -10,28 +10,28 @@ from jaxrl.evaluation.rollouts import interval
 
 
 def marks(steps: int) -> list[int]:
-    """The steps that end a third, two thirds and all of an episode."""
+    """Return the steps that end a third, two thirds and all of an episode."""
     return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
 
 
 def summarise(curve: np.ndarray) -> dict[str, list[float | None]]:
-    """{"mean", "std", "ci95"} over episodes at every step, of float[T + 1, N]; see `interval`."""
+    """Return {"mean", "std", "ci95"} over episodes at every step of float[T + 1, N]; see `interval`."""
     rows = [interval(np.asarray(row, np.float64)) for row in curve]
     return {name: [rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
 
 
 def rounded(number: float) -> float | None:
-    """Seven significant digits, or None for what JSON cannot write."""
+    """Round to seven significant digits; None for numbers that JSON cannot represent."""
     return float(f"{number:.7g}") if math.isfinite(number) else None
 
 
 def compare(policies: dict[str, Any], score: str, mode: str) -> dict[str, Any] | None:
-    """How the learned policy stands at the end of the episode; None where it or "random" is missing.
+    """Compare the learned policy with the others at the end of the episode; None without it or "random".
 
     Returns:
-        policy: which one is compared; better: whether its mean score is better than random's; disjoint: whether the
-        95 % intervals do not overlap; way: {scripted policy: share of the way from random to it that the learned
-        policy goes, None where random is as good}; near: the scripted policies whose intervals overlap with the
+        policy: the compared policy; better: whether its mean score is better than random's; disjoint: whether the
+        95 % intervals do not overlap; way: {scripted policy: (learned - random) / (scripted - random) in the score,
+        None where random is as good}; near: the scripted policies whose intervals overlap with the
         learned policy's; best: the scripted policy with the best score.
     """
     own = next((name for name in LEARNED if name in policies), None)

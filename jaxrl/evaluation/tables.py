@@ -11,11 +11,11 @@ from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED
 from jaxrl.report import tables
 
-_UNBOUNDED = 10_000  # columns of what is no terminal
+_UNBOUNDED = 10_000  # columns if the output is not a terminal
 
 
 def table(report: dict[str, Any], width: int) -> list[Text]:
-    """Lines of one block per metric, one row per policy, one column per moment."""
+    """Return lines of one block per metric, one row per policy, one column per step label."""
     steps, at, policies = report["steps"], report["at"], report["policies"]
     titles, rows = [], []
     for step, moment in zip(at, report["moments"], strict=True):
@@ -32,14 +32,14 @@ def table(report: dict[str, Any], width: int) -> list[Text]:
 
 
 def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
-    """What a report calls a metric, with or without its unit."""
+    """Return a report's display name of a metric, with or without its unit."""
     name, _, task = metric.partition("/")
     words, comma, of = report.get("labels", {}).get(name, name).partition(", ")
     return words + (f" ({task})" if task else "") + (comma + of if unit else "")
 
 
 def _decimals(means: list[float | None]) -> int:
-    """Digits behind the point that show three significant ones of the largest mean."""
+    """Return the decimals that show three significant digits of the largest mean."""
     largest = max((abs(mean) for mean in means if mean is not None), default=0.0)
     return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
 
@@ -51,7 +51,7 @@ def _cell(mean: float | None, half: float | None, deviation: float | None, digit
 
 
 def conclusion(report: dict[str, Any]) -> list[str]:
-    """Sentences about the learned policy, or none."""
+    """Return sentences about the learned policy, or none."""
     found = report["comparison"]
     if found is None:
         return []
@@ -98,7 +98,7 @@ def show(report: dict[str, Any], title: str) -> None:
 
 
 def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
-    """The same for the matches of policies; the last words are about the one named `headline`."""
+    """Print the matches of policies; the conclusion is about the one named `headline`."""
     matches = report["matches"]
     _print(
         f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}",
@@ -111,7 +111,7 @@ def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
 
 
 def show_league(report: dict[str, Any]) -> None:
-    """The same for a league."""
+    """Print the tables of a league."""
     _print(
         f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair",
         f"Elo with draws as half a point, {report['anchor']} fixed; below mean ± standard error, seen by the first",
@@ -136,5 +136,5 @@ def _print(heading: str, legend: str, shown: Callable[[int], list[list[Text]]], 
 
 
 def lines_of(blocks: list[list[Text]]) -> list[Text]:
-    """Lines of tables, with an empty one before each."""
+    """Concatenate tables, with an empty line before each."""
     return [line for block in blocks for line in (Text(), *block)]

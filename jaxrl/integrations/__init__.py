@@ -1,1 +1,1 @@
-"""Other people's formats and simulators."""
+"""Third-party formats and simulators."""

@@ -1,6 +1,6 @@
-"""Episodes of reach in a real simulator, step by step on the host, with policies that act as in any evaluation.
+"""Episodes of reach in a real simulator, step by step on the host, with the policies of any evaluation.
 
-The same loop plays the JAX environment, so that the two can be compared episode by episode.
+The same loop runs the JAX environment, so that the two can be compared episode by episode.
 """
 
 import argparse
@@ -22,23 +22,23 @@ from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, 
 from jaxrl.runtime.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
-OWN = "-v3"  # how names of Meta-World's tasks end
+OWN = "-v3"  # suffix of Meta-World's task names
 EPISODES = 100
-ARMS = 8  # of Meta-World side by side; more of them hardly save time
+ARMS = 8  # batch of Meta-World environments; more hardly save time
 
 
 class Simulator(NamedTuple):
-    """Where B arms are played.
+    """A simulator that runs B arms.
 
     Attributes:
         description: a few words.
         task: the simulator's own task; None: those of the environment.
-        spec: of what is played.
-        lanes: B.
-        in_order: (keys key[B], numbers int32[B]) -> episodes of one list without end.
+        spec: of the environment.
+        lanes: B, the batch size.
+        in_order: (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list.
         play: (state, action [B, 1, 4], ()) -> the next step.
-        scripted: () -> actions [B, 1, 4] of the world's own scripted policy; None: the environment's is the one.
-        stream: where the goals come from.
+        scripted: () -> actions [B, 1, 4] of the simulator's scripted policy; None: use the environment's.
+        stream: source of the goals.
     """
 
     description: str
@@ -56,10 +56,10 @@ class Episodes:
     """N episodes of one policy.
 
     Attributes:
-        curves: {metric: float32[T + 1, N]}, as those of `jaxrl.evaluation.reports.fly`.
+        curves: {metric: float32[T + 1, N]}, as in `jaxrl.evaluation.reports.fly`.
         observation: float32[N, T + 1, D].
         action: float32[N, T, n].
-        advice: float32[N, T, n], what the scripted policy would have done, or () where nobody asks.
+        advice: float32[N, T, n], the scripted policy's actions in the same states, or () if not requested.
         reward: float32[N, T], of each action.
         task: int32[N], index in the environment's tasks.
     """
@@ -72,11 +72,11 @@ class Episodes:
     task: np.ndarray
 
 
-# Worlds
+# Simulators
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag of verbs that can play in a simulator."""
+    """Add the flag of commands that can play in a simulator."""
     parser.add_argument("--simulator", metavar="NAME", help="play the run's own goals in order (its pool, or with "
                         "goals 'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may "
                         "also name one of the simulator's own, such as drawer-close-v3, which pays and judges by "
@@ -84,10 +84,10 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def own_task(flags: argparse.Namespace) -> str | None:
-    """The simulator's own task that the command line names; None: --task, if it is there, is the environment's.
+    """Return the simulator's own task named on the command line; None: --task, if given, is the environment's.
 
     Raises:
-        UsageError: there is no such simulator, or several of its tasks are named, or one of them without it.
+        UsageError: no such simulator, several of its tasks, or one of its tasks without it.
     """
     if flags.simulator is not None and flags.simulator not in SIMULATORS:
         raise UsageError(f"unknown simulator {shown(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
@@ -106,7 +106,7 @@ def own_task(flags: argparse.Namespace) -> str | None:
 
 
 def reach_of(subject: EvalPolicy) -> ReachBatch:
-    """The environment that has the simulator's arm. Raises UsageError for any other."""
+    """Return the reach environment of a policy. Raises UsageError for any other."""
     if not isinstance(subject.env, ReachBatch):
         found = f"{subject.run} was trained on" if subject.run else "this is"
         raise UsageError(f"the simulator has the arm of 'reach', {found} '{subject.name}': choose a run of reach")
@@ -114,7 +114,7 @@ def reach_of(subject: EvalPolicy) -> ReachBatch:
 
 
 def real_world(subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
-    """Meta-World, in a task of its own or (None) in those of the subject's environment. Raises UsageError."""
+    """Return Meta-World, in its own task or (None) in the tasks of the environment. Raises UsageError."""
     env = reach_of(subject)
     from envs_jax.adapters import metaworld
 
@@ -128,7 +128,7 @@ def real_world(subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
 
 
 def jax_world(subject: EvalPolicy, lanes: int) -> Simulator:
-    """The subject's environment itself. Raises UsageError unless it is reach."""
+    """Return the policy's own environment as a simulator. Raises UsageError unless it is reach."""
     env = reach_of(subject)
     return Simulator(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
 
@@ -138,7 +138,7 @@ def _stream(env: ReachBatch) -> str:
 
 
 def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
-    """The world that --simulator names; None is "jax". Raises UsageError."""
+    """Return the simulator that --simulator names; None is "jax". Raises UsageError."""
     return real_world(subject, task, lanes) if name == "metaworld" else jax_world(subject, lanes)
 
 
@@ -146,7 +146,7 @@ def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int
 
 
 def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., tuple[Any, Any]]:
-    """One of `subject.policies` in a world: a `Policy` that takes the step's number, too."""
+    """Return one of `subject.policies` in a simulator: a `Policy` that takes the step's number, too."""
     if name == "scripted" and world.scripted is not None:
         script = world.scripted
         return lambda params, memory, state, timestep, keys, t: (jnp.asarray(script()), memory)
@@ -163,15 +163,15 @@ def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., t
 def play(
     subject: EvalPolicy, world: Simulator, name: str, numbers: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Episodes `numbers` of the world's list with one of `subject.policies`.
+    """Roll out episodes `numbers` of the simulator's list with one of `subject.policies`.
 
     Args:
         subject: policies.
-        world: where.
+        world: the simulator.
         name: the policy.
         numbers: N of them, at least one.
-        seed: of what is random in the policy; an episode is the same whichever others are played.
-        advised: whether the scripted policy is asked at every step, too.
+        seed: of random numbers in the policy; an episode does not depend on which others are played.
+        advised: whether to record the scripted policy's action at every step.
     """
     algo, params = subject.algo, subject.params
     act = _acting(subject, world, name)
@@ -188,7 +188,7 @@ def play(
         return statistics, values(statistics)
 
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
-        """Fields of `Played` for lanes of episodes, curves [B, T + 1]."""
+        """Return the fields of `Episodes` for a batch of episodes, curves [B, T + 1]."""
         indices = jnp.asarray(numbers)
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
@@ -220,7 +220,7 @@ def play(
 def fly(
     subject: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """As `jaxrl.evaluation.reports.fly`, with the first `episodes` of the world's list."""
+    """Roll out as `jaxrl.evaluation.reports.fly`, on the first `episodes` of the simulator's list."""
     for name in names:
         played = play(subject, world, name, range(episodes), seed)
         task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}

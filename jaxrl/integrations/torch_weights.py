@@ -1,7 +1,7 @@
 """Weights of the published snakes trainer (jidiai/Competition_3v3snakes) for `--init_from actor.pth[,critic.pth]`.
 
-Its files are what `torch.save` makes of a state dict (PyTorch 1.6 or newer): a zip archive of a pickle and of raw
-numbers. The pickle is read by an unpickler that knows float32 tensors and nothing else, so that no file can run code;
+The files are state dicts saved by `torch.save` (PyTorch 1.6 or newer): a zip archive of a pickle and of raw
+numbers. The pickle is read by an unpickler that accepts float32 tensors only, so that no file can run code;
 PyTorch is not needed.
 """
 
@@ -30,12 +30,12 @@ _LSTM = {"weight_ih": "input_kernel", "bias_ih": "input_bias", "weight_hh": "sta
 
 
 class _Reader(pickle.Unpickler):
-    """Unpickles dictionaries of contiguous float32 tensors, whose numbers stand beside the pickle."""
+    """Unpickles dictionaries of contiguous float32 tensors, whose data are separate files of the archive."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "")
         text = read_member(archive, name)
-        for code, argument, _ in pickletools.genops(text):  # one byte makes Python ask for gigabytes of memory
+        for code, argument, _ in pickletools.genops(text):  # one opcode can make Python allocate gigabytes
             if "PUT" in code.name and int(argument or 0) > len(text):
                 raise pickle.UnpicklingError("it numbers more objects than it holds")
         super().__init__(io.BytesIO(text))
@@ -63,10 +63,10 @@ def _tensor(numbers: np.ndarray, start: int, shape: tuple[int, ...], strides: tu
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a state dict, float32, by name.
+    """Return the tensors of a state dict, float32, by name.
 
     Raises:
-        UserError: there is no such file, or it is anything else.
+        UserError: no such file, or not such a state dict.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("it is not a dictionary of tensors by name")
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): name a file of weights") from None
-    except Exception as error:  # a pickle can go wrong in any way
+    except Exception as error:  # a damaged pickle can raise anything
         reason = str(error)[:_MOST_REASON]
         raise UserError(
             f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it anew there"
@@ -86,7 +86,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def team_net(tensors: dict[str, np.ndarray]) -> Any:
-    """The tensors, matrices as (out, in), as parameters of a `nets.TeamNet`, matrices as (in, out).
+    """Convert tensors, with matrices (out, in), to parameters of a `networks.TeamNet`, with matrices (in, out).
 
     Raises:
         ValueError: other names than those of the published networks.
@@ -106,7 +106,7 @@ def team_net(tensors: dict[str, np.ndarray]) -> Any:
 
 
 def _described(params: Any) -> str:
-    """Words for the shapes of a network; critics have a leading axis."""
+    """Describe the shapes of a network; critics have a leading axis."""
     own = params["params"]
     if any(own[name].ndim < 2 for name in ("fc1_kernel", "out_kernel")):
         return "vectors instead of matrices"
@@ -118,12 +118,12 @@ def _described(params: Any) -> str:
 
 
 def load(source: str, algo: Algorithm, key: Array) -> Any:
-    """What `Ddpg.init` takes as inputs: the networks of one or two files, the actor's first.
+    """Return the `inputs` of `Ddpg.init`: the networks of one or two files, the actor's first.
 
     Args:
         source: "actor.pth" or "actor.pth,critic.pth".
         algo: of the run that begins.
-        key: of the critic that is drawn where no file is given for it.
+        key: for the initial critic if no file is given for it.
 
     Raises:
         UserError: a file cannot be read, or its network is not that of the run.

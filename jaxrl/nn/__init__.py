@@ -1,1 +1,1 @@
-"""Networks, distributions, optimizers and the dtypes that they compute in."""
+"""Networks, distributions, optimizers and compute dtypes."""

@@ -1,4 +1,4 @@
-"""Networks. Parameters are float32; matmuls and convolutions run in the dtype of the layout."""
+"""Networks. Parameters are float32; matmuls and convolutions run in the compute dtype."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -41,7 +41,7 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     Args:
         x: [N, H, W, C].
         kernel: [h, w, C, F], in the dtype of `x`.
-        method: "conv" calls the convolution of the back end (right on GPUs). On CPUs, where that is slow inside
+        method: "conv" calls the convolution of the back end (best on GPUs). On CPUs, where that is slow inside
             compiled loops, matrix products are many times faster: "dense" multiplies each band of h rows by the
             kernel written as one banded matrix (best for few channels, where the wasted zeros cost less than small
             products); "patches" gathers the pixels under the kernel and wastes nothing.
@@ -51,7 +51,7 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     """
     height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
     h, _, channels, features = kernel.shape
-    if height == width == 1:  # nothing slides: a matrix product
+    if height == width == 1:  # a 1 x 1 convolution is a matrix product
         product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
         return product.reshape(x.shape[0], 1, 1, features)
     if method == "conv":
@@ -70,8 +70,8 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
 def _convolve_patches(x: Array, kernel: Array) -> Array:
     """`convolve` of x [H, W, N, C] into [H - h + 1, W - w + 1, N, F].
 
-    With the pixels first, what lies under one kernel entry is a few whole blocks of memory. The gradient of x is added
-    up entry by entry in place; left to automatic differentiation it would pass through a gradient of all patches.
+    With the pixels first, the pixels under one kernel entry are a few contiguous blocks of memory. The gradient of x is
+    accumulated entry by entry in place; automatic differentiation would build a gradient of all patches.
     """
     h, w, channels, features = kernel.shape
     return _patches(x, h, w) @ kernel.reshape(h * w * channels, features)
@@ -105,14 +105,14 @@ _convolve_patches.defvjp(_patches_forward, _patches_backward)
 
 
 def convolution_methods(width: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
-    """What is fastest for each layer of `ConvStack` on a platform (see `bench.studies.convolution`)."""
+    """Return the fastest method for each layer of `ConvStack` on a platform (see `bench.studies.convolution`)."""
     if platform != "cpu":
         return ("conv", "conv", "conv")
     return ("patches", "dense" if width <= 64 else "patches", "patches")
 
 
 class ConvStack(nn.Module):
-    """Three convolutions and a dense head, as in Westheider et al. 2023: 5 x 5, 4 x 4, then the whole rest.
+    """Three convolutions and a dense head, as in Westheider et al. 2023: 5 x 5, 4 x 4, then the remaining image.
 
     An 11 x 11 x C input becomes 7 x 7, 4 x 4, then 1 x 1 by `width` channels, `depth` dense layers, `outputs`.
     Smaller or larger images fit as long as 2 x 2 pixels are left for the last convolution (side 9 or more).
@@ -161,8 +161,10 @@ class _Head(nn.Module):
 
 
 def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
-    """About what one sample of `shape` needs while a gradient is computed: every layer's input as the matrix
-    product sees it (patches or bands), kept for the backward pass and once more as its gradient.
+    """Estimate the bytes that one sample of `shape` needs while a gradient is computed.
+
+    Count every layer's input as the matrix product reads it (patches or bands), once for the backward pass and once
+    for its gradient.
     """
     width, depth = net.width, net.depth
     values = 0
@@ -224,11 +226,11 @@ def _rectify(products: Array, bias: Array) -> Array:
 
 
 class TeamNet(nn.Module):
-    """Dense layers for each agent of a team, alike for all; with `communication` an LSTM in between mixes the agents.
+    """Dense layers with parameters shared by all agents; with `communication` an LSTM in between mixes the agents.
 
-    The published networks of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) have no non-linearity behind their
+    The published networks of the 3v3 snakes baseline (jidiai/Competition_3v3snakes) have no non-linearity after their
     first layer (`rectify_first` False), two hidden layers of 256 units, and with communication (BiCNet, Peng et al.
-    2017, arXiv 1703.10069) a bidirectional LSTM over the agents behind the first one.
+    2017, arXiv 1703.10069) a bidirectional LSTM over the agents after the first one.
     """
 
     outputs: int
@@ -272,8 +274,8 @@ class TeamNet(nn.Module):
 def _normalised(products: Array, bias: Array, scale: Array, shift: Array) -> Array:
     """ReLU of layer norm of products + bias, float32[N, F] for bias, scale and shift float32[F].
 
-    With its own gradient, in two sums along rows and one along columns instead of the eight that differentiation by
-    rule makes of it.
+    It has a custom gradient, with two sums along rows and one along columns instead of the eight of automatic
+    differentiation.
     """
     return _normalise(products, bias, scale, shift)[0]
 
@@ -301,10 +303,10 @@ _normalised.defvjp(_normalise, _normalise_backward)
 
 
 class BidirectionalLSTM(nn.Module):
-    """One LSTM layer along the agents and one back, both from a zero state (Hochreiter and Schmidhuber 1997).
+    """One forward and one backward LSTM layer over the agents, from zero states (Hochreiter and Schmidhuber 1997).
 
     Gates in the order input, forget, cell, output; a bias each for inputs and state, and uniform initialisation in
-    +/- 1 / sqrt(width), as PyTorch has them.
+    +/- 1 / sqrt(width), as in PyTorch.
     """
 
     width: int
@@ -312,7 +314,7 @@ class BidirectionalLSTM(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """[N, A, F] -> [N, A, 2 width]: there, then back."""
+        """[N, A, F] -> [N, A, 2 width]: forward, then backward."""
         agents = x.shape[1]
         there = self._along(x, range(agents), "there")
         back = self._along(x, range(agents - 1, -1, -1), "back")

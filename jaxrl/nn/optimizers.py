@@ -1,4 +1,4 @@
-"""Steps of optimizers as every algorithm here takes them; a thin layer over optax."""
+"""Optimizers with a learning rate of 1 and the steps that all algorithms take; a thin layer over optax."""
 
 import math
 from typing import Any
@@ -14,10 +14,10 @@ BETA1, BETA2 = 0.9, 0.999  # Adam's
 
 
 def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTransformation:
-    """Adam (betas 0.9, 0.999) with a learning rate of 1, for `apply_gradients`, after clipping to a norm if asked for.
+    """Adam (betas 0.9, 0.999) with a learning rate of 1, for `apply_gradients`, after optional gradient clipping.
 
-    `optax.adam` but for the bias correction 1 - beta^t: in float32 that difference of two numbers near 1 is off by
-    1e-5 of itself for the first second moments, and with it the steps.
+    Equal to `optax.adam` except for the bias correction 1 - beta^t: in float32 that difference of numbers near 1 has
+    a relative error of 1e-5 in the first steps, which the updates inherit.
 
     References:
         Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
@@ -40,26 +40,26 @@ def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTra
 def apply_gradients(
     optimizer: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
 ) -> tuple[Any, Any]:
-    """One step of an optimizer that is made for a learning rate of 1, `rate` times as long: (parameters, its state)."""
+    """Apply one step of an optimizer with learning rate 1, scaled by `rate`; return parameters and optimizer state."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
         step, state = optimizer.update(gradient, state, params)
     return jax.tree.map(lambda p, d: p + rate * d, params, step), state
 
 
 def ravel(tree: Any) -> Array:
-    """All leaves one after another, float32[P]: few operations instead of a few for each leaf."""
+    """Concatenate all leaves, float32[P]: few operations instead of a few per leaf."""
     return ravel_pytree(tree)[0]
 
 
 def unravel(vector: Array, like: Any) -> Any:
-    """The tree of which `ravel` made a vector; `like` has its leaves or their ShapeDtypeStructs."""
+    """Invert `ravel`; `like` has the tree's leaves or their ShapeDtypeStructs."""
     leaves, structure = jax.tree.flatten(like)
     parts = jax.lax.split(vector, [math.prod(leaf.shape) for leaf in leaves])
     return jax.tree.unflatten(structure, [part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)])
 
 
 def of_tree(chain: optax.GradientTransformation, like: Any) -> optax.GradientTransformation:
-    """Return a chain for vectors of `ravel` that sees the trees of which they were made, leaves as those of `like`."""
+    """Return a chain for vectors of `ravel` that works on the original trees, with leaves as in `like`."""
 
     def init(vector: Array) -> Any:
         return chain.init(unravel(vector, like))
@@ -72,5 +72,5 @@ def of_tree(chain: optax.GradientTransformation, like: Any) -> optax.GradientTra
 
 
 def norm(tree: Any) -> Array:
-    """Euclidean norm of all leaves together, float32[]."""
+    """Return the Euclidean norm of all leaves together, float32[]."""
     return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.float32(0)))

@@ -1,4 +1,4 @@
-"""The dtype policy: what networks compute in and what rollouts are stored in.
+"""The dtype policy: compute dtypes of networks and storage dtypes of rollouts.
 
 Parameters, optimizer state, log-probabilities, targets, advantages and reductions are float32 everywhere.
 """
@@ -16,26 +16,26 @@ Store = Literal["auto", "float32", "float16"]
 
 
 def compute_dtype(name: Compute, platform: str) -> Any:
-    """Of matmuls and convolutions: bfloat16 on accelerators; CPUs emulate it slowly, so float32 there."""
+    """Return the dtype of matmuls and convolutions: bfloat16 on accelerators, float32 on CPUs (bfloat16 is slow)."""
     if name == "auto":
         name = "float32" if platform == "cpu" else "bfloat16"
     return jnp.dtype(name)
 
 
 def rollout_dtype(name: Store) -> Any:
-    """Of stored observations whose values lie in [0, 1]."""
+    """Return the dtype of stored observations whose values lie in [0, 1]."""
     return jnp.dtype("float16" if name == "auto" else name)
 
 
 def stored_dtype(box: Box | None, small: Any) -> Any:
-    """`small` where the values of a float box lie in [0, 1], else the box's own dtype."""
+    """Return `small` where the values of a float box lie in [0, 1], else the box's own dtype."""
     assert box is not None
     unit = jnp.issubdtype(box.dtype, jnp.floating) and box.low >= 0 and box.high <= 1
     return small if unit else box.dtype
 
 
 def store(spec: EnvSpec, timestep: TimeStep, small: Any) -> TimeStep:
-    """A time step as it goes into a trajectory: observation and global state in their stored dtype."""
+    """Return a time step for a trajectory, with observation and global state in their stored dtype."""
 
     def cast(boxes: Any, values: Any) -> Any:
         is_box = lambda x: isinstance(x, Box)  # noqa: E731

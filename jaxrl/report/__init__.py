@@ -1,1 +1,1 @@
-"""What a run tells while it runs: metrics on disk, the console, the state of the device."""
+"""Reports of a run: metrics on disk, the console, the state of the device."""

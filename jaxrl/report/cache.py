@@ -1,4 +1,4 @@
-"""What lasts from start to start: compiled programs, and what was measured on a machine."""
+"""Files kept between runs: compiled programs and measurements of a machine."""
 
 import json
 import os
@@ -14,12 +14,12 @@ Warn = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    """~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
+    """Return ~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
     return Path(getattr(jax.config, "jax_compilation_cache_dir", None) or default_folder())
 
 
 def default_folder() -> Path:
-    """~/.cache/jaxrl."""
+    """Return ~/.cache/jaxrl."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
 
 
@@ -32,7 +32,7 @@ def enable_compilation_cache() -> None:
 
 
 def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
-    """The JSON mapping in a file; {} where there is none, and with a warning where it is damaged."""
+    """Return the JSON mapping in a file; {} if there is none, and with a warning if it is damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
 
 
 def write_measured(path: Path, entries: dict[str, Any], warn: Warn) -> None:
-    """Add entries to the JSON mapping in a file; what cannot be written is a warning."""
+    """Add entries to the JSON mapping in a file; warn if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(

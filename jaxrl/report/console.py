@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel in a terminal, plain lines everywhere else."""
+"""Progress of a run: a live panel in a terminal, plain lines everywhere else."""
 
 import logging
 import sys
@@ -22,15 +22,15 @@ logger = logging.getLogger("jaxrl")
 
 
 class Console:
-    """Shows one block after another; a context manager, so that the terminal is left in order.
+    """Shows block after block; a context manager, which restores the terminal at the end.
 
     Args:
         title: the panel's heading, for example "coma on coverage".
         stream: where to write; stdout by default.
         live: a live panel or plain lines; by default a panel if `stream` is a terminal.
-        every: seconds between plain lines at least; the first and the last block, and blocks with an
+        every: minimum seconds between plain lines; the first and the last block, and blocks with an
             evaluation, are always written.
-        patience: seconds between plain lines while something long goes on.
+        patience: seconds between plain lines during a long operation.
         label: {metric of the environment} -> "words" or "words, unit".
     """
 
@@ -51,7 +51,7 @@ class Console:
         self._wants_live = live
         self._every, self._patience, self._label = every, patience, label
         self._live: Live | None = None
-        self._start: tuple[float, float] | None = None  # time and share done at the first block (of a phase)
+        self._start: tuple[float, float] | None = None  # time and fraction done at the first block (of a phase)
         self._phase: str | None = None
         self._shown = -float("inf")
         self._unshown: dict[str, Any] | None = None
@@ -79,7 +79,7 @@ class Console:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Show that something long goes on, such as "compiling", and for how long it has."""
+        """Show that a long operation such as "compiling" is running, and for how long."""
         began = time.monotonic()
         sentence = lambda: f"{what} ... {duration(time.monotonic() - began)}"  # noqa: E731
         if self._live is not None:
@@ -109,7 +109,7 @@ class Console:
 
         Args:
             info: phase (a few words; `fraction` and the time left are then of this phase), fraction (share done, or
-                of the seconds that there are, 0 to 1), seconds_left (reckoned from `fraction` if absent), iteration,
+                of the seconds available, 0 to 1), seconds_left (estimated from `fraction` if absent), iteration,
                 iterations, env_steps, env_steps_per_second, updates, updates_per_second, return (mean episode
                 return), environment / losses / evaluation (name to number; an evaluation stays on the panel), memory
                 and memory_limit (bytes), utilisation (0 to 1), power (watts).
@@ -128,7 +128,7 @@ class Console:
             self._unshown = shown
 
     def _seconds_left(self, fraction: float | None) -> float | None:
-        """From the pace since the first block of this process and phase, so that a resumed run is not too hopeful."""
+        """Estimate from the rate since the first block of this process and phase, so that resuming does not bias it."""
         if fraction is None:
             return None
         now = time.monotonic()
@@ -146,7 +146,7 @@ class Console:
         print("  ".join(parts), file=self._stream, flush=True)
 
     def _numbers(self, info: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
-        """Names and values of a group, with units."""
+        """Return names and values of a group, with units."""
         found = []
         for name, value in (info.get(group) or {}).items():
             words, _, unit = (name.replace("_", " ") if group == "losses" else self._label(name)).partition(", ")
@@ -169,9 +169,9 @@ class Console:
 
 
 class Log:
-    """What takes the place of a console where a program, not a person, has started the run.
+    """The replacement of a console for runs started by a program instead of a person.
 
-    Sentences go to the logger "jaxrl"; what `Console.block` would show goes to callbacks.
+    Sentences go to the logger "jaxrl"; the arguments of `Console.block` go to callbacks.
     """
 
     def __init__(self, callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = ()) -> None:
@@ -184,24 +184,24 @@ class Log:
         pass
 
     def say(self, sentence: str) -> None:
-        """Log a sentence, at level WARNING where it is a warning, else INFO."""
+        """Log a sentence, at level WARNING if it is a warning, else INFO."""
         is_warning = sentence.startswith("warning: ")
         logger.log(logging.WARNING if is_warning else logging.INFO, sentence.removeprefix("warning: "))
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """Log that something long begins."""
+        """Log that a long operation begins."""
         self.say(what)
         yield
 
     def block(self, info: Mapping[str, Any]) -> None:
-        """Call the callbacks with what `Console.block` takes."""
+        """Call the callbacks with the argument of `Console.block`."""
         for callback in self._callbacks:
             callback(info)
 
 
 class _Changing:
-    """A line that is made anew whenever the terminal is drawn."""
+    """A line that is rendered again whenever the terminal is drawn."""
 
     def __init__(self, sentence: Callable[[], str]) -> None:
         self._sentence = sentence
@@ -221,7 +221,7 @@ def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
 
 
 def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Label and text of everything known, by heading and in reading order."""
+    """Return label and text of everything known, by heading and in reading order."""
     facts: dict[str, list[tuple[str, str]]] = {"run": [], "speed": [], "device": []}
 
     def fact(heading: str, label: str, name: str, text: Callable[[Any], str], total: str = "") -> None:
@@ -245,7 +245,7 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
 
 def short(number: float) -> str:
-    """A count in at most six characters and a unit: 950, 12.3 k, 4.56 M."""
+    """Format a count in at most six characters and a unit: 950, 12.3 k, 4.56 M."""
     for unit in ("", " k", " M", " G"):
         if abs(number) < 999.5:
             return f"{number:.0f}" if unit == "" and number == int(number) else f"{number:.3g}{unit}"
@@ -254,19 +254,19 @@ def short(number: float) -> str:
 
 
 def significant(number: float) -> str:
-    """Four significant digits; whole numbers without a point."""
+    """Format with four significant digits; whole numbers without a point."""
     return f"{number:,}" if isinstance(number, int) else f"{float(number):.4g}"
 
 
 def gibibytes(number: float) -> str:
-    """Bytes as GiB, or as MiB or KiB below one of them."""
+    """Format bytes as GiB, or as MiB or KiB if smaller."""
     if number >= 2**30:
         return f"{number / 2**30:.1f} GiB"
     return f"{number / 2**20:.0f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
+    """Format seconds in the two largest units: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

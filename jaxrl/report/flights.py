@@ -1,12 +1,13 @@
-"""How fast environments go, in three stages that each contain the one before. Used by `doctor` and the benchmarks.
+"""Environment throughput in three cumulative stages, for `doctor` and the benchmarks.
 
-    rules        state, rewards, ends and metrics; the actions come from a tape, and nobody reads what agents see, so
-                 that the compiler drops whatever only observations need (but not what the state itself keeps for them)
-    observation  all that a step returns, and the centralised view of a critic where the environment has one
-    policy       a scripted policy looks at it and acts
+    rules        state, rewards, ends and metrics; actions come from a tape, and observations are not read, so
+                 that the compiler removes code that only observations need (but not the state's own arrays for them)
+    observation  all that a step returns, and the critic's centralised observation where the environment has one
+    policy       a scripted policy observes and acts
 
-Whole episodes are flown on one device or several, since steps early and late in an episode may differ in cost. Resets
-are timed apart. The tape is recorded with the same policy from the same start, so all stages play the same episodes.
+Whole episodes are rolled out on one device or several, since early and late steps of an episode may differ in cost.
+Resets are timed separately. The tape is recorded with the same policy from the same start: all stages play the same
+episodes.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from jaxrl.runtime.data_parallel import AXIS, SPLIT, graphs, largest_divisor, ma
 from jaxrl.runtime.trainer import key_of_env
 
 STAGES = ("rules", "observation", "policy")
-COPIES = 3  # of the state: before, after, and what the compiler keeps in between
+COPIES = 3  # of the state: before, after, and the compiler's temporaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,9 @@ class Bytes:
     """Sizes of ONE environment in bytes.
 
     Attributes:
-        state: what a step reads and writes.
-        timestep: what it returns.
-        view: the critic's view of all agents, 0 if there is none.
+        state: read and written by a step.
+        timestep: returned by a step.
+        view: centralised observation of the critic, 0 if there is none.
     """
 
     state: int
@@ -46,12 +47,12 @@ class Bytes:
     view: int
 
     def needed(self, stage: str) -> int:
-        """Bytes that a step must move if it reads and writes the whole state once."""
+        """Return the bytes that a step must move if it reads and writes the whole state once."""
         return 2 * self.state + (0 if stage == "rules" else self.timestep + self.view)
 
 
 def sizes(env: BatchedEnvironment) -> Bytes:
-    """Sizes of one environment, from shapes."""
+    """Return the sizes of one environment, from shapes."""
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
     state, timestep = jax.eval_shape(lambda keys: env.reset(keys, env.context(start())), keys)
     critic_input = env.spec.critic_input_spec
@@ -60,16 +61,16 @@ def sizes(env: BatchedEnvironment) -> Bytes:
 
 
 def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
-    """How many of `num_envs` environments are stepped at a time: as many as training would, within `limit` bytes.
+    """Return how many of `num_envs` environments to step at a time: as many as in training, within `limit` bytes.
 
     Args:
         of_one: sizes of one environment.
-        num_envs: how many there are.
+        num_envs: total number of environments.
         limit: bytes that may be used.
-        cut: whether they may be flown part after part, which takes episodes of one length.
+        cut: whether they may be rolled out in parts, which needs episodes of one length.
 
     Returns:
-        a divisor of num_envs, or 0 where not even that fits.
+        a divisor of num_envs, or 0 if none fits.
     """
     each = COPIES * (of_one.state + of_one.timestep)
     if not cut:
@@ -93,7 +94,7 @@ class Flight:
 
     Attributes:
         compile_seconds: {program: seconds}, "reset" and the stages.
-        temporary: {stage: bytes per environment} that the program needs beside its arguments and results.
+        temporary: {stage: bytes per environment} of the program's temporaries.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Flight:
             self.temporary[stage] = memory.temp_size_in_bytes * devices / num_envs if memory else 0.0
 
     def samplers(self, prefix: str = "", least: float = 0.1) -> list[Sampler]:
-        """One for each stage: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""
+        """Return samplers: seconds of ONE step of all environments, "<prefix><stage>", and "<prefix>reset"."""
         return [self._sampler(prefix, stage, least) for stage in self.stages]
 
     def _sampler(self, prefix: str, stage: str, least: float) -> Sampler:
@@ -155,7 +156,7 @@ class Flight:
         return compiled
 
     def _step(self, state: Any, timestep: TimeStep, action: Array) -> Any:
-        if self.env.spec.fixed_horizon:  # the episode does not end before the flight
+        if self.env.spec.fixed_horizon:  # the episode does not end before the rollout
             return self.env.play(state, action, self._context)
         return self.env.step(state, timestep, action, self._context)
 
@@ -164,7 +165,7 @@ class Flight:
         return self._act((), (), state, timestep, step_keys)[0].astype(self.env.spec.action.dtype)
 
     def _record(self, state: Any, timestep: TimeStep, keys: Array) -> Array:
-        """Actions [T, B, A, ...] of the policy."""
+        """Return the policy's actions [T, B, A, ...]."""
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Array]:
             state, timestep = carry
@@ -196,5 +197,5 @@ class Flight:
 
 
 def _unseen(timestep: TimeStep) -> TimeStep:
-    """Without what agents and critics see."""
+    """Drop the observations of agents and critics."""
     return dataclasses.replace(timestep, observation=(), action_mask=None, mask_state=(), global_state=())

@@ -1,4 +1,4 @@
-"""Memory, utilisation and power of the devices that JAX uses, as far as they can be asked."""
+"""Memory, utilisation and power of JAX's devices, as far as available."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-NVML = "libnvidia-ml.so.1"  # comes with the driver; without it there are no GPU figures
+NVML = "libnvidia-ml.so.1"  # part of the driver; without it there are no GPU figures
 
 
 class NvmlError(Exception):
@@ -17,7 +17,7 @@ class NvmlError(Exception):
 
 
 class DeviceReading(NamedTuple):
-    """One look at the local devices.
+    """One reading of the local devices.
 
     Attributes:
         memory: bytes in use on the fullest device; for a CPU, the resident size of this process.
@@ -49,7 +49,7 @@ class Monitor:
         self.close()
 
     def read(self) -> DeviceReading:
-        """A few microseconds on CPU, about a millisecond with NVML."""
+        """Read the devices: a few microseconds on CPU, about a millisecond with NVML."""
         memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
         rates, watts = (
             [value for handle in self._handles if (value := self._asked(figure, handle)) is not None]
@@ -58,7 +58,7 @@ class Monitor:
         return DeviceReading(memory, limit, sum(rates) / len(rates) if rates else None, sum(watts) if watts else None)
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Release NVML."""
         if self._nvml is not None:
             self._nvml.close()
         self._nvml, self._handles = None, []
@@ -66,12 +66,12 @@ class Monitor:
     def _asked(self, figure: str, handle: Any) -> float | None:
         try:
             return float(getattr(self._nvml, figure)(handle))
-        except NvmlError:  # not kept for a slice of a GPU (MIG)
+        except NvmlError:  # not available for a slice of a GPU (MIG)
             return None
 
 
 class Nvml:
-    """The driver's own library, as far as it is of use here. Raises NvmlError, as all its methods do."""
+    """The driver's library, the functions used here. Raises NvmlError, as all its methods do."""
 
     def __init__(self) -> None:
         try:
@@ -85,7 +85,7 @@ class Nvml:
             raise NvmlError(f"{function} answers {code}")
 
     def handle(self, name: str) -> ctypes.c_void_p:
-        """Of the GPU with this number, or this UUID."""
+        """Return the handle of the GPU with this number or UUID."""
         found = ctypes.c_void_p()
         if name.isdecimal():
             self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(name)), ctypes.byref(found))
@@ -94,24 +94,24 @@ class Nvml:
         return found
 
     def utilisation(self, handle: ctypes.c_void_p) -> float:
-        """Share of the last moments in which a kernel ran, 0 to 1."""
+        """Return the share of the last sampling period in which a kernel ran, 0 to 1."""
         found = (ctypes.c_uint * 2)()  # of the GPU and of its memory, in percent
         self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(found))
         return found[0] / 100.0
 
     def watts(self, handle: ctypes.c_void_p) -> float:
-        """Power."""
+        """Return the power in watts."""
         found = ctypes.c_uint()
         self._ask("nvmlDeviceGetPowerUsage", handle, ctypes.byref(found))
         return found.value / 1000.0
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Release the library."""
         self._library.nvmlShutdown()
 
 
 def device_memory(device: jax.Device) -> tuple[int, int | None]:
-    """Bytes in use and the limit; where the device keeps no count (CPU), the process's resident size and None."""
+    """Return bytes in use and the limit; on CPU, which has no count, the process's resident size and None."""
     statistics = device.memory_stats()
     if not statistics:
         return resident_bytes(), None
@@ -119,7 +119,7 @@ def device_memory(device: jax.Device) -> tuple[int, int | None]:
 
 
 def resident_bytes() -> int:
-    """Resident size of this process: the present one on Linux, the peak elsewhere."""
+    """Return the resident size of this process: the current one on Linux, the peak elsewhere."""
     pages = Path("/proc/self/statm")
     if pages.exists():
         return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -128,7 +128,7 @@ def resident_bytes() -> int:
 
 
 def _nvml_handles(devices: list[Any]) -> tuple[Nvml | None, list[Any]]:
-    """NVML and its handles of the GPUs among `devices`; none if there are none or NVML does not answer."""
+    """Return NVML and its handles of the GPUs among `devices`; none without GPUs or NVML."""
     ids = [device.local_hardware_id for device in devices if device.platform == "gpu"]
     if not ids:
         return None, []
@@ -144,6 +144,6 @@ def _nvml_handles(devices: list[Any]) -> tuple[Nvml | None, list[Any]]:
 
 
 def _name(number: int) -> str:
-    """NVML's name of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renamed."""
+    """Return NVML's name of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renumbered."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return visible[number] if number < len(visible) else str(number)

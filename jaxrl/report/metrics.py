@@ -1,4 +1,4 @@
-"""Lines of metrics: means over groups of iterations, which may begin in one process and end in another; and rates."""
+"""Metric lines: means over groups of iterations, which may span two processes; and throughput."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ from jaxrl.report.writer import Writer
 
 
 class Throughput:
-    """Environment steps and updates per second of training over the last blocks; pauses do not count."""
+    """Environment steps and updates per second of training over the last blocks, without pauses."""
 
     def __init__(self, env_steps: int, updates: int) -> None:
         self._paused = 0.0
@@ -20,7 +20,7 @@ class Throughput:
         self.mark(env_steps, updates)
 
     def mark(self, env_steps: int, updates: int) -> float:
-        """Note that a block has ended with these counters; returns the seconds since the last mark."""
+        """Record that a block has ended with these counters; return the seconds since the last mark."""
         now = time.monotonic() - self._paused
         seconds = now - self._marks[-1][0] if self._marks else 0.0
         self._marks.append((now, env_steps, updates))
@@ -28,17 +28,17 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """For what is not training: evaluations, and waiting for a checkpoint."""
+        """Exclude the time of evaluations and of waiting for a checkpoint."""
         began = time.monotonic()
         yield
         self.leave_out(time.monotonic() - began)
 
     def leave_out(self, seconds: float) -> None:
-        """Take back seconds since the last mark that were not training."""
+        """Exclude seconds since the last mark that were not training."""
         self._paused += seconds
 
     def rates(self) -> dict[str, float]:
-        """What the console and the lines show."""
+        """Return the rates for the console and the lines."""
         (began, steps, updates), (now, steps_now, updates_now) = self._marks[0], self._marks[-1]
         seconds = max(now - began, 1e-9)
         return {
@@ -48,29 +48,29 @@ class Throughput:
 
 
 class MetricAggregator:
-    """Collects iterations into lines of metrics.jsonl.
+    """Aggregates iterations into lines of metrics.jsonl.
 
-    Names: train/ is what the algorithm reports, episode/ means over the episodes that ended, time/ whatever is
+    Names: train/ is reported by the algorithm, episode/ are means over the episodes that ended, time/ is
     measured in time and therefore differs from run to run; nothing else does.
 
     Args:
         writer: takes the lines.
         every: iterations per line.
-        group: `group` of the process that this one continues.
+        group: `group` of the process that this one resumes.
     """
 
     def __init__(self, writer: Writer, every: int, group: Mapping[str, Any] | None = None) -> None:
         self._writer, self._every = writer, every
-        self.group: dict[str, Any] = dict(group or {})  # sums of a line that is not complete, for the checkpoint
+        self.group: dict[str, Any] = dict(group or {})  # sums of an incomplete line, for the checkpoint
         self.losses: dict[str, float] = {}  # and accuracies, of the last line
         self.episodes: dict[str, float] = {}
 
     def add(
         self, counters: Mapping[str, int], learning: Mapping[str, Any], episodes: Mapping[str, Any], pace: Throughput
     ) -> None:
-        """One iteration: its counters, metrics of `learn`, and sums over ended episodes.
+        """Add one iteration: its counters, metrics of `learn`, and sums over ended episodes.
 
-        Among the counters are "iteration" and perhaps "step", the place on TensorBoard's axis.
+        Among the counters are "iteration" and optionally "step", the step on TensorBoard's axis.
         """
         group = self.group or {"learning": {}, "episodes": {}}
         for name, value in learning.items():
@@ -83,14 +83,14 @@ class MetricAggregator:
             self.flush(counters, pace)
 
     def flush(self, counters: Mapping[str, int], pace: Throughput) -> None:
-        """Write the line as it is, if there is anything in it."""
+        """Write the incomplete line, if it has any iteration."""
         if not self.group:
             return
         learning = {f"train/{name}": total / number for name, (total, number) in self.group["learning"].items()}
         sums = dict(self.group["episodes"])
         ended = sums.pop("episodes", 0.0)
         episodes = {name: value / ended for name, value in sums.items()} if ended else {}
-        self.episodes = episodes or self.episodes  # the console shows the latest that ended
+        self.episodes = episodes or self.episodes  # the console shows the last ones that ended
         self.losses = {n.removeprefix("train/"): v for n, v in learning.items() if n.endswith(("loss", "accuracy"))}
         self.group = {}
         self._writer.write(

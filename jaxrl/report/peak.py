@@ -1,4 +1,4 @@
-"""The most memory that a run has held, to be read beside its plan."""
+"""Peak memory of a run, to compare with its plan."""
 
 import contextlib
 from pathlib import Path
@@ -9,18 +9,18 @@ from jaxrl.report.gpu import resident_bytes
 
 
 class PeakMemory:
-    """High-water mark of memory from now on, on the fullest local device.
+    """Peak memory from now on, on the fullest local device.
 
-    Where the device keeps no count (CPU), it is that of the resident size of this process beyond what it is now.
+    Where the device has no count (CPU), it is the growth of this process's resident size.
     """
 
     def __init__(self) -> None:
         self._before = resident_bytes()
-        with contextlib.suppress(OSError):  # Linux: forget the mark so far, which compiling has set
+        with contextlib.suppress(OSError):  # Linux: reset the peak, which compiling has set
             Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> int:
-        """Bytes."""
+        """Return the peak in bytes."""
         statistics = [device.memory_stats() for device in jax.local_devices()]
         if all(statistics):
             return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)

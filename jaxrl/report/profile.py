@@ -1,4 +1,4 @@
-"""Traces of a device at work, and the operations that take most of its time.
+"""Traces of a device, and the operations that take most of its time.
 
 A trace opens in TensorBoard's profile plugin (--logdir: its folder) and, as *.trace.json.gz, in ui.perfetto.dev.
 """
@@ -22,7 +22,7 @@ OPERATIONS = "operations.txt"
 MOST = 10  # operations in a table
 TITLE = f"The {MOST} operations of one traced block that took most of the device's time"
 _WIDTH = 160  # of the table, in characters
-_PARTS = 3  # the last ones, of the many that the origin of an operation has
+_PARTS = 3  # last parts of an operation's origin that are shown
 
 _LOOPS = ("while", "body", "cond", "closed_call")
 _INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?metadata={[^}]*?op_name="([^"]*)"', re.MULTILINE)
@@ -36,9 +36,9 @@ class Operation:
 
     Attributes:
         name: given by the compiler, or by a library of kernels.
-        origin: of it in the functions that were traced, such as "conv2/conv_general_dilated"; empty if not known.
-        calls: in the trace.
-        seconds: in all of them, without the operations that it calls.
+        origin: its path in the traced functions, such as "conv2/conv_general_dilated"; empty if not known.
+        calls: number in the trace.
+        seconds: of all calls, without the operations that it calls.
         share: of the seconds of all operations, 0 to 1.
     """
 
@@ -51,7 +51,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What a trace shows.
+    """The content of a trace.
 
     Attributes:
         seconds: of the call that was traced.
@@ -65,14 +65,14 @@ class Profile:
 
 
 def record(function: Callable[[], Result], folder: Path, program: str = "") -> tuple[Result, Profile]:
-    """Call `function` once, wait for its result, and keep a trace of that in `folder`/plugins/profile/<time>.
+    """Call `function` once, wait for its result, and keep a trace in `folder`/plugins/profile/<time>.
 
-    Where no trace can be made the function is called all the same.
+    If no trace can be made, the function is called anyway.
 
     Args:
-        function: what the devices are to do.
+        function: the work of the devices.
         folder: of the trace; the most expensive operations are written there, too, as text.
-        program: text of the compiled program, to tell where operations come from.
+        program: text of the compiled program, which gives the origins of operations.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # frames of Python would outnumber the operations
@@ -90,7 +90,7 @@ def record(function: Callable[[], Result], folder: Path, program: str = "") -> t
 
 
 def _attempt(step: Callable[[], Any]) -> str:
-    """Take a step of the profiler; why it failed, if it did."""
+    """Take a step of the profiler; return why it failed, or ""."""
     try:
         step()
     except (RuntimeError, OSError) as error:
@@ -99,7 +99,7 @@ def _attempt(step: Callable[[], Any]) -> str:
 
 
 def _read(folder: Path, program: str) -> dict[str, Any]:
-    """Operations of the newest trace, or the problem; writes their table."""
+    """Read the operations of the newest trace, or the problem; write their table."""
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
         return {"problem": "the profiler wrote no trace"}
@@ -108,7 +108,7 @@ def _read(folder: Path, program: str) -> dict[str, Any]:
         with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors it aborts
             warnings.simplefilter("ignore", DeprecationWarning)
             found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
-    except Exception as error:  # whatever a damaged trace raises: training goes on
+    except Exception as error:  # a damaged trace must not stop training
         return {"problem": f"the trace {newest} cannot be read ({one_line(str(error))})"}
     if not found:
         return {"problem": "the trace holds no operations of a device"}
@@ -117,7 +117,7 @@ def _read(folder: Path, program: str) -> dict[str, Any]:
 
 
 def table(found: Sequence[Operation]) -> str:
-    """The first of some operations as lines of text."""
+    """Format the first operations as lines of text."""
     rows = [
         tables.Row(op.name, [f"{op.calls:,}", f"{1e3 * op.seconds:,.3f}", f"{op.share:.1%}", op.origin])
         for op in found[:MOST]
@@ -127,7 +127,7 @@ def table(found: Sequence[Operation]) -> str:
 
 
 def operations(planes: Iterable[Any], origins: dict[str, str]) -> list[Operation]:
-    """All operations of the devices, longest first.
+    """Return all operations of the devices, longest first.
 
     Args:
         planes: of a trace, as `jax.profiler.ProfileData` has them.
@@ -151,7 +151,7 @@ _Event = tuple[int, int, str, str]  # begin and end in nanoseconds, name, instru
 
 
 def _lines(planes: Sequence[Any]) -> list[list[_Event]]:
-    """Operations of each queue of the devices; of each thread that computes, where the device is a CPU."""
+    """Return the operations of each queue of the devices; of each compute thread on a CPU."""
     devices = [line for plane in planes if plane.name.startswith("/device:") for line in plane.lines]
     for prefix in ("Stream", "XLA Ops"):  # of GPUs, else of TPUs
         if chosen := [line for line in devices if line.name.startswith(prefix)]:
@@ -169,9 +169,9 @@ def _event(event: Any, stats: dict[str, Any]) -> _Event:
 
 
 def _own_seconds(events: list[_Event]) -> list[tuple[str, str, float]]:
-    """(name, instruction, seconds) of each event, without the seconds of events inside it."""
+    """Return (name, instruction, seconds) of each event, without the seconds of events inside it."""
     own: list[float] = []
-    stack: list[int] = []  # the events around the present one
+    stack: list[int] = []  # the events that enclose the current one
     ordered = sorted(events, key=lambda event: (event[0], -event[1]))
     for index, (begin, end, _, _) in enumerate(ordered):
         while stack and ordered[stack[-1]][1] <= begin:
@@ -184,6 +184,6 @@ def _own_seconds(events: list[_Event]) -> list[tuple[str, str, float]]:
 
 
 def _short(origin: str) -> str:
-    """The end of an operation's path, without the loops and functions around it."""
+    """Return the end of an operation's path, without the loops and functions around it."""
     parts = [part for part in origin.split("/") if part not in _LOOPS and not part.startswith("jit(")]
     return "/".join(parts[-_PARTS:])

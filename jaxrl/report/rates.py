@@ -1,7 +1,7 @@
-"""What a machine can do at best: memory copies, matrix products, convolutions; `doctor` and the benchmarks use it.
+"""Peak rates of a machine: memory copies, matrix products, convolutions; for `doctor` and the benchmarks.
 
-Everything runs inside a compiled loop, as training does: a loop keeps its memory, while every call from outside asks
-the system for fresh pages, and some back ends treat an operation in a loop differently from the same one outside.
+Everything runs inside a compiled loop, as training does: a loop reuses its memory, while every call from outside
+allocates new pages, and some back ends compile an operation in a loop differently.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ METHODS: tuple[networks.Convolution, ...] = get_args(networks.Convolution)
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """A valid convolution with stride 1, as `nets.ConvStack` has them.
+    """A valid convolution with stride 1, as in `networks.ConvStack`.
 
     Attributes:
         side: of the square input, in pixels.
@@ -36,14 +36,14 @@ class Convolution:
     first: bool = False
 
     def flop(self, samples: int) -> int:
-        """Floating-point operations of forward and backward pass: 2 per multiply-add, one product per gradient."""
+        """Return FLOPs of the forward and backward pass: 2 per multiply-add, one product per gradient."""
         outputs = (self.side - self.kernel + 1) ** 2
         product = 2 * samples * outputs * self.kernel**2 * self.channels * self.features
         return product * (2 if self.first else 3)
 
 
 def layers(width: int, channels: int, side: int = 11) -> dict[str, Convolution]:
-    """The three convolutions of `nets.ConvStack` on images of side x side x channels."""
+    """Return the three convolutions of `networks.ConvStack` on images of side x side x channels."""
     found, inputs = {}, channels
     for number, size in enumerate((5, 4, 0), start=1):
         kernel = size or side
@@ -54,13 +54,13 @@ def layers(width: int, channels: int, side: int = 11) -> dict[str, Convolution]:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What was measured.
+    """Measured rates.
 
     Attributes:
-        copy: bytes read plus bytes written per second, updating an array in place that fits into no cache.
-        fresh: the same where the result goes into memory just asked for; far below `copy` where pages are dear.
-        matmul: {dtype: FLOP per second} of large square products; "tf32", on GPUs, is what they make of float32 unless
-            all its bits are asked for, as training does.
+        copy: bytes read plus bytes written per second, updating an array in place that exceeds all caches.
+        fresh: the same with the result in newly allocated memory; far below `copy` where page faults are expensive.
+        matmul: {dtype: FLOP per second} of large square products; "tf32", on GPUs, is their default for float32 unless
+            full precision is requested, as in training.
         convolution: {method: FLOP per second} of the second convolution of the network, forward and backward.
         width: of that convolution, in channels.
         dtype: of that convolution.
@@ -74,7 +74,7 @@ class Rates:
     dtype: str
 
     def plain(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return a mapping for a JSON file."""
         return dataclasses.asdict(self)
 
 
@@ -86,15 +86,15 @@ def measure(
     rounds: int = 5,
     quick: bool = False,
 ) -> Rates:
-    """Measure the first local device; a few seconds.
+    """Measure the first local device in a few seconds.
 
     Args:
         width: channels of the convolution.
-        dtype: of the convolution; by default what networks compute in here.
-        methods: of `nets.convolve`; by default the one that this back end would use.
-        least: seconds per sample at least.
-        rounds: samples of everything.
-        quick: on small arrays; the figures mean nothing.
+        dtype: of the convolution; by default the compute dtype of this device.
+        methods: of `networks.convolve`; by default this back end's.
+        least: minimum seconds per sample.
+        rounds: samples of each rate.
+        quick: use small arrays; the figures are then meaningless.
     """
     platform = jax.default_backend()
     dtype = jnp.dtype(dtype or (jnp.float32 if platform == "cpu" else jnp.bfloat16))
@@ -123,7 +123,7 @@ def measure(
 
 
 def copies(cells: int, least: float) -> list[Sampler]:
-    """Samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
+    """Return samplers "copy" (in place) and "fresh" (into new memory) of float32[cells]."""
     negate = lambda x: -x  # noqa: E731
     in_place, new = jax.jit(negate, donate_argnums=0), jax.jit(negate)
     held = [jnp.ones(cells, jnp.float32)]
@@ -136,7 +136,7 @@ def copies(cells: int, least: float) -> list[Sampler]:
 
 
 def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
-    """A sampler of `body` (carry -> carry) run over and over inside one compiled loop; seconds per run."""
+    """Return a sampler of `body` (carry -> carry) run repeatedly inside one compiled loop; seconds per run."""
     loop = jax.jit(lambda carry, times: jax.lax.fori_loop(0, times, lambda _, c: body(c), carry))
     times: list[int] = []
     watch = stopwatch(name, lambda: loop(carry, jnp.int32(times[0] if times else 2)), least=0.0)
@@ -152,7 +152,7 @@ def repeated(name: str, body: Any, carry: Any, least: float) -> Sampler:
 
 
 def matmul(dtype: str, side: int, least: float) -> Sampler:
-    """A sampler named after `dtype` ("tf32", too) of one product of square matrices."""
+    """Return a sampler named after `dtype` (or "tf32") of one product of square matrices."""
     precision = "highest" if dtype == "float32" else None
     ones = jnp.ones((side, side), "float32" if dtype == "tf32" else dtype)
     return repeated(dtype, lambda pair: (jnp.matmul(*pair, precision=precision), pair[1]), (ones, ones / side), least)
@@ -161,7 +161,7 @@ def matmul(dtype: str, side: int, least: float) -> Sampler:
 def convolution(
     name: str, layer: Convolution, samples: int, method: networks.Convolution, dtype: Any, least: float
 ) -> Sampler:
-    """A sampler of the forward and backward pass of one layer, with ReLU and a step along the gradient."""
+    """Return a sampler of the forward and backward pass of one layer, with ReLU and a gradient step."""
     key_x, key_kernel = jax.random.split(jax.random.key(0))
     shape = (layer.kernel, layer.kernel, layer.channels, layer.features)
     x = jax.random.uniform(key_x, (samples, layer.side, layer.side, layer.channels)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Tables of text as wide as a terminal: columns without room go into a further block, and nothing is ever cut."""
+"""Text tables as wide as a terminal: columns that do not fit go into a further block, and nothing is truncated."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _GAP = "  "
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A name and its cells; without cells, a heading of the rows below it."""
+    """A name and its cells; without cells, a heading for the rows below it."""
 
     name: str
     cells: Sequence[str] = ()
@@ -25,7 +25,7 @@ def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -
         corner: title of the names.
         titles: of the other columns; a title may have several lines.
         rows: all of them; those with cells have one for each title.
-        width: of the terminal. A line is longer only where a name and a single cell are.
+        width: of the terminal. A line is longer only if a name and a single cell are.
     """
     left = max(map(cell_len, [corner, *(row.name for row in rows if row.cells)]))
     wide = [
@@ -53,7 +53,7 @@ def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -
 
 
 def _blocks(wide: Sequence[int], room: int) -> list[list[int]]:
-    """The columns of each block, at least one."""
+    """Return the columns of each block, at least one."""
     blocks: list[list[int]] = []
     used = 0
     for column, needed in enumerate(wide):

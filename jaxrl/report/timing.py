@@ -1,6 +1,6 @@
 """The stopwatch of `doctor` and the benchmarks: warm-up, several samples, medians, turns.
 
-Things that are compared take turns in one process, so that whatever else the machine does hits all of them alike.
+Things that are compared take turns in one process, so that other load on the machine affects all of them equally.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ Sampler = Callable[[], Mapping[str, float]]  # one sample of one or more things:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Samples of the time that one thing takes.
+    """Time samples of one measured thing.
 
     Attributes:
         seconds: one entry per sample.
@@ -26,21 +26,21 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Seconds."""
+        """Return the median in seconds."""
         return statistics.median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """(slowest - fastest) / median: well below 1 on a quiet machine."""
+        """Return (slowest - fastest) / median: well below 1 on a quiet machine."""
         return (max(self.seconds) - min(self.seconds)) / self.median if self.median > 0 else 0.0
 
     def plain(self) -> dict[str, Any]:
-        """For a JSON file, in seconds."""
+        """Return a mapping for a JSON file, in seconds."""
         return {"median": self.median, "spread": self.spread, "samples": list(self.seconds)}
 
 
 def seconds_of(function: Callable[[], Any], calls: int = 1) -> float:
-    """Seconds per call of `function`, whose last result is waited for."""
+    """Return the seconds per call of `function`, waiting for the last result."""
     result: Any = None
     began = time.perf_counter()
     for _ in range(calls):
@@ -50,7 +50,7 @@ def seconds_of(function: Callable[[], Any], calls: int = 1) -> float:
 
 
 def stopwatch(name: str, function: Callable[[], Any], least: float = 0.05) -> Sampler:
-    """A sampler of `function`, which is called as often per sample as makes the sample `least` seconds long."""
+    """Return a sampler of `function`, called as often as makes a sample at least `least` seconds long."""
     calls: list[int] = []
 
     def sample() -> dict[str, float]:
@@ -63,7 +63,7 @@ def stopwatch(name: str, function: Callable[[], Any], least: float = 0.05) -> Sa
 
 
 def take_turns(samplers: Iterable[Sampler], rounds: int = 5) -> dict[str, Timing]:
-    """`rounds` samples of everything, in turns, after one warm-up round that is thrown away."""
+    """Take `rounds` samples of everything, in turns, after a discarded warm-up round."""
     samplers = list(samplers)
     for sampler in samplers:
         sampler()

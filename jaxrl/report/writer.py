@@ -1,9 +1,9 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line) and TensorBoard events, the same numbers in both.
 
-On TensorBoard's axis are environment steps, by which runs with other batches compare (see `Position.axis`).
+TensorBoard's axis shows environment steps, so that runs with other batches can be compared (see `Position.axis`).
 
-Every line is handed to the operating system at once, so a killed process loses none. `trim` removes what lies
-behind the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own
+Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
+after the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own
 purge marks leave the stale points in the file for every other reader.
 """
 
@@ -40,11 +40,11 @@ class Writer:
     """Appends to `directory/metrics.jsonl` and to a new event file under `directory/events`.
 
     Files are made by the first write. Use it as a context manager, or call `close`. Without tensorboardX there are no
-    events: none are written, and those of a former process stay as they are.
+    events: none are written, and those of an earlier process are unchanged.
 
     Attributes:
-        rows: lines that this writer has kept (see `trim`) and written.
-        note: a sentence about what is not written, else empty.
+        rows: lines kept (see `trim`) and written.
+        note: a sentence about files that are not written, else empty.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -63,7 +63,7 @@ class Writer:
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Append the scalars of one iteration (Python, NumPy or JAX numbers; "/" in a name makes a group).
 
-        A value that is not finite becomes null in the JSON line, which has no word for it. `step` is the place on
+        A value that is not finite becomes null in the JSON line, since JSON has no such numbers. `step` is the step on
         TensorBoard's axis, the iteration where it is None.
 
         Raises:
@@ -82,7 +82,7 @@ class Writer:
             raise _error(self._directory, error) from error
 
     def _open(self) -> RawIOBase:
-        """The lines, unbuffered, and a new event file, which begins with the version that readers expect."""
+        """Open the lines, unbuffered, and a new event file, which begins with the version that readers expect."""
         if event_pb2:
             folder = self._directory / EVENTS
             folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class Writer:
 
     def trim(self, after_iteration: int, after_step: int | None = None) -> None:
         """Remove every line of an iteration above `after_iteration`, every event of a step above `after_step` (the
-        iteration where it is None), and a last line torn by a kill.
+        iteration where it is None), and an incomplete last line.
 
         Raises:
             MetricsError: a file cannot be rewritten.
@@ -123,26 +123,26 @@ class NullWriter(Writer):
     """A writer without files, for processes that are not the one that writes."""
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def trim(self, after_iteration: int, after_step: int | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def read_metrics(directory: Path | str) -> list[dict[str, Any]]:
-    """All rows of a run's metrics.jsonl in order, without a last line that a kill has torn; [] if there is none."""
+    """Return all rows of a run's metrics.jsonl in order, without an incomplete last line; [] if there is none."""
     path = Path(directory) / METRICS
     return [row for _, row in _lines(path)] if path.exists() else []
 
 
 def _number(value: Any) -> int | float:
-    """A Python number of the same value; integers stay integers, bool becomes 0 or 1."""
+    """Convert to a Python number; integers stay integers, bool becomes 0 or 1."""
     value = value.item() if hasattr(value, "item") else value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _append(file: RawIOBase, data: bytes) -> None:
-    """Write all of `data`; an unbuffered file may take it in parts."""
+    """Write all of `data`; an unbuffered file may accept it in parts."""
     while data:
         data = data[file.write(data) :]
 
@@ -155,7 +155,7 @@ def _error(directory: Path, error: OSError) -> MetricsError:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each whole line of a file of JSON objects, with its object; the last may have been torn by a kill.
+    """Yield each complete line of a file of JSON objects, with its object; the last may be incomplete after a kill.
 
     Raises:
         MetricsError: another line is damaged.
@@ -177,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _scalars(values: Mapping[str, float], step: int) -> bytes:
-    """A record of numbers by name."""
+    """Return a record of scalars by name."""
     points = [summary_pb2.Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
     return _record(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=points)))
 
@@ -189,7 +189,7 @@ def _record(event: Any) -> bytes:
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Each whole record of an event file, with its event, up to the first that a kill has torn."""
+    """Yield each complete record of an event file, with its event, up to the first incomplete one."""
     with path.open("rb") as file:
         while len(head := file.read(12)) == 12:
             (length,) = struct.unpack("<Q", head[:8])
@@ -202,11 +202,11 @@ def _records(path: Path) -> Iterator[tuple[bytes, Any]]:
 
 
 def _trim_events(path: Path, after_step: int) -> None:
-    """Rewrite an event file without later events, or delete it if nothing but its version is left."""
+    """Rewrite an event file without later events, or delete it if only its version is left."""
     kept = [(record, event) for record, event in _records(path) if event.step <= after_step]
     if not any(event.HasField("summary") for _, event in kept):
         path.unlink()
         return
-    temporary = path.with_name("trimmed.tmp")  # a name that readers of event files do not look at
+    temporary = path.with_name("trimmed.tmp")  # a name that readers of event files ignore
     temporary.write_bytes(b"".join(record for record, _ in kept))
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""What a run keeps of its own policies, to play against: a pool, part of the training state and mostly empty."""
+"""Opponent pools: past policies of a run kept in the training state to play against; () for most environments."""
 
 from typing import Any
 

@@ -1,13 +1,13 @@
-"""Replay: a ring of time steps in each logical shard, one copy of every observation, sampled where it lies.
+"""Replay: a ring buffer of time steps in each logical shard, with one copy of every observation.
 
-A row holds what an environment showed (observation, and the reward and end that came with it) and what answered it.
-By next-step auto-reset the row behind holds what the answer led to, so that no observation is stored twice. The newest
-row has been seen but not answered yet: the next `write` completes it. Rows that end an episode have ignored answers
-and are never drawn; neither are the newest n rows, whose n-step windows are not complete.
+A row holds a time step (observation, and the reward and end that came with it) and the action taken on it. By
+next-step auto-reset the next row holds the result of that action, so that no observation is stored twice. The newest
+row has no action yet: the next `write` completes it. Actions in rows that end an episode are ignored; such rows
+are never sampled, nor are the newest n rows, whose n-step windows are incomplete.
 
-Letters: S logical shards, R rows, E environments of one shard, A agents, m samples drawn, n steps of a return. Storage
-is [S, R, E, ...]. `write` works on all shards of a device; the functions below it on ONE shard, callers vmap: no sample
-ever leaves its shard, and what is drawn does not depend on the number of devices.
+Letters: S logical shards, R rows, E environments of one shard, A agents, m samples, n steps of a return. Storage is
+[S, R, E, ...]. `write` works on all shards of a device; the functions below it on ONE shard, callers vmap: samples
+never leave their shard, and do not depend on the number of devices.
 """
 
 import math
@@ -22,22 +22,22 @@ from jaxrl.nn.precision import stored_dtype
 
 Floats = Literal["auto", "float16", "float32"]
 GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
-MOST_ROWS = 2**31  # of a logical shard, which int32 numbers
-TRIES = 4  # draws per sample, of which the first that may start a window is taken
+MOST_ROWS = 2**31  # of a logical shard, limited by int32 indices
+TRIES = 4  # draws per sample; the first valid window start is taken
 
 
 @pytree
 class Replay:
-    """Storage; every leaf has the logical shard as its first axis.
+    """The ring buffer; every leaf has the logical shard as its first axis.
 
     Attributes:
-        seen: pytree [S, R, E, ...], what acting was based on.
-        answer: pytree [S, R, E, ...], what acting left; meaningless in the newest row.
-        reward: float32[S, R, E, A], reward that came with the row.
-        end: uint8[S, R, E], GOES_ON, TERMINATED or TRUNCATED with the row.
-        marks: Marks, or () where sampling is uniform.
+        seen: pytree [S, R, E, ...], observations and other inputs of acting.
+        answer: pytree [S, R, E, ...], actions and other outputs of acting; undefined in the newest row.
+        reward: float32[S, R, E, A], reward received with the row's observation.
+        end: uint8[S, R, E], GOES_ON, TERMINATED or TRUNCATED at the row.
+        marks: Marks (priorities), or () where sampling is uniform.
         head: int32[S], the newest row.
-        filled: int32[S], answered rows, at most R - 1.
+        filled: int32[S], rows with an action, at most R - 1.
     """
 
     seen: Any
@@ -51,11 +51,11 @@ class Replay:
 
 @pytree
 class Marks:
-    """Priorities, already raised to alpha.
+    """Priorities, already raised to the power alpha.
 
     Attributes:
         priority: float32[S, R, E], 0 where a window cannot start.
-        largest: float32[S], the largest so far: that of new rows.
+        largest: float32[S], the largest so far, given to new rows.
     """
 
     priority: Array
@@ -67,11 +67,11 @@ class Sample:
     """m windows of at most n steps.
 
     Attributes:
-        seen: pytree [m, ...] of the first row.
-        answer: pytree [m, ...] of the first row.
-        reward: float32[m, n, A], rewards after the first row; meaningless behind an end.
-        end: uint8[m, n], ends after the first row; meaningless behind an end.
-        next_seen: pytree [m, ...] of the row n steps later, or where the episode ended before.
+        seen: pytree [m, ...] of the first row, see `Replay`.
+        answer: pytree [m, ...] of the first row, see `Replay`.
+        reward: float32[m, n, A], rewards after the first row; undefined after an end.
+        end: uint8[m, n], ends after the first row; undefined after an end.
+        next_seen: pytree [m, ...] of the row n steps later, or of the episode's last row if that is earlier.
     """
 
     seen: Any
@@ -85,10 +85,10 @@ class Sample:
 
 
 def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
-    """The smallest dtype that holds the values of a box.
+    """Return the smallest dtype that holds the values of a box.
 
     Integers are exact: the smallest type with the box's bounds. Floats are float16 where they lie in [0, 1] ("auto"),
-    or what is asked for; float16 rounds to a relative 5e-4.
+    or as requested; float16 rounds to a relative 5e-4.
     """
     if jnp.issubdtype(box.dtype, jnp.floating):
         return stored_dtype(box, jnp.dtype("float16")) if floats == "auto" else jnp.dtype(floats)
@@ -100,19 +100,19 @@ def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
 
 
 def row_bytes(seen: Any, answer: Any, agents: int, prioritised: bool = False) -> int:
-    """Bytes of one row of one environment; `seen` and `answer` are ShapeDtypeStructs without the storage axes."""
+    """Return the bytes of one row of one environment; `seen` and `answer`: ShapeDtypeStructs without storage axes."""
     leaves = jax.tree.leaves((seen, answer))
     stored = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
     return stored + 4 * agents + 1 + 4 * prioritised
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
-    """R such that a full ring holds `transitions` rows that may start a window (less those that end an episode)."""
+    """Return R such that a full ring holds `transitions` window starts (minus rows that end an episode)."""
     return -(-transitions // num_envs) + n_step
 
 
 def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritised: bool = False) -> Replay:
-    """An empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError where rows cannot be numbered."""
+    """Return an empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
@@ -128,7 +128,7 @@ def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: in
 
 
 def ends(terminated: Array, truncated: Array) -> Array:
-    """uint8[...] as stored in `Replay.end`."""
+    """Encode ends as in `Replay.end`, uint8[...]."""
     return jnp.where(terminated, TERMINATED, jnp.where(truncated, TRUNCATED, GOES_ON)).astype(jnp.uint8)
 
 
@@ -136,7 +136,7 @@ def ends(terminated: Array, truncated: Array) -> Array:
 
 
 def write(replay: Replay, seen: Any, answer: Any, reward: Array, end: Array) -> Replay:
-    """Append T answered rows and the one behind them; row 0 is the newest row of the last call, now answered.
+    """Append T rows with actions and the next one without; row 0 replaces the newest row, which had no action.
 
     Args:
         replay: donated by the caller, so that only the new rows are touched.
@@ -173,9 +173,9 @@ def write(replay: Replay, seen: Any, answer: Any, reward: Array, end: Array) -> 
 
 
 def choose(key: Array, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
-    """First rows of windows, uniformly and with replacement.
+    """Sample first rows of windows, uniformly and with replacement.
 
-    Rows that end an episode are drawn again, at most `TRIES` times; a sample that met only such rows has weight 0.
+    Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0.
 
     Args:
         key: key[].
@@ -201,7 +201,7 @@ def choose(key: Array, end: Array, head: Array, filled: Array, number: int, n_st
 def choose_by_priority(
     key: Array, priority: Array, head: Array, filled: Array, number: int, n_step: int, beta: Array
 ) -> tuple[Array, Array]:
-    """First rows of windows in proportion to priority, one from each of m equal shares of the mass.
+    """Sample first rows of windows in proportion to priority, one from each of m equal shares of the total.
 
     Args:
         key: key[].
@@ -210,10 +210,10 @@ def choose_by_priority(
         filled: int32[].
         number: m.
         n_step: n.
-        beta: float32[], how far weights correct for unequal chances; 1 = fully.
+        beta: float32[], strength of the importance-sampling correction; 1 = full.
 
     Returns:
-        index int32[m]; weight float32[m], (N P(i))^-beta over the largest of these m samples, 0 if nothing fits.
+        index int32[m]; weight float32[m], (N P(i))^-beta over the largest of these m samples, 0 for invalid samples.
 
     References:
         Schaul et al. 2016, arXiv 1511.05952, section 3.3 (proportional variant), section 3.4 (weights).
@@ -238,7 +238,7 @@ def choose_by_priority(
 
 
 def gather(replay: Replay, index: Array, n_step: int) -> Sample:
-    """The windows of ONE shard (leaves [R, E, ...]) that start at index int32[m]."""
+    """Return the windows of ONE shard (leaves [R, E, ...]) that start at index int32[m]."""
     size, envs = replay.end.shape
     row, env = index // envs, index % envs
 
@@ -259,16 +259,16 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
 
 
 def from_row(rows: Array, index: Array, steps: int) -> Array:
-    """[m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...] from index int32[m] on, that one included."""
+    """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
     size, envs = rows.shape[:2]
     places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
     return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
 
 
 def set_priorities(marks: Marks, index: Array, error: Array, weight: Array, alpha: float) -> Marks:
-    """Priorities of ONE shard after an update: (|error| + 1e-6)^alpha where weight > 0.
+    """Set the priorities of ONE shard after an update: (|error| + 1e-6)^alpha where weight > 0.
 
-    Of samples drawn twice the larger error counts, so that the result does not depend on the order of writing.
+    For samples drawn twice the larger error counts, so that the result does not depend on the order of writes.
     """
     flat, used = marks.priority.reshape(-1), weight > 0
     new = jnp.where(used, (jnp.abs(error) + 1e-6) ** alpha, 0.0)
@@ -281,13 +281,13 @@ def set_priorities(marks: Marks, index: Array, error: Array, weight: Array, alph
 
 
 def _going(end: Array) -> Array:
-    """bool[..., n]: no end before this step of the window, so that its reward belongs to it."""
+    """bool[..., n]: no end before this step of the window, so that its reward is part of the return."""
     before = jnp.concatenate([jnp.zeros_like(end[..., :1]), end[..., :-1]], axis=-1)
     return jnp.cumsum(before, axis=-1, dtype=jnp.int32) == 0
 
 
 def n_step_return(reward_t: Array, end_t: Array, gamma: float) -> tuple[Array, Array]:
-    """Sum of discounted rewards up to n steps or the episode's end, and what the value behind them counts.
+    """Return the sum of discounted rewards up to n steps or the episode's end, and the discount of the value after it.
 
     Args:
         reward_t: float32[n, A].

@@ -7,13 +7,13 @@ from envs_jax.base import Array
 
 
 def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t: Array) -> Array:
-    """TD(lambda) targets, y_{t-1} = r_t + d_t [(1 - lambda_t) v_t + lambda_t y_t], with y_T = v_T behind the end.
+    """TD(lambda) targets, y_{t-1} = r_t + d_t [(1 - lambda_t) v_t + lambda_t y_t], with y_T = v_T after the last step.
 
     Args:
         reward_t: float32[T], reward after each step.
         discount_t: float32[T], gamma, or 0 where the episode terminated.
-        value_t: float32[T], value of what each step led to.
-        lambda_t: float32[T], lambda, or 0 where the sequence must not be followed further (a cut episode).
+        value_t: float32[T], value of the state after each step.
+        lambda_t: float32[T], lambda, or 0 where the sequence is cut (a truncated episode).
 
     Returns:
         float32[T], target of each step.
@@ -34,25 +34,25 @@ def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t:
 def ipp_marl_targets(
     reward_t: Array, done_t: Array, value_tm1: Array, gamma: float, lambda_: float, longest: int
 ) -> tuple[Array, Array]:
-    """The targets that dmar-bonn/ipp-marl computes for one agent's row of missions (kept for comparison).
+    """Return the targets that dmar-bonn/ipp-marl computes for one agent's row of episodes, for comparison.
 
-    They differ from TD(lambda): the first step of every mission but the first gets 0, the full return enters with
-    the wrong weight, and the last bootstrap of a mission reads the next mission's first state.
+    They differ from TD(lambda): the first step of every episode but the first gets 0, the full return enters with
+    the wrong weight, and the last bootstrap of an episode reads the next episode's first state.
 
     Args:
-        reward_t: float32[K], reward after each step; several missions of whole length in a row.
-        done_t: bool[K], the mission ended with this step.
+        reward_t: float32[K], reward after each step; several whole episodes in a row.
+        done_t: bool[K], the episode ended with this step.
         value_tm1: float32[K], target network's value of the action taken in each state.
         gamma: discount.
         lambda_: mixing of n-step returns.
-        longest: steps of the longest mission.
+        longest: steps of the longest episode.
 
     Returns:
         targets float32[K], discounted returns float32[K].
     """
     steps = reward_t.shape[0]
     t = jnp.arange(steps)
-    end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each mission
+    end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each episode
     length = end - t + 1  # M
     started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
 
@@ -60,7 +60,7 @@ def ipp_marl_targets(
         return jnp.float32(base) ** exponent.astype(jnp.float32)
 
     def add(sums: tuple[Array, Array, Array], m: Array) -> tuple[tuple[Array, Array, Array], None]:
-        target, partial, full = sums  # partial: G_m of every t, meaningless where m > M
+        target, partial, full = sums  # partial: G_m of every t, undefined where m > M
         partial = partial + power(gamma, m - 1) * reward_t[jnp.minimum(t + m - 1, steps - 1)]
         later = jnp.minimum(t + m, steps - 1)
         bootstrap = jnp.where((t + m < steps - 1) & ~done_t[later], power(gamma, m) * value_tm1[later], 0.0)

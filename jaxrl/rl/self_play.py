@@ -1,13 +1,13 @@
-"""Self-play: the other team of some games is played by snapshots of the learner.
+"""Self-play: snapshots of the learner play the other team.
 
 A pool of P snapshots is part of the training state. The games of each logical shard are cut into P contiguous groups,
 one snapshot each, so that a group's networks are evaluated at once and parameters are never gathered per game; when
-a snapshot is replaced, its games go on against the new one
+a snapshot is replaced, its games continue against the new one
 (Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
 
-An environment that takes part says so by `takes_opponents`; its batched form has `opponent_view(state)`, what the
-other team sees as if it were the learner's, with a key per game, and its `play` expects the other team's actions behind
-the learner's.
+An environment that supports it sets `takes_opponents`; its batched form has `opponent_view(state)`, the observations
+of the other team from its own side, with a key per game, and its `play` takes the other team's actions after the
+learner's.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ class SelfPlay(PoolEnvironment):
     """A batched environment whose other team is played by the snapshots in its context.
 
     Attributes:
-        env: as of `inner`.
-        inner: the environment that takes opponents.
-        algo: who plays; its policy must have no memory.
-        group: games that follow each other and share a snapshot.
-        snapshots: P, size of the pool, whose oldest snapshot is replaced now and then.
+        env: that of `inner`.
+        inner: the batched environment with opponents.
+        algo: the players' algorithm; its policy must have no carry.
+        group: consecutive games that share a snapshot.
+        snapshots: P, size of the pool, whose oldest snapshot is replaced periodically.
         every: iterations between two snapshots.
     """
 
@@ -46,10 +46,10 @@ class SelfPlay(PoolEnvironment):
         return self.inner._start(keys, episode, context[0])
 
     def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        """One step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) mod P.
+        """Take one step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) % P.
 
         Raises:
-            ValueError: games that do not divide into groups for each snapshot.
+            ValueError: the games cannot be divided into equal groups per snapshot.
         """
         own, parameters = context
         timestep, keys = self.inner.opponent_view(state)  # type: ignore[attr-defined]
@@ -70,12 +70,12 @@ class SelfPlay(PoolEnvironment):
         return self.inner.play(state, jnp.concatenate([action, opponents], axis=1), own)
 
     def init_pool(self, policy: Any) -> Any:
-        """P copies of a policy, leaves [P, ...]."""
+        """Return P copies of a policy, leaves [P, ...]."""
         return jax.tree.map(lambda x: jnp.repeat(x[None], self.snapshots, 0), policy)
 
     def update_pool(self, pool: Any, policy: Any, progress: Progress) -> Any:
-        """The pool behind an iteration."""
-        calls = progress.learn_calls[1]  # the low word suffices: 2^32 iterations
+        """Return the pool after an iteration."""
+        calls = progress.learn_calls[1]  # the low word is enough for 2^32 iterations
         slot = (calls // self.every) % self.snapshots
 
         def replace(pool: Any) -> Any:
@@ -84,5 +84,5 @@ class SelfPlay(PoolEnvironment):
         return jax.lax.cond(calls % self.every == 0, replace, lambda pool: pool, pool)
 
     def context(self, progress: Any, pool: Any = ()) -> Any:
-        """(context of `inner`, pool)"""
+        """Return (context of `inner`, pool)."""
         return self.inner.context(progress), pool

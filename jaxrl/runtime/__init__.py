@@ -1,1 +1,1 @@
-"""How a run is built, compiled, stepped, stored and resumed, on one host or several."""
+"""Building, compiling, running, storing and resuming runs, on one host or several."""

@@ -1,4 +1,4 @@
-"""What `import jaxrl` offers: train, make_train, load, evaluate. Console, files and signals are the session's."""
+"""The public functions: train, make_train, load, evaluate. Console, files and signals belong to the session."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +32,13 @@ Optimizers = Mapping[str, optax.GradientTransformation]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run of `train` gives back.
+    """The result of `train`.
 
     Attributes:
-        directory: of the run, with checkpoints and metrics.
-        metrics: {name: float64[rows]}, what metrics.jsonl holds, NaN where a row has no such metric.
-        policy: its best checkpoint's, else its newest's.
-        reason: why it ended, a sentence.
+        directory: the run directory, with checkpoints and metrics.
+        metrics: {name: float64[rows]}, the content of metrics.jsonl, NaN where a row has no such metric.
+        policy: of the best checkpoint, else of the newest.
+        reason: why the run ended, a sentence.
     """
 
     directory: Path
@@ -49,11 +49,11 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Held-out episodes of a policy and of the environment's baselines, which begin in the same states.
+    """Held-out episodes of a policy and of the environment's baselines, from the same initial states.
 
     Attributes:
         metrics: {name: float32[episodes]}, at the end of each episode.
-        baselines: {name of a scripted policy: the same of it}.
+        baselines: {name of a scripted policy: its metrics}.
     """
 
     metrics: dict[str, np.ndarray]
@@ -63,7 +63,7 @@ class Evaluation:
         return self.metrics[metric]
 
     def __str__(self) -> str:
-        """A line for each metric: mean of the policy, then of each baseline."""
+        """Return a line for each metric: mean of the policy, then of each baseline."""
         lines = []
         for name, values in self.metrics.items():
             beside = "".join(f", {other} {found[name].mean():.4g}" for other, found in self.baselines.items())
@@ -85,11 +85,11 @@ def train(
 
     Args:
         algo: a registered name, "module:Class", or a class.
-        env: the same, or an environment; None for that of the preset.
+        env: likewise, or an environment instance; None for the preset's.
         preset: a name from configs/ or a YAML file; by default that of the algorithm, if it has one.
-        networks: flax modules of the user's own by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
-        optimizers: optax chains of the user's own by part, learning rates included.
-        callbacks: called after each block with what the console would show: "iteration", "env_steps", "return",
+        networks: user-defined flax modules by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
+        optimizers: user-defined optax chains by part, learning rates included.
+        callbacks: called after each block with the console's data: "iteration", "env_steps", "return",
             "losses", "environment" and, after an evaluation, "evaluation".
         settings: every flag of the command line, such as num_envs=64.
 
@@ -112,7 +112,7 @@ def make_train(
     optimizers: Optimizers | None = None,
     **settings: Any,
 ) -> Callable[[Array], tuple[Policy, dict[str, dict[str, Array]]]]:
-    """Return a whole run as one pure function, for `jax.jit` and `jax.vmap` over seeds; arguments as of `train`.
+    """Return a whole run as one pure function, for `jax.jit` and `jax.vmap` over seeds; arguments as in `train`.
 
     It runs on one device, writes nothing and evaluates nothing. With key(seed) it computes what `train` does with this
     seed on one device.
@@ -123,7 +123,7 @@ def make_train(
         did.
 
     Raises:
-        UserError: a sentence; for algorithms that begin with other runs, too.
+        UserError: a sentence; also for algorithms that start from other runs.
     """
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
     if config.run.devices != 1 or config.run.init_from or algos.find(config.algo).sources:
@@ -150,10 +150,10 @@ def load(
     Args:
         run: its directory, such as "runs/coma_coverage/0001".
         best: its best checkpoint, if it has one, rather than its newest.
-        networks, optimizers: those of the user's own that it was trained with.
+        networks, optimizers: the user-defined ones that it was trained with.
 
     Raises:
-        UserError: no run directory, a damaged checkpoint, or networks that do not fit.
+        UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
     return load_policy(run, best, _custom(networks, optimizers))
 
@@ -167,15 +167,15 @@ def evaluate(
     baselines: Sequence[str] | None = None,
     greedy: bool = True,
 ) -> Evaluation:
-    """Play held-out episodes, on random numbers that training never uses.
+    """Play held-out episodes, with random numbers that training never uses.
 
     Args:
         policy: a policy, or the directory of a run.
-        env: the policy's environment with other settings; None for the one that it was trained in.
+        env: the policy's environment with other settings; None for the training environment.
         episodes: how many.
         seed: of the held-out set.
-        baselines: scripted policies to play the same episodes; None = all of the environment.
-        greedy: take the best actions instead of drawing them.
+        baselines: scripted policies that play the same episodes; None = all of the environment.
+        greedy: take the most probable actions instead of sampling.
 
     Raises:
         UserError: a sentence.
@@ -204,7 +204,7 @@ def evaluate(
 
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
-    """The configuration of a run. Raises UserError."""
+    """Return the configuration of a run. Raises UserError."""
     name = _name(algo) if isinstance(algo, type) else algo
     own = {}
     if isinstance(env, Environment):
@@ -216,7 +216,7 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
 
 
 def _registered(env: Environment) -> str:
-    """What `envs_jax.make` calls an environment."""
+    """Return the name of an environment for `envs_jax.make`."""
     name = env.spec.name
     known = name in environments.registered() and environments.find(name) is type(env)
     return name if known else _name(type(env))
@@ -227,7 +227,7 @@ def _name(cls: type) -> str:
 
 
 def _settings(env: Environment) -> dict[str, Any]:
-    """The settings of an environment by name."""
+    """Return the settings of an environment by name."""
     fields: Any = env
     return {field.name: getattr(env, field.name) for field in dataclasses.fields(fields) if field.init}
 
@@ -237,7 +237,7 @@ def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
 
 
 def _columns(directory: Path) -> dict[str, np.ndarray]:
-    """Rows of metrics as columns."""
+    """Return the metric rows as columns."""
     rows = read_metrics(directory)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}

@@ -1,4 +1,4 @@
-"""A configuration made real: sizes resolved, memory planned, programs compiled; nothing of size is allocated here."""
+"""From a configuration to a run: resolve sizes, plan memory, compile programs; no large array is allocated here."""
 
 import dataclasses
 import math
@@ -31,12 +31,12 @@ _PASSES = "xla_disable_hlo_passes"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A configuration made real.
+    """A run built from its configuration.
 
     Attributes:
         config: with every automatic value written out, as in config.yaml.
         env, algo, trainer, mesh: see their classes.
-        plan: memory needed, from shapes.
+        plan: estimated memory, from shapes.
         notes: sentences for the user.
     """
 
@@ -50,12 +50,12 @@ class Run:
 
     @property
     def eval_env(self) -> BatchedEnvironment:
-        """That of the evaluations that choose the best checkpoint."""
+        """Return the environment of the evaluations that choose the best checkpoint."""
         return batched(self.env.env.for_evaluation())
 
     @property
     def eval_episodes(self) -> int:
-        """Episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
+        """Return the episodes of an evaluation: the same on 1, 2, 4 and 8 devices."""
         multiple = math.lcm(8, self.mesh.size)
         return -(-self.config.run.eval_episodes // multiple) * multiple
 
@@ -87,7 +87,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 
 def _smaller_store(setup: Run, custom: Custom) -> str:
-    """What to advise if the run fits with less of what its algorithm stores (memory grows in a straight line)."""
+    """Return advice if the run fits with smaller storage of its algorithm (memory is linear in it)."""
     name, config, made = setup.algo.store_setting, setup.config, setup.plan
     if name is None:
         return ""
@@ -114,7 +114,7 @@ def _smaller_store(setup: Run, custom: Custom) -> str:
 
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
-    """The same without looking whether it fits. Raises UsageError."""
+    """Build a run without checking that it fits. Raises UsageError."""
     run, env = config.run, batched(config.make_env())
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
@@ -158,7 +158,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
-    with usage_errors():  # settings of algorithm and environment that do not go together
+    with usage_errors():  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, evaluation)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
 
@@ -166,7 +166,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
 def _layout(
     config: Config, spec: EnvSpec, custom: Custom = STANDARD
 ) -> tuple[DataParallel, Callable[[DataParallel], Algorithm], str | None]:
-    """The layout without learn_chunk, what makes the algorithm for a layout, and a warning about idle devices."""
+    """Return the layout without learn_chunk, a function layout -> algorithm, and a warning about idle devices."""
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
     batch = cls.batch(spec, config.algo_settings, num_envs)
@@ -189,7 +189,7 @@ def _layout(
 
 
 def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
-    """What host 0 finds in the tables for this job on this kind of device, and what to say of it."""
+    """Return host 0's tuned settings for this job on this kind of device, and sentences about them."""
     notes: list[str] = []
     kind = tuned.device_kind()
     entries = tuned.find(kind, notes.append)
@@ -202,7 +202,7 @@ def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple
 
 
 def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tuple[str, list[str]]:
-    """The compiler's options as text, and sentences about those that it does not take. Raises UsageError."""
+    """Return the compiler's options as text, and sentences about unsupported ones. Raises UsageError."""
     given = run.compiler_options != tuned.AUTO
     text = run.compiler_options if given else "" if run.exact_sharding else measured.compiler_options
     options, refused = tuned.known_options(text)
@@ -214,7 +214,7 @@ def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tupl
 
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
-    """The environment with the run's snapshots for its other team, if it wants them. Raises UsageError."""
+    """Return the environment, with the run's snapshots as the other team if requested. Raises UsageError."""
     if not getattr(env.env, "takes_opponents", False):
         return env
     games = algo.layout.num_envs // algo.layout.shards
@@ -235,7 +235,7 @@ def _check_phases(name: str, phases: tuple[Phase, ...]) -> None:
 
 
 def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
-    """The run's total; where every phase has an end of its own and the user names none, all of them."""
+    """Return the run's total; the sum of all phases if each is finite and the user gives no total."""
     spec = algo.spec
     if run.total_env_steps and run.total_episodes:
         raise UsageError("total_env_steps and total_episodes both limit the run: give one of them")
@@ -252,7 +252,7 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
 
 
 def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:
-    """A warning where the total of environment steps ends before all phases have made theirs."""
+    """Return a warning if the total of environment steps ends before all phases are complete."""
     made = Position().remaining(phases, num_envs, total)
     wanted = [1 if phase.iterations is None else phase.iterations for phase in phases]
     cut = [phase.name for phase, own, number in zip(phases, wanted, made, strict=True) if number < own]
@@ -269,13 +269,13 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """What a run calls, compiled.
+    """The compiled functions of a run.
 
     Attributes:
-        start: (key, inputs) -> TrainState, for a run that begins.
-        blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase with nothing left to do.
+        start: (key, inputs) -> TrainState, for a new run.
+        blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase that is already complete.
         evaluate: (policy, key, context) -> curves, None if the run never evaluates (again).
-        peak: bytes on a device at the worst moment of the run, with a checkpoint under way.
+        peak: peak bytes on a device, with a checkpoint in progress.
     """
 
     start: Callable[..., TrainState] | None
@@ -285,7 +285,7 @@ class CompiledRun:
 
 
 def _local_size(tree: Any) -> int:
-    """Bytes on one device of shapes with shardings."""
+    """Return the bytes on one device of shapes with shardings."""
     return memory_plan.size(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
     )
@@ -298,13 +298,13 @@ def compile_run(
     position: Position | None = None,
     evaluated: int = 0,
 ) -> CompiledRun:
-    """Compile what a run still needs ahead of time and check its memory again, by what the compiler says.
+    """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
 
     Args:
-        setup: of the run.
+        setup: the run.
         inputs: what `Algorithm.init` takes.
         say: receives sentences about seconds and bytes.
-        position: where the run goes on; None if it begins.
+        position: where the run continues; None for a new one.
         evaluated: iteration of its last evaluation.
 
     Raises:

@@ -1,17 +1,17 @@
 """Checkpoints of a whole training state: asynchronous to write, atomic on disk, verified on reading, exact.
 
-    checkpoints/0000000120/arrays/          what orbax wrote
-                           meta.json        counters and whatever else the trainer wants beside the arrays
+    checkpoints/0000000120/arrays/          written by orbax
+                           meta.json        counters and other data that are not arrays
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
-    checkpoints/0000000140.writing/         not sealed yet, or left by a process that was killed: never read
-    checkpoints/best/0000000080/            a copy of its own
+    checkpoints/0000000140.writing/         not committed yet, or left by a killed process: never read
+    checkpoints/best/0000000080/            a separate copy
 
-A checkpoint is written under `<step>.writing` and sealed, once orbax has finished and every file is hashed, by
+A checkpoint is written under `<step>.writing` and committed, once orbax has finished and every file is hashed, by
 renaming that folder; it is deleted by renaming it to `<step>.trash` first. So a folder whose name is a number
-is complete, however the process ended, and one that does not agree with its manifest (which holds the step too) has
+is complete, however the process ended, and one that does not match its manifest (which holds the step too) has
 been damaged, renamed or copied since.
 
-Orbax is given one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that what is
+Orbax gets one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that the format
 on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
 """
 
@@ -54,8 +54,11 @@ logging.getLogger("asyncio").addFilter(lambda record: "never retrieved" not in r
 
 @functools.cache
 def _hush_late_writes() -> None:
-    """When one array cannot be written, orbax closes its event loop, and TensorStore prints an error of Python for each
-    array that comes to its end after that; these errors are left out, the first one is reported."""
+    """Hide TensorStore's follow-up errors of a failed write.
+
+    When one array cannot be written, orbax closes its event loop, and TensorStore prints a Python error for each array
+    that finishes later; only the first error is reported.
+    """
     former = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -67,7 +70,7 @@ def _hush_late_writes() -> None:
 
 _ARRAYS, _META = "arrays", "meta.json"
 _WRITING, _TRASH = ".writing", ".trash"
-_NAMED = 3  # of damaged checkpoints in a row so many are named, the others counted
+_NAMED = 3  # damaged checkpoints in a row that are named; the others are counted
 
 
 class CheckpointError(UserError):
@@ -77,13 +80,13 @@ class CheckpointError(UserError):
 class Checkpoints:
     """The checkpoints of one run.
 
-    Only a process that holds the run's lock may call `save` or `discard_after`; anyone may read meanwhile. With
-    several hosts every process makes the same calls, and process 0 seals and deletes.
+    Only a process that holds the run's lock may call `save` or `discard_after`; other processes may read. With
+    several hosts every process makes the same calls, and process 0 commits and deletes.
 
     Args:
         directory: where they are; made by the first save.
-        keep: how many of the newest are kept; the best one is kept beside them.
-        warn: receives one sentence for each damaged checkpoint that is passed over; stderr by default.
+        keep: how many of the newest are kept, in addition to the best one.
+        warn: receives one sentence for each damaged checkpoint that is skipped; stderr by default.
     """
 
     def __init__(self, directory: Path | str, keep: int = 3, warn: Callable[[str], None] | None = None) -> None:
@@ -107,13 +110,13 @@ class Checkpoints:
     # Writing
 
     def save(self, step: int, state: Any, meta: dict[str, Any], *, best: bool = False) -> None:
-        """Start to save `state`; the caller may donate its buffers as soon as this returns.
+        """Start saving `state`; the caller may donate its buffers as soon as this returns.
 
         Args:
-            step: its number, at least 0; a checkpoint of the same number is replaced.
+            step: its number, at least 0; an existing checkpoint of this number is replaced.
             state: pytree of jax.Arrays; typed PRNG keys and arrays of any sharding may be among them.
-            meta: a JSON object to be read back without the arrays.
-            best: keep a copy of it as the best one, in place of the former best one.
+            meta: a JSON object that can be read without the arrays.
+            best: keep a copy as the best checkpoint, replacing the former one.
 
         Raises:
             CheckpointError: this save could not be started, or the one before it failed.
@@ -139,7 +142,7 @@ class Checkpoints:
         self._unfinished = self._thread.submit(self._finish, step, folder, leaves, best)
 
     def _finish(self, step: int, folder: Path, leaves: list[Leaf], best: bool) -> None:
-        """Wait for orbax, seal the checkpoint and delete what it replaces (on the thread of its own)."""
+        """Wait for orbax, commit the checkpoint and delete those it replaces (on a separate thread)."""
         try:
             self._orbax.wait_until_finished()
             if not hosts.writes():
@@ -156,17 +159,17 @@ class Checkpoints:
             raise self._failed(step, folder, error) from error
 
     def _failed(self, step: int, folder: Path, error: Exception) -> CheckpointError:
-        """The sentence for a save that failed; the space it took is freed."""
+        """Free the space of a failed save and return its error."""
         if hosts.writes():
             shutil.rmtree(folder, ignore_errors=True)
-            self._swept = False  # writes of other arrays that were under way may make the folder anew
+            self._swept = False  # pending writes of other arrays may recreate the folder
         return CheckpointError(
             f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
             "writable and free disk space there, then continue with --resume"
         )
 
     def _sweep(self) -> None:
-        """Once per run, and after a failure: delete what was left half written or half deleted."""
+        """Delete incomplete saves and deletions, once per run and after a failure."""
         if not self._swept:
             for folder in (self.directory, self._best):
                 for name in _names(folder):
@@ -175,17 +178,17 @@ class Checkpoints:
         self._swept = True
 
     def wait(self) -> None:
-        """Wait until the save under way, if any, is sealed.
+        """Wait until the pending save, if any, is committed.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the save failed.
         """
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is not None:
             unfinished.result()
 
     def close(self) -> None:
-        """Wait for the save under way and end the thread.
+        """Wait for the pending save and end the thread.
 
         Raises:
             CheckpointError: the last save failed.
@@ -197,7 +200,7 @@ class Checkpoints:
             self._orbax.close()
 
     def discard_after(self, step: int) -> None:
-        """Delete the checkpoints with a number above `step`: they lie behind the point where a run resumes.
+        """Delete the checkpoints with a number above `step`, after the point where a run resumes.
 
         Raises:
             CheckpointError: they cannot be deleted.
@@ -215,16 +218,16 @@ class Checkpoints:
     # Reading
 
     def steps(self) -> list[int]:
-        """The numbers of all sealed checkpoints, oldest first; the best one is not counted."""
+        """Return the numbers of all committed checkpoints, oldest first, without the best one."""
         return committed_steps(self.directory)
 
     def best_step(self) -> int | None:
-        """The number of the best checkpoint, if one was kept."""
+        """Return the number of the best checkpoint, if one was kept."""
         best = _committed(self._best)
         return int(best[-1]) if best else None
 
     def newest(self) -> tuple[int, dict[str, Any]]:
-        """Number and JSON object of the newest checkpoint that is intact; each damaged one is named by `warn`.
+        """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
 
         Raises:
             CheckpointError: there is none.
@@ -234,13 +237,13 @@ class Checkpoints:
         return int(folder.name), _read_meta(folder)
 
     def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
-        """Read a whole state back, bit for bit.
+        """Read a whole state back, bit-identical.
 
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
                 without a sharding goes to the first local device.
-            step: which one; by default the newest that is intact. Each damaged one is named by `warn`.
-            intact: `newest` has just said that this one is: its files are not read once more to see that.
+            step: which one; by default the newest intact one. `warn` gets a sentence for each damaged one.
+            intact: `newest` has just checked it; do not verify its files again.
 
         Returns:
             Its number, the state, and its JSON object.
@@ -251,10 +254,10 @@ class Checkpoints:
         return self._restore(self.directory, like, step=step, intact=intact)
 
     def digest(self, step: int | None = None) -> str:
-        """SHA-256 of the state in a checkpoint, by default the newest: `digest(state)` without its configuration.
+        """Return the SHA-256 of the state in a checkpoint, by default the newest; equal to `manifest.digest(state)`.
 
         Raises:
-            CheckpointError: there is no such checkpoint, or it is damaged.
+            CheckpointError: no such checkpoint, or it is damaged.
         """
         self.wait()
         names = _committed(self.directory)
@@ -286,7 +289,7 @@ class Checkpoints:
         return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
 
     def _newest_intact(self, directory: Path, names: list[str]) -> Path:
-        """The folder of the last of `names` that is not damaged. Raises CheckpointError if there is none."""
+        """Return the folder of the last undamaged one of `names`. Raises CheckpointError if there is none."""
         if not names:
             raise CheckpointError(
                 f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
@@ -294,7 +297,7 @@ class Checkpoints:
         return directory / hosts.on_first(lambda: self._not_damaged(directory, names))
 
     def _not_damaged(self, directory: Path, names: list[str]) -> str:
-        """The last of `names` that is not damaged, by its files' digests. Raises CheckpointError if there is none."""
+        """Return the last of `names` that passes its files' digests. Raises CheckpointError if there is none."""
         for passed, name in enumerate(reversed(names)):
             folder = directory / name
             damage = damage_of(folder)
@@ -311,7 +314,7 @@ class Checkpoints:
 
 
 def _reason(error: Exception) -> str:
-    """The cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
+    """Return the cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
     if isinstance(error, shutil.Error):  # of a copy: (source, target, "[Errno 28] cause") for each file
         return str(error.args[0][-1][-1]).rpartition("] ")[2]
     if isinstance(error, OSError) and error.strerror:
@@ -320,7 +323,7 @@ def _reason(error: Exception) -> str:
 
 
 def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
-    """The state, or the part of it at `prefix`, of a checkpoint that is intact."""
+    """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
     wanted = leaves_of(like, prefix)
     odd = difference(wanted, read_manifest(folder).leaves, whole=prefix is None)
     if odd is not None:
@@ -361,17 +364,17 @@ def _names(directory: Path) -> list[str]:
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """The numbers of the complete checkpoints in a folder, oldest first."""
+    """Return the numbers of the complete checkpoints in a folder, oldest first."""
     return [int(name) for name in _committed(directory)]
 
 
 def _committed(directory: Path) -> list[str]:
-    """The names of the complete checkpoints, oldest first."""
+    """Return the names of the complete checkpoints, oldest first."""
     return sorted((name for name in _names(directory) if name.isdecimal()), key=int)
 
 
 def _commit(folder: Path) -> None:
-    """Rename `<step>.writing` to `<step>`; a checkpoint that has this name is replaced."""
+    """Rename `<step>.writing` to `<step>`; an existing checkpoint of this name is replaced."""
     sealed = folder.with_suffix("")
     _delete([sealed] if os.path.lexists(sealed) else [])
     folder.rename(sealed)
@@ -386,7 +389,7 @@ def _delete(folders: Iterable[Path]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder with all that is in it, or a file or link that stands in its place; nothing if it is absent."""
+    """Delete a folder and its content, or a file or link in its place; do nothing if it is absent."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

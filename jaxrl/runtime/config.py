@@ -24,7 +24,7 @@ from jaxrl.common.yaml_files import read_mapping
 from jaxrl.nn.precision import Compute, Store
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
-# What `--algo` alone trains on.
+# Default environment of each algorithm.
 DEFAULT_ENV = {
     "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach",
     "student": "reach",
@@ -35,7 +35,7 @@ _COUNT = (0, 1e15)
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """How long, how large, on what, and what is kept."""
+    """Length, size, devices and outputs of a run."""
 
     num_envs: int = setting(
         0, "environments stepped together; 0 = as many as the algorithm's settings ask for", between=(0, MOST_ENVS)
@@ -113,18 +113,18 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
 
 
-# Settings that may differ when a run is resumed. Devices change sums of floats unless the run is exact; none of the
-# others changes what the next iteration computes.
+# Settings that may change when a run is resumed. Devices change sums of floats unless the run is exact; none of the
+# others changes the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
     "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
 )  # fmt: skip
-_TOTALS = ("total_env_steps", "total_episodes")  # two ways to say one thing
+_TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One run's settings; `env_settings` and `algo_settings` hold every field of their classes."""
+    """The settings of one run; `env_settings` and `algo_settings` hold every field of their classes."""
 
     algo: str
     env: str
@@ -133,32 +133,32 @@ class Config:
     algo_settings: dict[str, Any]
 
     def flat(self) -> dict[str, Any]:
-        """The flat mapping, in the order of config.yaml."""
+        """Return the flat mapping, in the order of config.yaml."""
         head = {"algo": self.algo, "env": self.env}
         return {**head, **dataclasses.asdict(self.run), **self.env_settings, **self.algo_settings}
 
     def plain(self) -> dict[str, Any]:
-        """The same in the types of YAML and JSON."""
+        """Return the flat mapping in the types of YAML and JSON."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self.flat().items()}
 
     def with_run(self, **changes: Any) -> "Config":
-        """A copy with other run settings. Raises UsageError for impossible values."""
+        """Return a copy with other run settings. Raises UsageError for impossible values."""
         with usage_errors():
             return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
     def to_yaml(self) -> str:
-        """The text of config.yaml: reproduces the run with `--config`."""
+        """Return the text of config.yaml, which reproduces the run with `--config`."""
         return yaml.safe_dump(self.plain(), sort_keys=False)
 
     def make_env(self) -> Environment:
-        """The environment. Raises UsageError for impossible settings."""
+        """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
             return environments.make(self.env, **self.env_settings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A setting as its dataclass declares it."""
+    """A setting as declared by its dataclass."""
 
     name: str
     kind: Any
@@ -170,7 +170,7 @@ class Field:
 
 
 def fields_of(cls: type, section: str) -> dict[str, Field]:
-    """The settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
+    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
     given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
     get = lambda f, name, default: f.metadata.get(name, default)  # noqa: E731
@@ -195,7 +195,7 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
 
 
 def schema_of(algo: str, env: str) -> dict[str, Field]:
-    """All settings by name. Raises UsageError for unknown names and for names used twice."""
+    """Return all settings by name. Raises UsageError for unknown names and for duplicates."""
     with usage_errors():
         algo_class, env_class = algos.find(algo), environments.find(env)
     schema = fields_of(RunSettings, "run")
@@ -215,7 +215,7 @@ def schema_of(algo: str, env: str) -> dict[str, Field]:
 
 
 def check_value(field: Field, value: Any, where: str) -> Any:
-    """A value from YAML in the field's type. Raises UsageError."""
+    """Convert a value from YAML to the field's type. Raises UsageError."""
     kind, origin = field.kind, typing.get_origin(field.kind)
     if origin is Literal:
         options = typing.get_args(kind)
@@ -229,7 +229,7 @@ def check_value(field: Field, value: Any, where: str) -> Any:
             parts = zip(kinds, value, strict=True)
             return tuple(check_value(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
     elif kind in (int, float):
-        number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a word
+        number = None if isinstance(value, bool) else _number(value)  # YAML 1.1 reads 1e-3 as a string
         if number is not None and (kind is float or number == int(number)):
             try:
                 check_bounds(field.name, number, field.between)
@@ -252,7 +252,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _element_kinds(kind: Any, length: int) -> tuple[Any, ...]:
-    """The types of the entries of tuple[X, ...] with `length` entries, or of tuple[X, Y]."""
+    """Return the types of the entries of tuple[X, ...] with `length` entries, or of tuple[X, Y]."""
     kinds = typing.get_args(kind)
     return (kinds[0],) * length if kinds[1:] == (Ellipsis,) else kinds
 
@@ -265,7 +265,7 @@ def _kind_name(kind: Any) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Settings of a configuration. Raises UsageError when the file is unreadable or something else."""
+    """Read the settings of a YAML file. Raises UsageError if it is unreadable or not a mapping."""
     loaded = read_mapping(path, "configuration")
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
@@ -274,10 +274,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_run(run: str | Path) -> tuple[Path, Config]:
-    """A run's directory and the configuration in which its policies are used on this machine.
+    """Return a run's directory and its configuration for using its policies on this machine.
 
     Raises:
-        RunError: there is no such run, or its environment has changed since.
+        RunError: no such run, or its environment has changed since.
         UsageError: its config.yaml is damaged.
     """
     directory, config = read_training_run(run)
@@ -287,7 +287,7 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
 
 
 def read_training_run(run: str | Path) -> tuple[Path, Config]:
-    """The same, but the configuration in which the run is trained. Raises RunError, UsageError."""
+    """Return a run's directory and its configuration for training. Raises RunError, UsageError."""
     directory = open_run(run)
     path = directory / CONFIG
     config = build(read_yaml(path), str(path))
@@ -296,7 +296,7 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
 
 
 def build(values: dict[str, Any], where: str) -> Config:
-    """A configuration from a flat mapping that names at least `algo`. Raises UsageError."""
+    """Build a configuration from a flat mapping with at least `algo`. Raises UsageError."""
     algo = values.get("algo")
     if algo is None:
         raise UsageError(f"{where} names no algorithm: add 'algo: NAME', one of {', '.join(algos.ALGORITHMS)}")
@@ -321,7 +321,7 @@ def build(values: dict[str, Any], where: str) -> Config:
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
-    """`config` with what the command line changes; one kind of total replaces the other. Raises UsageError."""
+    """Apply command-line changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
     if any(changes.get(name) for name in _TOTALS):
         values |= dict.fromkeys(_TOTALS, 0)
@@ -329,7 +329,7 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def resumed(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration of a resumed run. Raises UsageError that names a setting which may not change."""
+    """Return the configuration of a resumed run. Raises UsageError that names a setting that may not change."""
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
             raise UsageError(
@@ -340,10 +340,10 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
 
 
 def suggestion(word: str, known: dict[str, str]) -> str:
-    """Half a sentence that offers what may have been meant by an unknown name.
+    """Return half a sentence that suggests known names for an unknown one.
 
     Args:
-        word: the name.
+        word: the unknown name.
         known: {name: its explanation}.
     """
     words = re.split("[-_]+", word[:100].strip("-").lower())
@@ -358,5 +358,5 @@ def suggestion(word: str, known: dict[str, str]) -> str:
 
 
 def env_of(values: dict[str, Any]) -> str | None:
-    """The environment that a flat mapping names, or the one that its algorithm trains on by default."""
+    """Return the environment of a flat mapping, or the default one of its algorithm."""
     return values.get("env", DEFAULT_ENV.get(values.get("algo", "")))

@@ -1,13 +1,13 @@
-"""How work is laid out over devices: the mesh, logical shards, sums over devices, and chunks that bound memory.
+"""Data parallelism: the mesh, logical shards, reductions over devices, and chunks that bound memory.
 
 The whole block runs inside one `shard_map` over the mesh axis `data`: every device steps its own environments
 and the only collectives are those of `DataParallel` (gradients and metrics). Environments and minibatches are cut into
 S logical shards whatever the number of devices.
 
-With `exact` the bits of a run do not depend on the number of devices. That takes four things:
+With `exact` a run is bit-identical on any number of devices. That takes four things:
 - everything is computed at the shape of one logical shard, and sums over shards have a fixed order;
-- all that mixes products and sums is `isolate`: what is fused decides where fused multiply-adds round;
-- programs are compiled with `DataParallel.compiler_options`, so that arithmetic is done as it is written;
+- every mix of products and sums is passed to `isolate`: fusion decides where fused multiply-adds round;
+- programs are compiled with `DataParallel.compiler_options`, so that arithmetic is done as written;
 - randomness belongs to environments and logical shards, never to devices.
 """
 
@@ -28,22 +28,22 @@ SPLIT, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 
 
 def make_mesh(devices: int) -> Mesh:
-    """A mesh of `devices` devices, the first ones of every host."""
+    """Return a mesh of `devices` devices, the first ones of every host."""
     each = devices // jax.process_count()
     chosen = [device for host in range(jax.process_count()) for device in jax.local_devices(host)[:each]]
     return Mesh(np.array(chosen), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def graphs(*passes: str) -> dict[str, Any]:
-    """Compiler options of programs with loops, which do without some of XLA's passes over HLO.
+    """Return compiler options of programs with loops, which disable some of XLA's passes over HLO.
 
     On GPUs loops and branches become CUDA graphs, which run without the host, unless JAXRL_GRAPHS=off is set.
-    Convolutions cannot be part of one, nor can the copies that the dynamic-slice-annotator makes of what loops write
-    into arrays.
+    Convolutions cannot be part of one, nor can the copies that the dynamic-slice-annotator makes of arrays that loops
+    write into.
     """
     options: dict[str, Any] = {}
     if jax.default_backend() == "gpu" and os.environ.get("JAXRL_GRAPHS") == "off":
-        options = {"xla_gpu_enable_command_buffer": ""}  # without it XLA makes graphs of what is in no loop
+        options = {"xla_gpu_enable_command_buffer": ""}  # otherwise XLA makes graphs outside loops
     elif jax.default_backend() == "gpu":
         kinds = "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
         options = {"xla_gpu_enable_command_buffer": kinds, "xla_gpu_graph_min_graph_size": 1}
@@ -52,7 +52,7 @@ def graphs(*passes: str) -> dict[str, Any]:
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """`function` run once per device on that device's part of the arguments; its float32 products are not TF32."""
+    """Return `function` run once per device on that device's part of the arguments, with full float32 products."""
 
     def precise(*arguments: Any) -> Any:
         with jax.default_matmul_precision("highest"):
@@ -62,12 +62,12 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: 
 
 
 def shardings(mesh: Mesh, specs: Any) -> Any:
-    """NamedShardings for a tree of PartitionSpecs."""
+    """Return NamedShardings for a tree of PartitionSpecs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def on_all(tree: Any, mesh: Mesh) -> Any:
-    """Copies of arrays, keys among them, that lie on every device of the mesh, whichever host it belongs to."""
+    """Copy arrays and keys to every device of the mesh, on all hosts."""
     return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))(tree)
 
 
@@ -76,25 +76,25 @@ def _same(tree: Any) -> Any:
 
 
 def logical_shards(num_envs: int, batch: int) -> int:
-    """S, the largest of 8, 4, 2, 1 that divides the environments and the minibatch."""
+    """Return S, the largest of 8, 4, 2, 1 that divides the environments and the minibatch."""
     return next(shards for shards in (8, 4, 2, 1) if num_envs % shards == 0 and batch % shards == 0)
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit` (at least 1)."""
+    """Return the largest divisor of `number` that is at most `limit` (at least 1)."""
     return next(d for d in range(min(number, max(limit, 1)), 0, -1) if number % d == 0)
 
 
 def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` whose shapes are asked for before it is called: traced once for both, and inlined."""
+    """Return `function` traced once for both its shapes and its call, and inlined."""
     return jax.jit(function, inline=True)
 
 
 def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0) -> Any:
-    """`function` on `chunks` equal parts of the batch (`in_axis` of every leaf) one after another.
+    """Apply `function` to `chunks` equal parts of the batch (`in_axis` of every leaf) one after another.
 
     Outputs are written into place, part by part, along the axis that `out_axes` (a prefix tree of ints) names,
-    so that no second copy of them is made.
+    without a second copy.
     """
     if chunks == 1:
         return function(batch)
@@ -123,10 +123,10 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
 
 
 def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled apart from its neighbours, so that its bits depend on its arguments alone.
+    """Return `function` compiled separately, so that its bits depend on its arguments alone.
 
     Fused arithmetic may contract to fused multiply-adds, and what is fused depends on the surroundings, which
-    differ with the number of devices. A branch that the compiler cannot decide is not fused with what is outside.
+    differ with the number of devices. A branch of unknown condition is not fused with operations outside it.
     """
 
     def call(*arguments: Any) -> Any:
@@ -140,14 +140,14 @@ def isolate(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel:
-    """Sizes that an algorithm needs to know, and the sums over devices.
+    """Batch sizes that an algorithm needs, and reductions over devices.
 
     Attributes:
         num_envs: B, environments over all devices.
         shards: S, logical shards over all devices.
         devices: devices of the mesh; with 1 no collective is used, so that everything also runs outside a mesh.
         exact: sum in a fixed order at the shape of one logical shard.
-        learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are added up over chunks.
+        learn_chunk: samples per gradient evaluation, 0 for all at once; gradients are accumulated over chunks.
         compute_dtype: of matmuls and convolutions in networks.
         options: of the compiler, (name, value) each.
     """
@@ -162,13 +162,13 @@ class DataParallel:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What every program that makes training state must be compiled with: `graphs`, more if `exact`, and `options`.
+        """Return the options for every program that makes training state: `graphs`, `options`, and more if `exact`.
 
         XLA's algebraic simplifier turns x / broadcast(y) into x * (1 / y) and the like, which rounds differently.
-        Where it does so depends on which equal values already are one, and the SPMD partitioner, which runs with
-        several devices only, merges them before. Without it every branch compiles to the same instructions on any
+        Where it does so depends on which equal values are already merged, and the SPMD partitioner, which runs with
+        several devices only, merges them earlier. Without it every branch compiles to the same instructions on any
         number of devices. On CPUs a small loop becomes a single kernel, whose arithmetic is fused across `isolate`
-        parts; with several devices there is no such loop around what belongs to one shard.
+        parts; with several devices there is no such loop around one shard.
         With --xla_backend_optimization_level=0 in XLA_FLAGS bits still differ: the instructions of equal HLO then
         depend on the program around it. On GPUs sums must not depend on the order of threads, nor algorithms on a race.
         """
@@ -188,21 +188,21 @@ class DataParallel:
         return self.num_envs // self.devices
 
     def shard_indices(self) -> Array:
-        """int32[S local]: which logical shards live on this device."""
+        """Return the logical shards on this device, int32[S local]."""
         first = jax.lax.axis_index(AXIS) * self.local_shards if self.devices > 1 else 0
         return first + jnp.arange(self.local_shards, dtype=jnp.int32)
 
     def env_indices(self) -> Array:
-        """int32[B local]: which environments live on this device."""
+        """Return the environments on this device, int32[B local]."""
         first = jax.lax.axis_index(AXIS) * self.local_envs if self.devices > 1 else 0
         return first + jnp.arange(self.local_envs, dtype=jnp.int32)
 
     def shard_keys(self, key: Array) -> Array:
-        """key[S local], one per logical shard."""
+        """Return one key per logical shard, key[S local]."""
         return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.shard_indices())
 
     def split(self, batch: Any) -> Any:
-        """[B local, ...] -> [S local, B / S, ...] in every leaf."""
+        """Reshape [B local, ...] to [S local, B / S, ...] in every leaf."""
         return jax.tree.map(lambda x: x.reshape(self.local_shards, -1, *x.shape[1:]), batch)
 
     def mean(self, values: Any) -> Any:
@@ -219,13 +219,13 @@ class DataParallel:
         return self.mean(jax.lax.map(isolate(jnp.mean), samples) if self.exact else samples.mean(1))
 
     def deterministic(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function` of replicated values, kept bit for bit the same on any number of devices if `exact`."""
+        """Return `function` of replicated values, bit-identical on any number of devices if `exact`."""
         return isolate(function) if self.exact else function
 
     def all_gather(self, samples: Any) -> tuple[Any, Array | int]:
-        """Samples [n, ...] of all devices inside a loss of `gradient`, [n devices, ...], and where this one's begin.
+        """Gather samples [n, ...] of all devices inside a loss of `gradient`: [n devices, ...], and this one's offset.
 
-        With `exact` a logical shard remains alone.
+        With `exact` nothing is gathered across logical shards.
         """
         if self.exact or self.devices == 1:
             return samples, 0
@@ -234,9 +234,9 @@ class DataParallel:
         return every, jax.lax.axis_index(AXIS) * number
 
     def map_shards(self, function: Callable[[Any], Any], batch: Any, axis: int) -> Any:
-        """`function` of this device's environments, which lie along `axis` of all its arguments and results.
+        """Apply `function` to this device's environments, on `axis` of all its arguments and results.
 
-        With `exact` it sees the environments of one logical shard at a time.
+        With `exact` it gets the environments of one logical shard at a time.
         """
         if not self.exact:
             return function(batch)
@@ -252,7 +252,7 @@ class DataParallel:
         return jax.lax.psum(local, AXIS) if self.devices > 1 else local
 
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
-        """Data [S local, m, ...] as (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
+        """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.
 
         A piece never crosses logical shards in exact mode; a row stands for `per_row` samples.
         """
@@ -263,7 +263,7 @@ class DataParallel:
         return pieces, jax.tree.map(lambda x: x.reshape(pieces, chunk, *x.shape[2:]), data)
 
     def apply(self, function: Callable[[Any], Any], data: Any, per_row: int = 1) -> Any:
-        """`function` (rows [n, ...] -> [n, ...]) on data [S local, m, ...], chunk by chunk."""
+        """Apply `function` (rows [n, ...] -> [n, ...]) to data [S local, m, ...], chunk by chunk."""
         shards, rows = jax.tree.leaves(data)[0].shape[:2]
         pieces, chunks = self._pieces(data, per_row)
         function = self.deterministic(function)
@@ -276,15 +276,15 @@ class DataParallel:
     def gradient(
         self, loss: Callable[[Any, Any], tuple[Array, Any]], params: Any, data: Any
     ) -> tuple[Any, tuple[Array, Any]]:
-        """Gradient of the mean loss over data [S local, m, ...] of all devices.
+        """Return the gradient of the mean loss over data [S local, m, ...] of all devices.
 
         Args:
             loss: (params, samples [n, ...]) -> (mean loss over the samples, dict of mean values).
-            params: what to differentiate by; the same on every device.
+            params: what to differentiate with respect to; the same on every device.
             data: this device's part of the minibatch.
 
         Returns:
-            gradients, (loss, dict), all the same on every device.
+            gradients, (loss, dict), equal on every device.
         """
         pieces, chunks = self._pieces(data)
         value_and_grad = jax.value_and_grad(loss, has_aux=True)
@@ -303,7 +303,7 @@ class DataParallel:
 
 
 def _mean_over(function: Callable[[Any], Any], chunks: Any) -> Any:
-    """Mean of function(chunk) over the leading axis, added up one after another."""
+    """Return the mean of function(chunk) over the leading axis, accumulated one after another."""
     number = jax.tree.leaves(chunks)[0].shape[0]
     first = jax.tree.map(lambda x: x[0], chunks)
     if number == 1:

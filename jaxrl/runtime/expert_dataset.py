@@ -1,21 +1,21 @@
-"""Labelled sets: recorded steps with what the expert of each task would have done there, as files.
+"""Expert datasets: recorded steps labelled with the action distribution of each task's expert, as files.
 
-A labelled set is one .npz file (NumPy's archive of arrays), written by anything that can play an environment. N rows
-are steps; those of one episode stand one after another, and every row but an episode's last is followed by its
-successor. K tasks, D numbers of an observation, n of an action.
+An expert dataset is one .npz file (NumPy's archive of arrays), from any program that can play an environment. N rows
+are steps; those of one episode are contiguous, and every row but an episode's last is followed by its
+successor. K tasks, D observation dims, n action dims.
 
 | array            | type, shape   | meaning |
 |------------------|---------------|---------|
 | version          | int[]         | 1 |
-| environment      | str[]         | what was played, for people |
+| environment      | str[]         | name of the environment, informative |
 | task_names       | str[K]        | |
 | task             | int[N]        | index into task_names, one for all rows of an episode |
 | step             | int[N]        | steps of the episode before this one: 0, 1, 2, ...; 0 begins an episode |
-| observation      | float[N, D]   | what was seen |
-| action           | float[N, n]   | what was done, in [-1, 1] |
-| reward           | float[N]      | what that was paid |
-| next_observation | float[N, D]   | what was seen then: the next row's observation, or the episode's true last one |
-| terminated       | bool[N]       | the episode ended with it for good (not by a limit of time) |
+| observation      | float[N, D]   | observation before the action |
+| action           | float[N, n]   | action taken, in [-1, 1] |
+| reward           | float[N]      | reward of that action |
+| next_observation | float[N, D]   | the next row's observation, or the episode's true last one |
+| terminated       | bool[N]       | the episode terminated (it was not truncated) |
 | mu               | float[N, n]   | tanh of the mean of the expert's Gaussian at `observation`, in [-1, 1] |
 | log_std          | float[N, n]   | its log standard deviation before tanh |
 | value            | float[N]      | the expert's Q(observation, action) |
@@ -43,18 +43,18 @@ _FLOATS = {
     "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
 }  # fmt: skip
 _INTEGERS = ("task", "step")
-_MOST_LOG_STD = 50  # its square and its exponential still are float32
-# What damaged archives and headers of arrays raise.
+_MOST_LOG_STD = 50  # its square and its exponential are still finite in float32
+# Exceptions of damaged archives and array headers.
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
     *(tokenize.TokenError, SyntaxError, LookupError, ArithmeticError, MemoryError, struct.error),
 )
-_MOST_HEADER = 16_384  # bytes of an array's file that hold its header; NumPy reads no longer ones
+_MOST_HEADER = 16_384  # maximum bytes of an array's header, NumPy's limit
 _ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
 class LabelledSetError(UserError):
-    """A file is no labelled set, or not one that can be used."""
+    """A file is not an expert dataset, or not one that can be used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +79,12 @@ class LabelledSet:
 
     @property
     def episodes(self) -> np.ndarray:
-        """int64[K], episodes of each task."""
+        """Return the number of episodes of each task, int64[K]."""
         return np.bincount(self.task[self.step == 0], minlength=len(self.task_names))
 
 
 def write(path: Path | str, labelled: LabelledSet) -> None:
-    """Write a set, all or nothing. Raises LabelledSetError where it is not one, or the file cannot be written."""
+    """Write a dataset, all or nothing. Raises LabelledSetError if it is invalid, or the file cannot be written."""
     arrays = dataclasses.asdict(labelled) | {"version": np.int32(VERSION), "task_names": np.array(labelled.task_names)}
     _check(arrays, str(path), least_episodes=0)
     content = io.BytesIO()
@@ -98,14 +98,14 @@ def write(path: Path | str, labelled: LabelledSet) -> None:
 
 
 def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
-    """Read and check a set.
+    """Read and check a dataset.
 
     Args:
         path: the file.
-        least_episodes: how many every task must have.
+        least_episodes: minimum for every task.
 
     Raises:
-        LabelledSetError: no such file, no labelled set, missing arrays, wrong shapes, numbers that are not finite,
+        LabelledSetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
             steps out of order, too few episodes.
     """
     names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
@@ -129,9 +129,9 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of plain numbers or words of an .npz archive. Raises one of _UNREADABLE.
+    """Read an array of plain numbers or strings from an .npz archive. Raises one of _UNREADABLE.
 
-    Its header is compared with the file before memory is asked for: NumPy takes its word for any size.
+    Its header is compared with the file before memory is allocated: NumPy trusts any size.
     """
     start = io.BytesIO(read_member(archive, name, _MOST_HEADER))
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -143,7 +143,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def read_all(paths: list[str]) -> LabelledSet:
-    """Several sets as one, tasks of one name taken together.
+    """Concatenate several datasets, merging tasks of one name.
 
     Raises:
         LabelledSetError: as `read`, or observations or actions of different sizes.
@@ -165,7 +165,7 @@ def read_all(paths: list[str]) -> LabelledSet:
 
 
 def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
-    """Raises LabelledSetError with the first thing that is wrong."""
+    """Raise LabelledSetError with the first error."""
 
     def refuse(sentence: str) -> LabelledSetError:
         return LabelledSetError(f"the labelled set {path} {sentence}")

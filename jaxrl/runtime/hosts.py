@@ -1,14 +1,14 @@
-"""Several hosts: how the processes of a run find each other, agree, and end together.
+"""Several hosts: how the processes of a run connect, agree, and end together.
 
 A host is one process of a run, on a machine of its own or with a GPU of its own. All run the same program, and so
-make the same calls of what is here, in the same order. Whatever clocks, signals and the state of a disk decide is
-decided by host 0 or by all together (`first`, `gather`, `on_first`), over a socket between host 0 and each other: no
-device takes part, so that an exchange does not wait for the block under way. In a run of one process every function
+call the functions here in the same order. Decisions that depend on clocks, signals and the state of a disk are
+made by host 0 or by all together (`first`, `gather`, `on_first`), over a socket between host 0 and each other: no
+device takes part, so that an exchange does not wait for the running block. In a run of one process every function
 here returns at once.
 
 When a host dies, the others see its socket close, or JAX ends them within `LOST` seconds, by aborting them or by an
-error of the collective under way. So the process that a user starts only guards the one that trains, and says in one
-sentence what has happened.
+error of the running collective. So the process that a user starts only supervises the one that trains, and reports in
+one sentence what has happened.
 """
 
 import atexit
@@ -42,12 +42,12 @@ from jaxrl.common.errors import UsageError, UserError
 JOIN = 300  # seconds to wait for the others at the start
 LOST = 30  # seconds of silence after which a host counts as dead
 SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
-FAREWELL = 3  # seconds that host 0, the coordinator, outlives an error, of which others may still have to read
-_GUARDED = "JAXRL_GUARDED"  # environment of a guarded process: the guard's folder and the file descriptor of its stderr
-_RUN, _STDERR = "run", "stderr"  # files in the guard's folder
+FAREWELL = 3  # seconds that host 0, the coordinator, stays after an error, so that the others can read it
+_GUARDED = "JAXRL_GUARDED"  # set for a supervised process: the supervisor's folder and its stderr's file descriptor
+_RUN, _STDERR = "run", "stderr"  # files in the supervisor's folder
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_LEFT = 86  # exit code of a guarded process that has lost the others
-_ADDRESS = 512  # bytes of host 0's address as the others get it
+_LEFT = 86  # exit code of a supervised process that has lost the others
+_ADDRESS = 512  # bytes of the broadcast of host 0's address
 _connections: list[Connection] = []  # host 0's to each other host in order, or that of another host to host 0
 
 
@@ -57,7 +57,7 @@ class LostError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One process among those of a run.
+    """One process of a run.
 
     Attributes:
         coordinator: "HOST:PORT" of host 0; None where the launcher tells JAX.
@@ -73,15 +73,15 @@ class ProcessInfo:
 
 
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
-    """The place of this process: from the flags, else from SLURM or Open MPI; None where it trains alone.
+    """Return the place of this process: from the flags, else from SLURM or Open MPI; None if it trains alone.
 
     Args:
         coordinator: `--coordinator`.
-        number: `--num_hosts`; 1 trains alone, whatever has started the process.
+        number: `--num_hosts`; 1 trains alone, under any launcher.
         index: `--host_index`.
 
     Raises:
-        UsageError: flags that do not fit together.
+        UsageError: incompatible flags.
     """
     launched = _launched()
     if number == 1 or (launched is None and (coordinator, number, index) == (None, None, None)):
@@ -108,9 +108,9 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
 
 
 def _launched() -> ProcessInfo | None:
-    """What SLURM or Open MPI say; None if they have not started several processes.
+    """Return the place given by SLURM or Open MPI; None if they have not started several processes.
 
-    A process that shares its machine with others takes the GPU of its local number, unless it sees only one.
+    A process that shares its machine with others uses the GPU of its local rank, unless it sees only one.
     """
     get = os.environ.get
     if get("SLURM_STEP_NUM_TASKS") and get("SLURM_PROCID"):
@@ -129,7 +129,7 @@ def _launched() -> ProcessInfo | None:
 
 
 def _number(name: str, default: str = "") -> int:
-    """The value of an environment variable. Raises UsageError."""
+    """Return the integer value of an environment variable. Raises UsageError."""
     text = os.environ.get(name) or default
     if not text.isdecimal():
         raise UsageError(
@@ -140,10 +140,10 @@ def _number(name: str, default: str = "") -> int:
 
 @contextlib.contextmanager
 def joined(place: ProcessInfo | None) -> Iterator[None]:
-    """One of several hosts from here to the end of the program; hosts other than 0 write nothing to stdout.
+    """Join the hosts of a run until the program ends; hosts other than 0 write nothing to stdout.
 
     Raises:
-        UserError: the others were not found.
+        UserError: the other hosts were not found.
     """
     if place is None:
         yield
@@ -167,20 +167,20 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
         ) from None
     try:
         yield
-        gather("done")  # host 0 may still be sealing a checkpoint
+        gather("done")  # host 0 may still be committing a checkpoint
     except BaseException as error:
         broken = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
         if broken or isinstance(error, LostError):
             os.write(2, f"\n{_cause(str(error))}\n".encode())
             _leave(_LEFT)
-        # The others are not at their end, and JAX would wait for them.
+        # The others have not finished, and JAX would wait for them.
         atexit.register(_leave, getattr(error, "exit_code", 1), FAREWELL if writes() else 0)
         raise
     jax.distributed.shutdown()
 
 
 def _leave(code: int, seconds: float = 0) -> None:
-    """End at once, or after so many seconds."""
+    """End the process at once, or after so many seconds."""
     time.sleep(seconds)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -188,7 +188,7 @@ def _leave(code: int, seconds: float = 0) -> None:
 
 
 def _connect(place: ProcessInfo) -> list[Connection]:
-    """Sockets between host 0 and all others, which prove to each other that they belong to this run."""
+    """Open sockets between host 0 and all others, with mutual authentication for this run."""
     if place.index:
         name, port, secret = json.loads(_from_first(b""))
         connection = Client((name, port), authkey=bytes.fromhex(secret))
@@ -200,19 +200,19 @@ def _connect(place: ProcessInfo) -> list[Connection]:
         name = coordinator.rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names of nodes
         _from_first(json.dumps([name, listener.address[1], secret]).encode())
         found = [listener.accept() for _ in range(place.number - 1)]
-    by_index = {json.loads(_read(connection)): connection for connection in found}  # they come in any order
+    by_index = {json.loads(_read(connection)): connection for connection in found}  # they connect in any order
     return [by_index[index] for index in sorted(by_index)]
 
 
 def _from_first(text: bytes) -> bytes:
-    """The text of host 0, by way of the devices: nothing else is there yet."""
+    """Broadcast host 0's text over the devices, before any socket exists."""
     sent = np.zeros(_ADDRESS, np.uint8)
     sent[: len(text)] = np.frombuffer(text, np.uint8)
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).rstrip(b"\0")
 
 
 def _read(connection: Connection) -> bytes:
-    """What another host has sent; a host that is slow is not dead, and one that is dead ends us all."""
+    """Read a message of another host; wait for a slow host, end the process for a dead one."""
     try:
         return connection.recv_bytes()
     except (EOFError, OSError):
@@ -230,24 +230,24 @@ def _send(connection: Connection, text: bytes) -> None:
 
 
 def number() -> int:
-    """How many hosts there are."""
+    """Return the number of hosts."""
     return jax.process_count()
 
 
 def writes() -> bool:
-    """Whether this process is the one that writes to the run directory and to the console."""
+    """Return whether this process writes to the run directory and to the console."""
     return jax.process_index() == 0
 
 
 def gather(value: Any) -> list[Any]:
-    """The values, JSON objects, of all hosts in order; waits for them all."""
+    """Return the values, JSON objects, of all hosts in order; wait for them all."""
     if jax.process_count() == 1:
         return [value]
     return exchange(value, _connections, writes())
 
 
 def exchange(value: Any, connections: Sequence[Connection], collects: bool) -> list[Any]:
-    """The values of all hosts: the one that collects them has connections to all others, which have one to it."""
+    """Return the values of all hosts: the one that collects has connections to all others, which have one to it."""
     if not collects:
         _send(connections[0], json.dumps(value).encode())
         return list(json.loads(_read(connections[0])))
@@ -258,12 +258,12 @@ def exchange(value: Any, connections: Sequence[Connection], collects: bool) -> l
 
 
 def first(value: Any) -> Any:
-    """The value, a JSON object, of host 0."""
+    """Return host 0's value, a JSON object."""
     return value if jax.process_count() == 1 else gather(value if writes() else None)[0]
 
 
 def on_first(function: Callable[[], Any]) -> Any:
-    """What `function` returns (a JSON object) when host 0 calls it; a UserError that it raises is raised by all."""
+    """Call `function` on host 0 and return its JSON result on all hosts; a UserError is raised on all, too."""
     if jax.process_count() == 1:
         return function()
     answer, refusal = None, None
@@ -279,7 +279,7 @@ def on_first(function: Callable[[], Any]) -> Any:
 
 
 def require_same(facts: Mapping[str, Any]) -> None:
-    """Raises UsageError that names the first fact in which hosts differ."""
+    """Raise UsageError that names the first fact in which hosts differ."""
     ours, *others = gather(dict(facts))
     for host, theirs in enumerate(others, start=1):
         for name in (*ours, *theirs):
@@ -292,36 +292,36 @@ def require_same(facts: Mapping[str, Any]) -> None:
 
 
 def require_visible(directory: Path) -> None:
-    """Raises UserError unless every host sees the run directory that host 0 has made."""
+    """Raise UserError unless every host sees the run directory that host 0 has made."""
     until = time.monotonic() + SEEN
     while not directory.is_dir() and time.monotonic() < until:
-        time.sleep(0.5)  # a network file system may take a while
+        time.sleep(0.5)  # a network file system may be slow
     blind = [host for host, seen in enumerate(gather(directory.is_dir())) if not seen]
     if blind:
         raise UserError(f"host {blind[0]} does not see {directory}: choose --runs on a disk that all hosts share")
 
 
 def fetched(tree: Any) -> Any:
-    """NumPy copies of arrays that may be spread over several hosts."""
+    """Return NumPy copies of arrays that may be spread over several hosts."""
 
-    def whole(x: Any) -> Any:  # what every host has is read at once, behind no block under way
+    def whole(x: Any) -> Any:  # replicated arrays are read without waiting for the running block
         at_hand = x.is_fully_addressable or x.is_fully_replicated
         return x if at_hand else multihost_utils.process_allgather(x, tiled=True)
 
     return jax.device_get(jax.tree.map(whole, tree))
 
 
-# The guard
+# The supervisor
 
 
 def supervise(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[int]]) -> int:
-    """Run `python -m module argv` in a process of its own and return its exit code, or 1 with a sentence if it died.
+    """Run `python -m module argv` in a separate process; return its exit code, or 1 with a sentence if it died.
 
-    What the process writes to its stderr by way of Python is shown at once; what libraries write there (aborts of
-    JAX, with their stack) only if it ends by itself.
+    Its stderr output from Python is shown at once; output of libraries (aborts of JAX, with their stack) only if it
+    ends by itself.
 
     Args:
-        module: the verb's.
+        module: of the command.
         argv: its arguments.
         checkpoints: the numbers of the complete checkpoints in a run directory, for the sentence.
 
@@ -359,23 +359,23 @@ def supervise(module: str, argv: Sequence[str], checkpoints: Callable[[Path], li
 
 
 def supervised() -> bool:
-    """Whether a guard has started this process, which is then connected to it; to be called once."""
+    """Return whether a supervisor has started this process, and connect to it; to be called once."""
     if _GUARDED not in os.environ:
         return False
     sys.stderr = os.fdopen(int(os.environ[_GUARDED].partition(":")[0]), "w", buffering=1)
-    with contextlib.suppress(OSError, AttributeError):  # Linux: SIGTERM when the guard ends, however it ends
+    with contextlib.suppress(OSError, AttributeError):  # Linux: SIGTERM when the supervisor ends for any reason
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     return True
 
 
 def remember(directory: Path) -> None:
-    """Tell the guard, if any, which run this is."""
+    """Report the run directory to the supervisor, if any."""
     if _GUARDED in os.environ:
         (Path(os.environ[_GUARDED].partition(":")[2]) / _RUN).write_text(str(directory))
 
 
 def _story(code: int, text: str) -> str:
-    """What has ended a guarded process, given what libraries wrote to its stderr."""
+    """Explain why a supervised process ended, given the libraries' output on its stderr."""
     if code == _LEFT:
         return f"this host has lost the others ({text.strip().splitlines()[-1]})"
     fatal = re.search(r"^F\d{4} .*?\] (.*?)(?:^\*\*\*|\Z)", text, re.MULTILINE | re.DOTALL)
@@ -386,13 +386,13 @@ def _story(code: int, text: str) -> str:
 
 
 def _cause(text: str) -> str:
-    """The gist of a message of JAX, in at most 200 characters of one line."""
+    """Return the essence of a JAX message, in at most 200 characters of one line."""
     gist = re.sub(r"/job:\S+/task:(\d+)", r"host \1", " ".join(text.rpartition("absl::Status: ")[2].split()))
     return gist if len(gist) <= 200 else gist[:197] + "..."
 
 
 def _remedy(run: Path | None, checkpoints: list[int]) -> str:
-    """How to go on with a run that has broken off."""
+    """Return how to continue an interrupted run."""
     if run is None:
         return "nothing was trained yet: start all hosts again"
     at = f"the last good checkpoint ({checkpoints[-1]:,}) is kept" if checkpoints else "there was no checkpoint yet"

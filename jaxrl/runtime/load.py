@@ -1,4 +1,4 @@
-"""Policies and weights of runs: for evaluation, for `--init_from`, and for algorithms that begin with other runs."""
+"""Policies and weights of runs: for evaluation, for `--init_from`, and for algorithms that start from other runs."""
 
 import dataclasses
 import sys
@@ -19,11 +19,11 @@ from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
 
-_FRESH = 0xF2E54  # stream of the networks for which the files of `--init_from` have no weights
+_FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
 
 def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
-    """The replicated state in a run's best checkpoint (if wanted, there and intact), else in its newest."""
+    """Return the replicated state of a run's best checkpoint (if wanted and intact), else of its newest."""
     shapes = _unplaced(setup.trainer.shapes().algo.replicated)
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
@@ -38,12 +38,12 @@ def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]
 
 
 def _unplaced(shapes: Any) -> Any:
-    """Shapes wherever they are read, not on the mesh."""
+    """Return shapes without shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
 
 
 def _anywhere(tree: Any) -> Any:
-    """Copies of arrays that may be used on any device."""
+    """Return copies of arrays that may be used on any device."""
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
@@ -53,7 +53,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -
     Args:
         run: its directory.
         best: its best checkpoint rather than its newest.
-        custom: the networks of the user's own with which it was trained.
+        custom: the user-defined networks that it was trained with.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
@@ -66,7 +66,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
-    """The algorithm of a run and all of its state in the newest checkpoint, data included, and that one's number.
+    """Return a run's algorithm, its complete state in the newest checkpoint, and that checkpoint's number.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
@@ -79,7 +79,7 @@ def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
 
 
 def with_sources(config: Config) -> Config:
-    """The configuration of a new run, with what follows from the runs that its settings name.
+    """Return the configuration of a new run, with the settings that follow from the runs it names.
 
     Raises:
         UserError: not run directories, or runs that do not fit.
@@ -103,7 +103,7 @@ def with_sources(config: Config) -> Config:
 
 
 def without_latest(config: Config) -> Config:
-    """With the run itself wherever a setting names `runs/latest`, which soon means this run."""
+    """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
     follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
     sources = {name: ",".join(map(follow, named_runs(config, name))) for name in algos.find(config.algo).sources}
     config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
@@ -111,18 +111,18 @@ def without_latest(config: Config) -> Config:
 
 
 def named_runs(config: Config, setting: str) -> list[str]:
-    """The runs or files that a setting names."""
+    """Return the runs or files that a setting names."""
     return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
 
 
 def recordings_of(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
-    """The labelled sets that settings name, each setting's as one. Raises LabelledSetError."""
+    """Return the expert datasets that settings name, concatenated per setting. Raises LabelledSetError."""
     named = {setting: named_runs(config, setting) for setting in cls.recordings}
     return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
 
 
 def load_inputs(setup: Run) -> Any:
-    """What `Algorithm.init` takes as inputs: weights of the runs that the settings name, or of `init_from`, or None.
+    """Return the `inputs` of `Algorithm.init`: weights of the runs named by settings or by `init_from`, or None.
 
     Raises:
         UserError: not run directories, damaged checkpoints, or networks that do not fit.
@@ -136,7 +136,7 @@ def load_inputs(setup: Run) -> Any:
 
 
 def _weights_of(run: str) -> Any:
-    """Weights of a run of an earlier stage. Raises UserError where its phases have an end that it has not reached."""
+    """Return the weights of a run of an earlier stage. Raises UserError if the run is unfinished."""
     directory, config = read_run(run)
     setup = unchecked_run(config.with_run(devices=1), resuming=True)
     lengths = [phase.iterations for phase in setup.algo.phases]
@@ -148,7 +148,7 @@ def _weights_of(run: str) -> Any:
 
 
 def load_weights(run: str, setup: Run) -> Any:
-    """What `Algorithm.init` takes as inputs, from another run of the same algorithm or from files of PyTorch.
+    """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
 
     Raises:
         UserError: another algorithm, networks of another shape, or files that cannot be read.

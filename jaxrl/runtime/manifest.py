@@ -17,7 +17,7 @@ MANIFEST = "manifest.json"
 
 
 class Leaf(NamedTuple):
-    """What is known of one leaf without its values; `kind` is the dtype, or key<...> for a typed PRNG key."""
+    """The description of one leaf; `kind` is the dtype, or key<...> for a typed PRNG key."""
 
     name: str
     kind: str
@@ -28,10 +28,10 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
-    """All leaves of a pytree in order.
+    """Return all leaves of a pytree in order.
 
     Raises:
-        TypeError: a leaf is no array, or two leaves have one name.
+        TypeError: a leaf is not an array, or two leaves have one name.
     """
     leaves = []
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -46,17 +46,17 @@ def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
 
 
 def is_stored(leaf: Leaf) -> bool:
-    """Whether there is anything to store: orbax refuses arrays without elements."""
+    """Return whether a leaf has elements to store: orbax refuses empty arrays."""
     return 0 not in leaf.shape
 
 
 def digest(state: Any) -> str:
-    """SHA-256 of names, types, shapes and bits of all leaves of a state."""
+    """Return the SHA-256 of names, types, shapes and bits of all leaves of a state."""
     return digest_of(leaves_of(state), [plain_array(value) for value in jax.tree.leaves(state)])
 
 
 def digest_of(leaves: list[Leaf], values: Iterable[Any]) -> str:
-    """The same of leaves and their plain values."""
+    """Return the SHA-256 of leaves and their plain values."""
     pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
     total = hashlib.sha256()
     for leaf, value in pairs:
@@ -71,12 +71,12 @@ def is_key(value: Any) -> bool:
 
 
 def plain_array(value: Any) -> Any:
-    """The array itself, or the data of a typed PRNG key."""
+    """Return the array itself, or the data of a typed PRNG key."""
     return jax.random.key_data(value) if is_key(value) else value
 
 
 def difference(wanted: list[Leaf], found: list[Leaf], whole: bool) -> str | None:
-    """A description of the first leaf that differs, or None; leaves too many count only if `whole`."""
+    """Describe the first leaf that differs, or return None; extra leaves count only if `whole`."""
     stored = {leaf.name: leaf for leaf in found}
     for leaf in wanted:
         if leaf.name not in stored:
@@ -110,7 +110,7 @@ def write_manifest(folder: Path, step: int, leaves: list[Leaf]) -> None:
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself: its number, digests by file, and the leaves."""
+    """The content of a manifest: the checkpoint's number, digests by file, and the leaves."""
 
     step: int
     files: dict[str, str]
@@ -118,10 +118,10 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
-        OSError, ValueError: it is absent, or not as it was written.
+        OSError, ValueError: it is absent or damaged.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -137,14 +137,14 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with a sealed checkpoint, or None."""
+    """Describe the damage of a committed checkpoint, or return None."""
     if not folder.is_dir():
         return "it is no folder" if os.path.lexists(folder) else "it does not exist"
     try:
         manifest = read_manifest(folder)
     except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be used: {getattr(error, 'strerror', None) or error}"
-    if folder.name != f"{manifest.step:010d}":  # renamed, exchanged or copied, perhaps without the leading zeros
+    if folder.name != f"{manifest.step:010d}":  # renamed, swapped or copied, perhaps without the leading zeros
         wrong_name = int(folder.name) == manifest.step
         return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
     for name, digest in manifest.files.items():

@@ -1,7 +1,7 @@
-"""The memory plan: how a run is laid out on the devices, what it will need, and a refusal before it fails.
+"""The memory plan: layout of a run on the devices, its memory, and an error before it runs out of memory.
 
-The estimate comes from shapes alone. The compiled block then tells the exact figure; both are checked against
-the device before anything of size is allocated.
+The estimate comes from shapes alone, the exact figure from the compiled block; both are checked against
+the device before any large array is allocated.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from jaxrl.runtime.data_parallel import largest_divisor
 from jaxrl.runtime.trainer import Trainer
 
 GIB = 2**30
-SHARE = 0.15  # of the memory, for what is in flight: flying environments, activations of one gradient
-CPU_FLIGHT = 64  # environments flown at a time on a CPU: more would only fall out of its caches
+SHARE = 0.15  # of the memory, for temporaries: stepped environments, activations of one gradient
+CPU_FLIGHT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
 FREE = 0.95  # share of the free memory that a plan may use
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-CGROUPS = (  # version 2, version 1: limit, use, statistics, and what of the use is cached files
+CGROUPS = (  # version 2, version 1: limit, use, statistics, and the statistic of cached files
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     (
         "memory/memory.limit_in_bytes",
@@ -51,7 +51,7 @@ class Plan:
         parts: {what: bytes}, from shapes.
         limit: bytes that may be used.
         num_envs: environments over all devices.
-        scaling: how many of the bytes of `parts` grow with the number of environments.
+        scaling: bytes of `parts` that grow with the number of environments.
     """
 
     parts: dict[str, int]
@@ -61,52 +61,52 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Bytes from shapes."""
+        """Return the bytes from shapes."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the bytes from shapes fit."""
+        """Return whether the bytes from shapes fit."""
         return self.total <= self.limit
 
     def largest(self, needed: int | None = None) -> int:
-        """About the largest num_envs that fits, if this one needs `needed` bytes; 0 if none does."""
+        """Estimate the largest num_envs that fits, if this one needs `needed` bytes; 0 if none does."""
         factor = 1.0 if needed is None else needed / self.total
         fixed, per_env = (self.total - self.scaling) * factor, self.scaling * factor / self.num_envs
         return rounded(int((self.limit - fixed) / per_env)) if self.limit > fixed and per_env else 0
 
     def refusal(self, needed: int, advice: str) -> TooLargeError:
-        """The error that says so."""
+        """Return the error for a plan that does not fit."""
         return TooLargeError(
             f"the run needs {gibibytes(needed)} per device, but {gibibytes(self.limit)} may be used (--memory_gb): "
             + advice
         )
 
     def check(self, needed: int) -> None:
-        """Raises TooLargeError that names about the largest num_envs that fits, if `needed` bytes do not."""
+        """Raise TooLargeError with an estimate of the largest num_envs that fits, if `needed` bytes do not."""
         if needed > self.limit:
             raise self.refusal(needed, largest_fitting(self.largest(needed)))
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return lines for the user."""
         parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in self.parts.items())
         return [f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"]
 
 
 def rounded(num_envs: int) -> int:
-    """A number of environments that eight devices can share, if it is large enough for that."""
+    """Round a number of environments so that eight devices can share it, if it is large enough for that."""
     return num_envs - num_envs % 8 if num_envs >= 8 else num_envs
 
 
 def largest_fitting(num_envs: int) -> str:
-    """What to advise where only `num_envs` environments fit."""
+    """Return advice where only `num_envs` environments fit."""
     if num_envs < 1:
         return "choose smaller networks, batches or environments, or a machine with more memory"
     return f"the largest --num_envs that fits is {num_envs}"
 
 
 def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
-    """The largest num_envs that fits according to `replan`, to a few percent; 0 if none does.
+    """Return the largest num_envs that fits according to `replan`, to a few percent; 0 if none does.
 
     Args:
         plan: one that does not fit.
@@ -119,7 +119,7 @@ def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
             break
         slope = (above.total - found.total) / max(above.num_envs - guess, 1) or plan.scaling / plan.num_envs
         above, below = (above, found) if found.fits else (found, below)
-        meets = guess + (plan.limit - found.total) / slope  # where the straight line reaches the limit
+        meets = guess + (plan.limit - found.total) / slope  # where the linear estimate reaches the limit
         if found.fits and meets < 1.05 * guess:
             break
         lowest = below.num_envs if below is not None else guess // 8
@@ -130,9 +130,9 @@ def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
 
 
 def free_memory(device: jax.Device, devices: int = 1) -> int:
-    """Bytes that a run may use on each of `devices` devices of this host, which are like this one.
+    """Return the bytes that a run may use on each of `devices` devices of this host, which are like this one.
 
-    On a CPU these share what the system calls available (within a container's limit).
+    CPU devices share the memory that the system reports as available (within a container's limit).
     """
     if device.platform != "cpu":
         stats = device.memory_stats()
@@ -152,7 +152,7 @@ def _available() -> int:
 
 
 def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, root: Path = CGROUP_ROOT) -> float:
-    """Bytes left of a container's limit, infinite without one; files that are only cached do not count as used."""
+    """Return the bytes left of a container's limit, infinite without one; cached files do not count as used."""
     try:
         text = (root / limit).read_text().strip()
         if not text.isdecimal():
@@ -164,7 +164,7 @@ def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, ro
 
 
 def size(tree: Any) -> int:
-    """Bytes of the arrays (or shapes) of a pytree."""
+    """Return the bytes of the arrays (or shapes) of a pytree."""
 
     def of(leaf: Any) -> int:
         key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -174,7 +174,7 @@ def size(tree: Any) -> int:
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
-    """How many devices to use, equally many of every host, and a warning if some are left out.
+    """Return the number of devices to use, equal on every host, and a warning if some are left out.
 
     Args:
         requested: of every host; 0 = all.
@@ -214,7 +214,7 @@ def _power_of_two(limit: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """Resolved sizes, see `RunSettings`."""
+    """Resolved chunk sizes, see `RunSettings`."""
 
     rollout: int
     learn: int
@@ -229,7 +229,7 @@ def choose_chunks(
     adapt: bool = False,
     measured: Chunks = Chunks(0, 0),
 ) -> Chunks:
-    """Chunk sizes that keep what is in flight within SHARE of the memory; given ones are checked and kept.
+    """Choose chunk sizes that keep temporaries within SHARE of the memory; given ones are checked and kept.
 
     Args:
         env: the batched environment.
@@ -239,10 +239,10 @@ def choose_chunks(
         limit: bytes that may be used on a device.
         adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
             have changed since they were chosen.
-        measured: what was fastest on this kind of device, 0 if not known; taken where none is given and it fits.
+        measured: tuned sizes for this kind of device, 0 if not known; used if none is given and they fit.
 
     Raises:
-        UsageError: a given chunk does not divide what it cuts.
+        UsageError: a given chunk does not divide its axis.
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
     flown = layout.num_envs // layout.shards if layout.exact else layout.local_envs
@@ -255,22 +255,22 @@ def choose_chunks(
         if chunk and whole > 1 and whole % chunk:
             raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
-        per_env = 3 * flying_bytes(env)  # before, after, and what the compiler keeps in between
+        per_env = 3 * flying_bytes(env)  # before, after, and compiler temporaries
         affordable = SHARE * limit / max(per_env, 1)
         rollout = _chunk(flown, affordable, CPU_FLIGHT if cpu else flown, measured.rollout)
-    if not learn and learned > 1:  # else the algorithm does not say what can be cut
+    if not learn and learned > 1:  # else the algorithm cannot split its gradients
         affordable = SHARE * limit / max(algo.sample_bytes(), 1)
         learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
     return Chunks(rollout or flown, learn)
 
 
 def most_samples(algo: Algorithm) -> int:
-    """Samples of one gradient evaluation of a device, if nothing is cut."""
+    """Return the samples of one gradient evaluation of a device without chunks."""
     return algo.largest_chunk() * (1 if algo.layout.exact else algo.layout.local_shards)
 
 
 def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
-    """A divisor of `whole` not above `affordable`: `measured` if it is one, else one near `wanted`."""
+    """Return a divisor of `whole` not above `affordable`: `measured` if it is one, else one near `wanted`."""
     affordable = max(1, int(affordable))
     if 0 < measured <= affordable and whole % measured == 0:
         return measured
@@ -282,7 +282,7 @@ def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
 
 
 def flying_bytes(env: BatchedEnvironment) -> int:
-    """Bytes of the state and the time step of one environment."""
+    """Return the bytes of the state and the time step of one environment."""
     progress = jax.eval_shape(start)
     context = jax.eval_shape(env.context, progress)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
@@ -290,19 +290,19 @@ def flying_bytes(env: BatchedEnvironment) -> int:
 
 
 def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
-    """What a run needs, from shapes.
+    """Estimate the memory of a run from shapes.
 
     Args:
         trainer: of the run.
         limit: bytes that may be used on a device.
-        evaluation: episodes flown at a time on a device when the policy is evaluated.
+        evaluation: episodes rolled out at a time on a device during evaluation.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     replicated = size((shapes.algo.replicated, shapes.progress))
     split = size(shapes.algo.split) // layout.devices
     kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
     flying = 3 * flying_bytes(trainer.env)
-    # Of the phases that begin their environments alike, the longest collects most.
+    # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {
         "flying": 0 if kept else flying * (trainer.rollout_chunk or layout.local_envs),
@@ -315,8 +315,8 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "replay": split,
         "environments": 2 * kept,
         **work,
-        "evaluation": max(0, flying * evaluation - sum(work.values())),  # what training does not need anyhow
-        # On a CPU the host's copy of a checkpoint lies in the same memory.
+        "evaluation": max(0, flying * evaluation - sum(work.values())),  # only what exceeds training's temporaries
+        # On a CPU the host's copy of a checkpoint is in the same memory.
         "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,
     }
     scaling = split + 2 * kept + work["trajectory"] + work["learner"] + bool(parts["checkpoint"]) * (split + kept)
@@ -324,13 +324,13 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
 
 
 def trajectory_bytes(trainer: Trainer, phase: Phase) -> int:
-    """Bytes on one device of what one iteration of a phase collects."""
+    """Return the bytes on one device of the trajectory of one iteration."""
     rows = trainer.trajectory_shapes(phase)
     return size(rows) // trainer.layout.devices
 
 
 def compiled_bytes(compiled: Any) -> int:
-    """Bytes that a compiled call holds at its peak: arguments, results that do not reuse them, temporaries."""
+    """Return the peak bytes of a compiled call: arguments, results that do not reuse them, temporaries."""
     memory = compiled.memory_analysis()
     return int(
         memory.argument_size_in_bytes

@@ -1,4 +1,4 @@
-"""Where a run is, and what is left of it."""
+"""The position of a run, and the iterations left."""
 
 import dataclasses
 from typing import Self
@@ -11,7 +11,7 @@ from jaxrl.runtime.trainer import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where the host knows the run to be, without waiting for the device."""
+    """The position of a run as the host knows it, without waiting for the device."""
 
     phase: int = 0
     iteration: int = 0  # in the phase
@@ -21,14 +21,14 @@ class Position:
 
     @classmethod
     def of(cls, state: TrainState) -> Self:
-        """That of a state, which is waited for."""
+        """Return the position of a state; waits for the device."""
         pair = lambda counter: (int(counter[0]) << 32) + int(counter[1])  # noqa: E731
         phase, iteration, iterations = (int(x) for x in (state.phase, state.iteration, state.iterations))
         env_steps, updates = (pair(np.asarray(x)) for x in (state.progress.env_steps, state.progress.updates))
         return cls(phase, iteration, iterations, env_steps, updates)
 
     def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":
-        """That after so many more iterations of the phase."""
+        """Return the position after so many more iterations of the phase."""
         return Position(
             self.phase,
             self.iteration + number,
@@ -38,12 +38,12 @@ class Position:
         )
 
     def axis(self, phases: tuple[Phase, ...]) -> int:
-        """The place in a chart over environment steps; an iteration of a phase that makes none counts as one step."""
+        """Return the step on a chart's axis; an iteration of a phase without environment steps counts as one."""
         own = 0 if phases[self.phase].steps else self.iteration
         return self.env_steps + own + sum(phase.iterations or 0 for phase in phases[: self.phase] if not phase.steps)
 
     def remaining(self, phases: tuple[Phase, ...], num_envs: int, total_env_steps: int) -> list[int]:
-        """Iterations left of each phase: up to its own number, and no further steps once the total is reached."""
+        """Return the iterations left of each phase, none with environment steps once the total is reached."""
         left, missing = [0] * self.phase, total_env_steps - self.env_steps
         for index, phase in enumerate(phases[self.phase :]):
             limits = []

@@ -1,4 +1,4 @@
-"""Start a run in a new directory, or resume one exactly where its newest checkpoint stands."""
+"""Start a run in a new directory, or resume one exactly from its newest checkpoint."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -24,11 +24,11 @@ from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session, fixed_settings
 from jaxrl.runtime.trainer import TrainState
 
-COMPARABLE = 2**30  # of a plan of fewer bytes nothing is told: it drowns in what the process needs besides
+COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
 
 class Ended(NamedTuple):
-    """How a run ended in this process; `memory` is empty where there is nothing to say."""
+    """The result of a run in this process; `memory` is empty if there is nothing to report."""
 
     directory: Path
     sentence: str
@@ -36,16 +36,16 @@ class Ended(NamedTuple):
 
 
 def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
-    """A new run in a new directory.
+    """Start a new run in a new directory.
 
     Args:
         config: its configuration.
         profile: whether to keep a trace of a block.
-        log: what takes the place of a console, if anything does.
-        custom: networks and optimizers of the user's own.
+        log: replaces the console, if given.
+        custom: user-defined networks and optimizers.
 
     Raises:
-        UserError: a sentence; nothing was written if the run cannot be what the configuration asks for.
+        UserError: a sentence; nothing is written if the configuration is impossible.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     config = with_sources(without_latest(config))
@@ -61,16 +61,16 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
 
 
 def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
-    """Continue a run exactly where its newest intact checkpoint stands, or begin it if it has none.
+    """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
     Args:
         run: the run directory.
         config: its configuration.
-        changes: settings that are to change.
+        changes: settings to change.
         profile: whether to keep a trace of a block.
 
     Raises:
-        UserError: a sentence; the run is as it was if it cannot be continued.
+        UserError: a sentence; the run is unchanged if it cannot be continued.
     """
     directory = run_directory.open_run(run)
     setup = build_run(configuration.resumed(config, changes), resuming=True)
@@ -96,17 +96,17 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
 
 
 class _Found(NamedTuple):
-    """The number of a checkpoint, and what was written beside its state."""
+    """The number of a checkpoint, and its metadata."""
 
     step: int
     meta: dict[str, Any]
 
 
 def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> _Found:
-    """The checkpoint that a run goes on from; `before` is its configuration without what changes now.
+    """Return the checkpoint to continue from; `before` is the run's configuration without the present changes.
 
     Raises:
-        UserError: there is no intact checkpoint, it is from another configuration, or has gone further than asked for.
+        UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
@@ -128,7 +128,7 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
 
 @contextmanager
 def _held(find: Callable[[], Path]) -> Iterator[Path]:
-    """The run directory that `find` makes or finds, locked; the host that writes does both."""
+    """Lock the run directory that `find` makes or finds; the host that writes does both."""
     with ExitStack() as stack:
 
         def take() -> str:
@@ -147,9 +147,9 @@ def _title(setup: Run) -> str:
 
 
 def _fastest(config: Config, setup: Run, console: Console | Log, custom: Custom) -> tuple[Run, dict[str, Any]]:
-    """The setup with the variant of the environment that is fastest here, and what versions.json says of the choice.
+    """Choose the fastest environment variant on this device; return the run and the choice for versions.json.
 
-    The variant stands among the settings of the run from then on: a run that is resumed does not choose again.
+    The variant becomes a setting of the run: a resumed run does not choose again.
     """
     if not setup.env.env.variants():
         return setup, {}
@@ -160,7 +160,7 @@ def _fastest(config: Config, setup: Run, console: Console | Log, custom: Custom)
 
 
 def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Console | Log) -> CompiledRun:
-    """Say what will run, and compile it; `meta` is that of the checkpoint where it goes on, if it does."""
+    """Print what will run, and compile it; `meta` belongs to the checkpoint to continue from, if any."""
     device = jax.local_devices()[0]
     where = f"{device.platform}, {hosts.number()} hosts" if hosts.number() > 1 else device.platform
     console.say(
@@ -195,7 +195,7 @@ def _train(
         if hosts.writes() and writer.note:
             console.say(writer.note)
         sentence = session.train(first_state(session))
-    # The devices of a CPU share its memory, and only their sum can be measured.
+    # CPU devices share their memory; only the sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
     held, planned = peak.read(), programs.peak * sharing
     what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"

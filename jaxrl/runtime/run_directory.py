@@ -1,7 +1,7 @@
 """Run directories: `runs/<algo>_<env>/<NNNN>`, new for every run, never overwritten, used by one process at a time.
 
 A run directory holds config.yaml (which makes it one), versions.json, metrics.jsonl, events/, checkpoints/ and
-whatever pictures were made. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
+any images. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
 """
 
 import difflib
@@ -41,7 +41,7 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
     Args:
         root, algo, env: see above.
         env_version: of the environment's rules.
-        facts: what else versions.json is to say of how the run began.
+        facts: further entries of versions.json.
 
     Raises:
         RunError: `root` is not writable, or its disk is full.
@@ -62,7 +62,7 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
 
 
 def check_root(root: Path | str) -> None:
-    """See whether `create` could work, before much has been computed; makes nothing.
+    """Check that `create` could work before anything expensive is computed; creates nothing.
 
     Raises:
         UsageError: `root` is empty.
@@ -98,7 +98,7 @@ def write_config(run: Path, text: str) -> None:
 
 
 def _next(group: Path) -> Path:
-    """Make the directory with the lowest number above all others; mkdir decides between processes."""
+    """Make the directory with the next number; mkdir is atomic between processes."""
     first = 1 + max((int(path.name) for path in group.iterdir() if path.name.isdecimal()), default=0)
     for number in itertools.count(first):
         run = group / f"{number:04d}"
@@ -120,7 +120,7 @@ def write_latest(root: Path | str, run: Path) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a run depend on beside its configuration and seed; initialises JAX's devices."""
+    """Return the versions that results depend on besides configuration and seed; initialises JAX's devices."""
     found = {"python": platform.python_version(), "jaxrl": __version__}
     found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()
@@ -131,7 +131,7 @@ def versions() -> dict[str, str]:
 
 
 def other_versions(run: Path) -> list[str]:
-    """Sentences about what is of another version now than when the run began: its numbers may differ a little."""
+    """Return sentences about versions that have changed since the run began: its numbers may differ slightly."""
     former, now = _former(run), versions()
     return [
         f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
@@ -141,7 +141,7 @@ def other_versions(run: Path) -> list[str]:
 
 
 def check_environment(run: Path, env: str, version: int) -> None:
-    """Raises RunError if the rules or observations of a run's environment were others when it began."""
+    """Raise RunError if the rules or observations of a run's environment have changed since it began."""
     found = _former(run)
     former = found.get(_ENV, 1)
     if found and former != version:
@@ -152,7 +152,7 @@ def check_environment(run: Path, env: str, version: int) -> None:
 
 
 def _former(run: Path) -> dict[str, Any]:
-    """What stands in a run's versions.json; nothing where it cannot be read, since it is only compared with."""
+    """Return a run's versions.json; {} if it cannot be read, since it is only compared with."""
     try:
         return dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -160,7 +160,7 @@ def _former(run: Path) -> dict[str, Any]:
 
 
 def follow_latest(path: Path | str) -> Path:
-    """The run that a file like `runs/latest` names, which may have moved with its root; any other path as it is."""
+    """Return the run that a file like `runs/latest` names, even if moved with its root; any other path unchanged."""
     file = Path(path)
     if file.name != _LATEST or not file.is_file():
         return file
@@ -172,10 +172,10 @@ def follow_latest(path: Path | str) -> Path:
 
 
 def open_run(path: Path | str) -> Path:
-    """The run directory at `path`, or the newest one where `path` is `runs/latest`.
+    """Return the run directory at `path`, or the newest one where `path` is `runs/latest`.
 
     Raises:
-        RunError: there is none; the sentence names runs that may have been meant.
+        RunError: there is none; the sentence suggests similar runs.
     """
     run = follow_latest(path)
     if is_file(run / CONFIG):
@@ -190,7 +190,7 @@ def open_run(path: Path | str) -> Path:
 
 
 def _near(path: Path) -> list[str]:
-    """Up to three runs: the newest below `path`, or else those beside it or under runs/ with a similar name."""
+    """Return up to three runs: the newest below `path`, or else siblings or runs under runs/ with a similar name."""
     below = sorted([*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")], key=lambda file: -file.stat().st_mtime)
     if below:
         return [str(file.parent) for file in below[:3]]
@@ -200,7 +200,7 @@ def _near(path: Path) -> list[str]:
 
 @contextmanager
 def lock(run: Path) -> Iterator[None]:
-    """Hold a run for this process alone; the kernel lets go of it when the process ends, however it ends.
+    """Lock a run for this process; the kernel releases the lock when the process ends, however it ends.
 
     Raises:
         RunError: another process holds it, or the directory is not writable.

@@ -1,7 +1,7 @@
-"""The host's side of a run: call compiled blocks, write metrics and checkpoints, stop in order.
+"""The host side of a run: call compiled blocks, write metrics and checkpoints, handle signals.
 
-Nothing here computes anything about training. What stands in a checkpoint and in metrics.jsonl (but for time/) does
-not depend on when a run was stopped, killed or resumed, nor on how many iterations a block had.
+Nothing here computes training results. The content of checkpoints and of metrics.jsonl (except time/) does
+not depend on when a run was stopped, killed or resumed, nor on the length of blocks.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import BlockMetrics, TrainState
 
 SELECTION = "selection"
-GROWTH = 4  # a block is at most so many times as long as the one before: the first ones say little about their pace
-PROFILED = (3, 0.1)  # blocks of a phase before the one of which a trace is kept, and about how many seconds it may take
+GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
+PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approximate seconds
 
 
 class NotFiniteError(UserError):
@@ -45,7 +45,7 @@ class NotFiniteError(UserError):
 
 
 class _Pending(NamedTuple):
-    """A block under way."""
+    """A running block."""
 
     metrics: BlockMetrics
     before: Position
@@ -54,7 +54,7 @@ class _Pending(NamedTuple):
 
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Collects the names of SIGINT and SIGTERM instead of dying; a second SIGINT ends the process at once."""
+    """Collect the names of SIGINT and SIGTERM instead of dying; a second SIGINT ends the process at once."""
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -62,7 +62,7 @@ def stop_signals() -> Iterator[list[str]]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if received and number == signal.SIGINT:
-            # An orderly exit would wait for the device. What is on disk is whole at any moment.
+            # An orderly exit would wait for the device. Files on disk are consistent at any time.
             show_cursor = "\033[?25h" if sys.stderr.isatty() else ""
             print(f"{show_cursor}stopped at once, without a checkpoint", file=sys.stderr, flush=True)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -78,13 +78,13 @@ def stop_signals() -> Iterator[list[str]]:
 
 
 class Session:
-    """One process's share of a run, from its first block to its last checkpoint.
+    """One process's part of a run, from its first block to its last checkpoint.
 
     Args:
-        setup: the run's.
+        setup: the run.
         programs: compiled for it.
         directory: the run directory, locked by the caller.
-        console, writer, checkpoints, monitor: where reports go, and where they come from.
+        console, writer, checkpoints, monitor: outputs, and the source of device readings.
         profile: whether to keep a trace of one block that learns.
     """
 
@@ -104,11 +104,11 @@ class Session:
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
         self.lines = MetricAggregator(writer, self.run.log_every)
-        self.best: float | None = None  # score of the best checkpoint, what breaks ties with it, and its number
+        self.best: float | None = None  # score of the best checkpoint, its tie breakers, and its number
         self.best_ties: list[float] = []
         self.best_step: int | None = None
         self.evaluated = 0  # iteration of the last evaluation
-        self._former_seconds = 0.0  # of training in former processes
+        self._former_seconds = 0.0  # of training in earlier processes
         self._began: float | None = None
         self._began_at = 0
         self._saved: tuple[int | None, float] = (None, 0.0)  # number of the last checkpoint, and when
@@ -118,17 +118,17 @@ class Session:
         self._last_number = 0
         self._blocks = 0  # of the phase, in this process
         self._profile = profile
-        self._shown: dict[str, Any] = {}  # what the console was given last
+        self._shown: dict[str, Any] = {}  # the console's last data
 
     # Beginning
 
     def begin(self, inputs: Any) -> TrainState:
-        """The state of a run that has not done anything yet."""
+        """Return the initial state of a new run."""
         assert self.programs.start is not None
         return self.programs.start(jax.random.key(self.run.seed), inputs)
 
     def restore(self, step: int) -> TrainState:
-        """The state in a checkpoint that is intact; everything behind it is removed.
+        """Restore the state of an intact checkpoint and remove everything after it.
 
         Raises:
             CheckpointError: it is from another configuration.
@@ -160,7 +160,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Of training, former processes included."""
+        """Return the seconds of training, earlier processes included."""
         return self._former_seconds + self._elapsed()
 
     def _elapsed(self) -> float:
@@ -170,10 +170,10 @@ class Session:
         return self.position.remaining(self.phases, self.setup.trainer.layout.num_envs, self.run.total_env_steps)
 
     def train(self, state: TrainState) -> str:
-        """Call blocks until a limit or a signal; returns the sentence that says why it ended.
+        """Call blocks until a limit or a signal; return the sentence that says why training ended.
 
         Raises:
-            NotFiniteError: naming the tensor and the update.
+            NotFiniteError: names the tensor and the update.
             CheckpointError: a checkpoint could not be written.
         """
         self._began, self._began_at = time.monotonic(), self.position.iterations
@@ -203,13 +203,13 @@ class Session:
         received = [name for names in hosts.gather(self._received) for name in names]
         if received:
             return f"stopped by {received[0]} {done}; go on with --resume {self.directory}"
-        moved = self.position.iterations > self._began_at  # or a run that is resumed again and again would stand still
+        moved = self.position.iterations > self._began_at  # or a run resumed repeatedly would make no progress
         if moved and self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
             return f"stopped by max_seconds {done}; go on with --resume {self.directory}"
         return None
 
     def _advance(self, state: TrainState) -> TrainState:
-        """Start the next block, in the next phase where one has ended, and report the block before meanwhile."""
+        """Start the next block, in the next phase if one has ended, and report the previous block meanwhile."""
         remaining = self._remaining()
         if not remaining[self.position.phase]:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
@@ -219,7 +219,7 @@ class Session:
         block = self.programs.blocks[before.phase]
         assert block is not None
         if profiled:
-            self._report()  # so that the trace holds nothing else
+            self._report()  # so that the trace contains only this block
             state, metrics = self._traced(block, state, number)
         else:
             state, metrics = block(state, np.int32(number))
@@ -230,7 +230,7 @@ class Session:
         return state
 
     def _traced(self, block: Any, state: TrainState, number: int) -> tuple[TrainState, BlockMetrics]:
-        """A block of which host 0 keeps a trace; where that fails, training goes on."""
+        """Run a block while host 0 keeps a trace; if that fails, training continues."""
         self._profile = False
         if not hosts.writes():
             return block(state, np.int32(number))
@@ -253,7 +253,7 @@ class Session:
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
     def _block_length(self, left: int, about: float) -> int:
-        """Iterations of the next block: `about` so many seconds, never across an evaluation or a checkpoint."""
+        """Return the iterations of the next block: `about` seconds long, never across an evaluation or checkpoint."""
         limits = [left, self.run.block_iterations, max(GROWTH * self._last_number, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
         limits.append(max(1, round(about / seconds)) if seconds else 1)
@@ -263,9 +263,9 @@ class Session:
         return int(hosts.first(min(limits)))
 
     def _end(self, state: TrainState) -> None:
-        """The last line, evaluation and checkpoint of this process, as far as they are missing."""
+        """Write the last line, evaluation and checkpoint of this process if they are missing."""
         best = False
-        if not any(self._remaining()):  # what is out of turn must not stand where a run was only interrupted
+        if not any(self._remaining()):  # unscheduled, so only at the end of the whole run
             self.lines.flush(self._counters(self.position), self.pace)
             if self.programs.evaluate is not None and self.evaluated != self.position.iterations:
                 best = self._evaluate(state)
@@ -284,7 +284,7 @@ class Session:
         return hosts.first(overdue) or bool(every and self.position.iterations % every == 0)
 
     def _save(self, state: TrainState, best: bool) -> None:
-        """Everything that a later process needs; the metrics up to here are on disk already."""
+        """Save everything that a later process needs; the metrics up to here are on disk already."""
         meta = {
             **dataclasses.asdict(self.position),
             "seconds": self.seconds,
@@ -319,7 +319,7 @@ class Session:
         return {**names, "phase": position.phase, "step": position.axis(self.phases)}
 
     def _report(self) -> None:
-        """Fetch the metrics of the block under way, if any: check them, write lines, refresh the console."""
+        """Fetch the metrics of the running block, if any: check them, write lines, refresh the console."""
         if self._pending is None:
             return
         (metrics, position, number), self._pending = self._pending, None
@@ -338,7 +338,7 @@ class Session:
     def _refresh(self, position: Position, phase: Phase) -> None:
         environment = {name: value for name, value in self.lines.episodes.items() if name not in ("return", "length")}
         left = position.remaining(self.phases, self.setup.trainer.layout.num_envs, self.run.total_env_steps)
-        # of the phase, as iterations of different phases take different times, or of the seconds that there are
+        # fraction of the phase, as iterations of different phases take different times, or of the seconds available
         done = position.iteration / max(position.iteration + left[position.phase], 1)
         several = len(self.phases) > 1
         self._shown = {
@@ -356,10 +356,10 @@ class Session:
         self.console.block(self._shown)
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Score the policy on the selection episodes; True if it is the best so far.
+        """Score the policy on the selection episodes; return True if it is the best so far.
 
-        Of equal scores the better of `EnvSpec.tie_breakers` counts; of policies equal in these, too, the first one, but
-        for the run's last, which stays if it is as good.
+        Equal scores are decided by `EnvSpec.tie_breakers`; if these are equal, too, the first policy stays, except
+        that the run's last one replaces it.
         """
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
@@ -378,7 +378,7 @@ class Session:
         if self.best is not None:
             sign = -1 if spec.score_mode == "min" else 1
             former = [sign * self.best, *self.best_ties]
-            found = [sign * score, *ties][: len(former)]  # a run that began before there were tie breakers has none
+            found = [sign * score, *ties][: len(former)]  # older runs have no tie breakers
             if found < former or (found == former and any(self._remaining())):
                 return False
         self.best, self.best_ties, self.best_step = score, ties, self.position.iterations
@@ -387,7 +387,7 @@ class Session:
     def _raise_not_finite(self, fetched: BlockMetrics, before: Position, phase: Phase) -> None:
         row = int(fetched.done) - 1
         name = self.setup.trainer.tensor_names(phase)[int(fetched.not_finite)]
-        at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check behind the block
+        at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
         first = [
             int(np.argmax(~np.isfinite(values[row])))
             for values in fetched.learning.values()
@@ -403,7 +403,7 @@ class Session:
 
 
 def fixed_settings(setup: Run) -> dict[str, Any]:
-    """The settings that must not change within a run, as JSON gives them back."""
-    free = (*FREE_ON_RESUME, "rollout_chunk")  # which follows the number of devices, and changes no result
+    """Return the settings that must not change within a run, as JSON returns them."""
+    free = (*FREE_ON_RESUME, "rollout_chunk")  # depends on the number of devices, and changes no result
     fixed = {name: value for name, value in setup.config.plain().items() if name not in free}
     return dict(json.loads(json.dumps(fixed)))

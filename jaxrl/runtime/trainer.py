@@ -1,6 +1,6 @@
-"""The one training loop: iterations of (collect T steps, learn), a whole block of them one compiled, donated call.
+"""The training loop: iterations of (collect T steps, learn), a whole block of them in one compiled, donated call.
 
-Nothing here knows which algorithm or environment it runs. The block runs inside one `shard_map` over the mesh:
+Nothing here depends on the algorithm or environment. The block runs inside one `shard_map` over the mesh:
 each device steps its own environments; collectives are those of `DataParallel`, called by the algorithm.
 """
 
@@ -31,16 +31,16 @@ from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, map_chu
 
 @pytree
 class TrainState:
-    """Everything that training is: saving and loading it resumes a run exactly.
+    """The complete training state: saving and loading it resumes a run exactly.
 
     Attributes:
-        algo: AlgoState, the algorithm's.
-        actor: the policy's memory per environment, () where phases restart.
-        env: BatchState, the environments, () where phases restart.
+        algo: AlgoState of the algorithm.
+        actor: the policy's carry per environment, () where phases restart.
+        env: BatchState of the environments, () where phases restart.
         timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
         statistics: EpisodeStatistics, running [B], () where phases restart.
-        key: key[], the run's, see `key_of_env` and `key_of_iteration`.
-        pool: what the environment keeps of policies (snapshots that play against the learner), mostly ().
+        key: key[] of the run, see `key_of_env` and `key_of_iteration`.
+        pool: past policies kept by the environment (snapshots that play against the learner), mostly ().
         progress: Progress, counters.
         phase: int32[], index of the phase.
         iteration: uint32[], iterations done in this phase.
@@ -62,13 +62,13 @@ class TrainState:
 
 @pytree
 class BlockMetrics:
-    """What a block reports, leaves with the iteration as first axis; rows that did not run are 0.
+    """The metrics of a block, leaves with the iteration as first axis; iterations that did not run are 0.
 
     Attributes:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
         episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
         not_finite: int32[], index of the first non-finite tensor (see `Trainer.tensor_names`), -1 if all are fine.
-        done: int32[], iterations that ran (fewer than asked for only behind a metric of `learn` that is not finite).
+        done: int32[], iterations that ran (fewer than requested only after a non-finite metric of `learn`).
     """
 
     learning: Any
@@ -78,12 +78,12 @@ class BlockMetrics:
 
 
 def key_of_env(key: Array, index: Array) -> Array:
-    """The root of environment `index`'s randomness in a run."""
+    """Return the root key of environment `index` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 0), index)
 
 
 def key_of_iteration(key: Array, iteration: Array) -> Array:
-    """What iteration `iteration` of a run draws from."""
+    """Return the key of iteration `iteration` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
 
@@ -94,12 +94,12 @@ class Trainer:
     Attributes:
         env: the batched environment.
         algo: the algorithm.
-        layout: how the batch is cut.
+        layout: of the batch on the devices.
         mesh: the devices.
-        block: K, most iterations of one compiled call.
-        rollout_chunk: environments flown at a time on a device (restart phases and exact mode); 0 = all.
+        block: K, maximum iterations of one compiled call.
+        rollout_chunk: environments rolled out at a time on a device (restart phases and exact mode); 0 = all.
         store: dtype of stored observations that lie in [0, 1].
-        total_env_steps: what `Progress.fraction` is a share of; schedules do not move when a run is lengthened.
+        total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
     """
 
     env: BatchedEnvironment
@@ -113,11 +113,11 @@ class Trainer:
 
     @property
     def keeps_envs(self) -> bool:
-        """Whether any environment state survives an iteration."""
+        """Return whether any environment state is kept between iterations."""
         return any(phase.steps and not phase.restart for phase in self.algo.phases)
 
     def specs(self) -> TrainState:
-        """PartitionSpecs of the state, a prefix tree."""
+        """Return the PartitionSpecs of the state, a prefix tree."""
         split = SPLIT if self.keeps_envs else ()
         return TrainState(
             algo=AlgoState(replicated=REPLICATED, split=SPLIT),
@@ -134,7 +134,7 @@ class Trainer:
         )
 
     def init(self, key: Array, inputs: Any = None) -> TrainState:
-        """A fresh state on the mesh; `inputs` as in `Algorithm.init`."""
+        """Return a fresh state on the mesh; `inputs` as in `Algorithm.init`."""
         return self.make_init()(key, inputs)
 
     def make_init(self) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ class Trainer:
         return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
 
     def shapes(self, inputs: Any = None) -> TrainState:
-        """ShapeDtypeStructs of the state with their shardings; allocates nothing."""
+        """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
         shapes = jax.eval_shape(self._begin, jax.random.key(0), inputs)
         placed = shardings(self.mesh, self.specs())
         return jax.tree.map(
@@ -159,7 +159,7 @@ class Trainer:
         )
 
     def trajectory_shapes(self, phase: Phase) -> Trajectory:
-        """ShapeDtypeStructs [T, B, ...] of what an iteration collects on all devices."""
+        """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
 
         def first_row(state: TrainState) -> Trajectory:
             kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
@@ -200,7 +200,7 @@ class Trainer:
     # One iteration
 
     def _begun(self, policy: Any, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Array) -> Any:
-        """The environments of `batch` at the first step of an iteration: where they stand, or begun anew."""
+        """Return the environments of `batch` at the first step of an iteration: continued or reset."""
         if not phase.restart:
             return batch
         indices = batch[0]
@@ -210,7 +210,7 @@ class Trainer:
     def _act(
         self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
     ) -> tuple[Array, Any, Trajectory]:
-        """Actions of one step, the memory after it, and its row of the trajectory, leaves [B, ...]."""
+        """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
         action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
         return action, actor, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
@@ -226,7 +226,7 @@ class Trainer:
         iteration: Array,
         run_key: Array,
     ) -> Any:
-        """T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
+        """Roll out T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
         spec = self.env.spec
         indices, actor, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
@@ -295,7 +295,7 @@ class Trainer:
         return state, learning, episodes
 
     def _chunks(self) -> int:
-        """Parts in which a device flies its environments; never across logical shards in exact mode."""
+        """Return the number of parts of a device's rollout; parts never cross logical shards in exact mode."""
         envs = self.layout.num_envs // self.layout.shards if self.layout.exact else self.layout.local_envs
         size = self.rollout_chunk if 0 < self.rollout_chunk < envs else envs
         return self.layout.local_envs // size
@@ -303,7 +303,7 @@ class Trainer:
     # A block
 
     def _checked(self, algo: AlgoState, learning: dict[str, Array]) -> dict[str, Array]:
-        """Tensors that must stay finite, by name."""
+        """Return the tensors that must stay finite, by name."""
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -311,7 +311,7 @@ class Trainer:
         return {**learning, **floats}
 
     def tensor_names(self, phase: Phase) -> list[str]:
-        """Names behind `BlockMetrics.not_finite`."""
+        """Return the names indexed by `BlockMetrics.not_finite`."""
         shapes = jax.eval_shape(
             on_mesh(lambda s: self._iteration(s, phase)[:2], self.mesh, (self.specs(),), (self.specs(), REPLICATED)),
             self.shapes(),
@@ -319,9 +319,9 @@ class Trainer:
         return list(self._checked(shapes[0].algo, shapes[1]))
 
     def _block(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
-        """Up to K iterations; stops behind the first one whose `learn` reports a value that is not finite.
+        """Run up to K iterations; stop after the first one whose `learn` reports a value that is not finite.
 
-        Everything else that must stay finite is looked at once, behind the last iteration.
+        Everything else that must stay finite is checked once, after the last iteration.
         """
         iterate = traced_once(lambda s: self._iteration(s, phase))
         _, *shapes = jax.eval_shape(iterate, state)
@@ -383,7 +383,7 @@ class Trainer:
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
 
     def _reported(self, state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
-        """One iteration, and its metrics by name."""
+        """Run one iteration and return its metrics by name."""
         state, learning, sums = self._iteration(state, phase)
         episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
         ended = {"episodes": sums["episodes"]} if sums else {}

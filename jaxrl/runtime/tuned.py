@@ -1,6 +1,6 @@
-"""What was measured to be fastest on a kind of device, for the automatic values of new runs.
+"""Tuned settings: the fastest measured values on a kind of device, for the automatic values of new runs.
 
-Tables are JSON files {kind of device: {kind of job: {setting: value}}}: one comes with the package, `bench.gpu` writes
+Tables are JSON files {kind of device: {kind of job: {setting: value}}}: one is part of the package, `bench.gpu` writes
 others. A job is an algorithm in an environment, with networks and environments of one size; see `job`.
 """
 
@@ -27,7 +27,7 @@ AUTO = "auto"  # of `--compiler_options`
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """Settings that were measured to be fastest; the defaults where nothing was.
+    """Settings measured to be fastest; the defaults where nothing was measured.
 
     Attributes:
         rollout_chunk, learn_chunk, compiler_options: see `RunSettings`.
@@ -39,23 +39,23 @@ class Tuned:
 
 
 def files() -> list[Path]:
-    """The tables, each of which outdoes the ones before."""
+    """Return the tables, later ones taking precedence."""
     return list(dict.fromkeys((PACKAGED, default_folder() / FILE, cache_folder() / FILE)))
 
 
 def device_kind() -> str:
-    """What tables call the device of this process."""
+    """Return the name of this process's device in tables."""
     return jax.local_devices()[0].device_kind
 
 
 def job(config: Config, env: BatchedEnvironment, algo: Algorithm) -> str:
-    """What tables call a kind of job: equal names need equal memory for each environment and each sample."""
+    """Return the name of a kind of job: equal names need equal memory for each environment and each sample."""
     sizes = f"{memory_plan.flying_bytes(env)} bytes an environment, {algo.sample_bytes()} a sample"
     return f"{config.algo} on {config.env}, {sizes}"
 
 
 def find(kind: str, warn: Warn) -> dict[str, Any]:
-    """{job: entry} of all tables for a kind of device."""
+    """Return {job: entry} of all tables for a kind of device."""
     found: dict[str, Any] = {}
     for file in files():
         for name, entry in _mapping(read_measured(file, warn).get(kind)).items():
@@ -64,12 +64,12 @@ def find(kind: str, warn: Warn) -> dict[str, Any]:
 
 
 def _mapping(found: Any) -> dict[str, Any]:
-    """What stands in a table, where it is a mapping."""
+    """Return an entry of a table if it is a mapping, else {}."""
     return found if isinstance(found, dict) else {}
 
 
 def read(entry: Any) -> Tuned:
-    """The entry of a table; what cannot be one of its values is left out."""
+    """Parse the entry of a table; invalid values are dropped."""
     given = _mapping(entry)
     kinds = {field.name: type(field.default) for field in dataclasses.fields(Tuned)}
     values = {name: given[name] for name, kind in kinds.items() if type(given.get(name)) is kind}
@@ -90,7 +90,7 @@ def record(kind: str, job: str, entry: dict[str, Any], file: Path, warn: Warn) -
 
 
 def parse_options(text: str) -> dict[str, str | bool]:
-    """ "name=value name=value" as XLA takes it. Raises UsageError."""
+    """Parse "name=value name=value" into XLA's options. Raises UsageError."""
     options: dict[str, str | bool] = {}
     for word in text.split():
         name, sign, value = word.removeprefix("--").partition("=")
@@ -101,7 +101,7 @@ def parse_options(text: str) -> dict[str, str | bool]:
 
 
 def write_options(options: dict[str, str | bool]) -> str:
-    """The text that `parse_options` reads."""
+    """Return the text that `parse_options` reads."""
     return " ".join(
         f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()
     )
@@ -109,7 +109,7 @@ def write_options(options: dict[str, str | bool]) -> str:
 
 @functools.cache  # a small compilation
 def refusal(name: str, value: str | bool) -> str:
-    """Why the compiler of this machine does not take an option; "" if it does."""
+    """Return why this machine's compiler rejects an option; "" if it accepts it."""
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.float32(0)).compile()
     except TypeError:
@@ -120,7 +120,7 @@ def refusal(name: str, value: str | bool) -> str:
 
 
 def known_options(text: str) -> tuple[str, list[str]]:
-    """The options that the compiler of this machine takes, and sentences about the others. Raises UsageError."""
+    """Return the options that this machine's compiler accepts, and sentences about the others. Raises UsageError."""
     taken, refused = {}, []
     for name, value in parse_options(text).items():
         if why := refusal(name, value):

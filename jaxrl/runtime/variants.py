@@ -1,8 +1,8 @@
-"""The variant of an environment that is fastest on this device, of those that agree: see `Environment.variants`.
+"""The fastest variant of an environment on this device, among those that agree: see `Environment.variants`.
 
 At the start of a run the variants are compiled for a small batch, compared with the first one, and timed in turns. That
-happens in a process of its own, so that a kernel that breaks its process, or never ends, does no harm. What was found
-is kept for this kind of device, these versions, and these settings.
+happens in a separate process, so that a kernel that crashes or hangs does no harm. Results are
+cached for this kind of device, these versions, and these settings.
 
     python -m jaxrl.runtime.variants COPIES < settings.json     is that process; it prints what `look` returns
 """
@@ -36,9 +36,9 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import graphs
 from jaxrl.runtime.run_directory import versions
 
-TOLERANCE = 2e-5  # of real numbers; a device's exp and log differ from each other by a few units in the last place
+TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the last place between kernels
 COPIES, BYTES = 256, 2**28  # most environments, and bytes of their states, that are stepped together
-STEPS = 15  # that are compared and timed, of one episode
+STEPS = 15  # steps of one episode that are compared and timed
 ROUNDS = 5
 LIMIT = 150.0  # seconds, after which the search is given up
 RETRY = 3600.0  # seconds, after which a variant that failed is tried again
@@ -53,7 +53,7 @@ Change = Mapping[str, Any]
 
 
 def rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
-    """(state, time step) of copies [B] behind so many steps of random moves; keys key[B]. Compiled as training is."""
+    """Return (state, time step) of environments [B] after `number` random steps; keys key[B]."""
     return jax.jit(_rollout, static_argnums=0, compiler_options=graphs())(env, keys, number)
 
 
@@ -72,7 +72,7 @@ def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _differences(envs: tuple[Environment, Environment], *found: Any) -> tuple[Array, Array]:
-    """How many integers differ, and the largest difference of real numbers (a share of those above 1)."""
+    """Return the number of integers that differ, and the largest difference of real numbers (relative above 1)."""
     exact, real = jnp.int32(0), jnp.float32(0)
     pair = [(env.shared(state), timestep) for env, (state, timestep) in zip(envs, found, strict=True)]
     for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
@@ -88,11 +88,11 @@ def _differences(envs: tuple[Environment, Environment], *found: Any) -> tuple[Ar
 
 
 def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> tuple[int, float]:
-    """Let two variants make the same random moves, and compare them after every step.
+    """Step two variants with the same random actions, and compare them after every step.
 
     Returns:
-        how many integers differ, all steps together, and the largest difference of real numbers (a share of numbers
-        above 1).
+        number of integers that differ, over all steps, and the largest difference of real numbers (relative for
+        numbers above 1).
     """
     keys = jax.random.split(jax.random.key(0), copies)
     found = [_differences(envs, *(rollout(batched(env), keys, t) for env in envs)) for t in range(steps + 1)]
@@ -104,14 +104,14 @@ def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = 
     """Compare and time the variants of an environment on this device.
 
     Args:
-        env: whose settings `changes` change.
+        env: with the settings that `changes` change.
         changes: of settings, the reference first.
         copies: environments stepped together.
-        steps: of an episode, no longer than it is.
+        steps: of an episode, at most its length.
         rounds: samples of everything, in turns.
 
     Returns:
-        {"settings": the change that is fastest and agrees, "steps", "copies", "seconds": {name: samples},
+        {"settings": the fastest change that agrees, "steps", "copies", "seconds": {name: samples},
         "differences": {name: those of `compare`}, "failures": {name: sentence}}; names as of `named`.
     """
     settings: Any = env
@@ -123,7 +123,7 @@ def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = 
     for name in others:
         try:
             differences[name] = compare((variants[reference], variants[name]), copies, steps)
-        except Exception as error:  # whatever a compiler or a device raises
+        except Exception as error:  # a compiler or a device can raise anything
             failures[name] = one_line(f"{type(error).__name__}: {error}")
     keys = jax.random.split(jax.random.key(0), copies)
     agreeing = [reference, *(name for name, pair in differences.items() if agrees(pair))]
@@ -141,13 +141,13 @@ def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = 
 
 
 def agrees(differences: Sequence[float]) -> bool:
-    """Whether variants with these differences (of `compare`) are equal up to rounding."""
+    """Return whether variants with these differences (of `compare`) are equal up to rounding."""
     exact, real = differences
     return exact == 0 and real <= TOLERANCE
 
 
 def named(change: Change) -> str:
-    """A change of settings for people, such as "map_backend dense"."""
+    """Describe a change of settings, such as "map_backend dense"."""
     return ", ".join(f"{name} {value}" for name, value in change.items())
 
 
@@ -155,13 +155,13 @@ def named(change: Change) -> str:
 
 
 def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -> Found:
-    """What `look` finds for the environment of a configuration, here or by an earlier run.
+    """Return the result of `look` for the environment of a configuration, measured now or by an earlier run.
 
     Args:
         config: whose environment has variants.
-        num_envs: environments of a device.
+        num_envs: environments per device.
         say: receives the decision, and warnings.
-        file: where decisions are kept; `FILE` beside compiled programs by default.
+        file: cache of decisions; by default `FILE` beside the compiled programs.
     """
     env, file = config.make_env(), file or cache_folder() / FILE
     copies = max(1, min(num_envs, COPIES, BYTES // memory_plan.flying_bytes(batched(env))))
@@ -183,14 +183,14 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
 
 
 def settled(config: Config, num_envs: int, say: Warn) -> Config:
-    """The configuration with the variant of its environment that `choose` takes, if there is a choice."""
+    """Return the configuration with the environment variant that `choose` takes, if there is a choice."""
     if not config.make_env().variants():
         return config
     return configuration.changed(config, choose(config, num_envs, say)["settings"])
 
 
 def search(config: Config, copies: int, reference: Change) -> Found:
-    """What `look` returns in a process of its own; the reference, with the failure, if that process breaks."""
+    """Run `look` in a separate process; return the reference, with the failure, if that process crashes."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "jaxrl.runtime.variants", str(copies)],
@@ -213,7 +213,7 @@ def search(config: Config, copies: int, reference: Change) -> Found:
 
 
 def _facts(env: Environment, copies: int) -> dict[str, Any]:
-    """What a decision holds for."""
+    """Return the facts that a decision depends on."""
     known = versions()
     return {
         "device": jax.local_devices()[0].device_kind,
@@ -225,7 +225,7 @@ def _facts(env: Environment, copies: int) -> dict[str, Any]:
 
 
 def _is_found(found: Any) -> bool:
-    """Whether an entry of the file has the form of what `look` returns."""
+    """Return whether an entry of the file has the form of `look`'s result."""
     kinds = {"settings": dict, "steps": int, "copies": int, "seconds": dict, "differences": dict}
     whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
     return whole and isinstance(found.get("until", math.inf), float)
@@ -247,7 +247,7 @@ def _apart(pair: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what `look` returns for the settings on stdin."""
+    """Print the result of `look` for the settings on stdin."""
     enable_compilation_cache()
     config = configuration.build(json.load(sys.stdin), "stdin")
     env = config.make_env()

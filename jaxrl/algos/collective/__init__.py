@@ -1,1 +1,1 @@
-"""Collective and student pre-training: the worker's data, the transformer and the losses."""
+"""Collective and student pre-training: expert data, the transformer and the losses."""

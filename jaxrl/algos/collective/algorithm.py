@@ -1,19 +1,19 @@
-"""The collective network: what the workers of several tasks can do, in one policy that is told the task by a code.
+"""The collective network: one policy for the tasks of several workers, conditioned on a task code.
 
-Workers (SAC, one for each task) label what random actions, the learner itself and they themselves come across, so that
-the learner is taught on states of its own (DAgger, Ross et al. 2011, arXiv 1011.0686). A transformer makes a task code
-of the last steps (`transformer`); actor and critics of code and state are then fitted to the labels.
+Workers (SAC, one per task) label the states visited by random actions, by the learner and by themselves, so that
+the learner is trained on its own state distribution (DAgger, Ross et al. 2011, arXiv 1011.0686). A transformer encodes
+the last steps into a task code (`transformer`); actor and critics of code and state are then fitted to the labels.
 Stages, losses and sizes are those of the published collective-learning pipeline
-(argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), but that
+(argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer), except:
 
-* value labels mean Q of the step itself, by the workers' critics instead of their targets;
+* value labels are Q of the step itself, by the workers' critics instead of their target critics;
 * one learner acts in all tasks and becomes the final actor, where the original has a temporary one for each task;
-* the transformer learns from the same labelled set as the actor, not from a set of the workers' training;
-* an environment begins at a drawn task and goal before it takes them in order (with --goals order of reach);
-* codes are computed once when the transformer is frozen instead of at every update.
+* the transformer learns from the same dataset as the actor, not from the workers' training data;
+* an environment begins at a random task and goal before it takes them in order (with --goals order of reach);
+* codes are computed once when the transformer is frozen, not at every update.
 
-Labelled sets from elsewhere may take the place of workers, or stand beside what theirs collect. Losses stand in
-`losses`, what workers must have in common and what they say in `workers`, how a network is trained in `stages`.
+Expert datasets from elsewhere may replace workers, or be added to the data collected with them. Losses are in
+`losses`, worker checks and labels in `workers`, training of one network in `stages`.
 """
 
 import dataclasses
@@ -53,14 +53,14 @@ from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-# Layout letters besides T, B, S: K workers, N samples, n numbers of an action, c of a code, R rows of the labelled set.
+# Layout letters besides T, B, S: K workers, N samples, n action dims, c code dims, R rows of the dataset.
 
-CODED = 2048  # windows of one call of `learn` that computes codes
+CODED = 2048  # windows per call of `learn` in the phase "codes"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective(Algorithm):
-    """One policy for the tasks of several workers, told the task by a code of the last steps."""
+    """One policy for the tasks of several workers, conditioned on a task code of the last steps."""
 
     workers: str = setting("", "runs of sac, one for each task, with commas between")
     labelled: str = setting(
@@ -155,7 +155,7 @@ class Collective(Algorithm):
         return adopt_workers(spec, settings, sources["workers"], recordings.get("labelled"))
 
     def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
-        """See `dataset.arrange`."""
+        """Return the dataset per environment, see `dataset.arrange`."""
         return dataset.arrange(recording, self.tasks, self.labelled_rows, self.layout)
 
     @property
@@ -164,24 +164,24 @@ class Collective(Algorithm):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of all tasks: those of the workers, then those that only labelled sets have."""
+        """Return the names of all tasks: those of the workers, then those found in expert datasets only."""
         return tuple(self._adopted["tasks"])
 
     @property
     def _workers(self) -> int:
-        """K. (Where nothing is named, one for each of the environment's tasks.)"""
+        """Return K. (If no worker is named, one for each of the environment's tasks.)"""
         return len(self.workers.split(",")) if self.workers else 0 if self.labelled else self.spec.num_tasks
 
     # Phases
 
     def _calls(self, steps: int) -> int:
-        """Calls of `learn` in which every environment makes its share of steps per task, and at least an episode."""
+        """Return the calls of `learn` in which each environment makes its share of the steps, at least one episode."""
         each = -(-steps * self._workers // self.layout.num_envs)
         return -(-max(each, self.spec.horizon + 1) // self.update_interval) if each else 0
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Random steps, a burst of updates, the learner's steps, the workers'; transformer, codes, the networks."""
+        """Return the phases: random steps, updates, the learner's steps, the workers'; transformer, codes, networks."""
         interval = self.update_interval
 
         def collect(name: str, steps: int, updates: int = 0) -> Phase:
@@ -204,24 +204,24 @@ class Collective(Algorithm):
 
     @property
     def _until(self) -> tuple[int, int]:
-        """Steps of the batch at which random actions end, and those of the learner."""
+        """Return the batch steps at which random actions end, and at which the learner's steps end."""
         random, learner = self._calls(self.random_steps), self._calls(self.learner_steps)
         return random * self.update_interval, (random + learner) * self.update_interval
 
     @property
     def rows(self) -> int:
-        """R: what labelled sets bring, everything that is collected, and the row behind."""
+        """Return R: rows of expert datasets, all collected rows, and one for the last observation."""
         return self.labelled_rows + self._until[1] + self._calls(self.worker_steps) * self.update_interval + 1
 
     @property
     def labelled_rows(self) -> int:
-        """Rows of each environment that hold the episodes of labelled sets, however these are dealt out."""
+        """Return the rows of each environment for episodes of expert datasets, in the worst split."""
         rows, longest = self._adopted["labelled"]
         return -(-rows // self.layout.num_envs) + longest
 
     @property
     def _coded_rows(self) -> int:
-        """Rows whose codes one call of `learn` computes."""
+        """Return the number of rows that one call of `learn` encodes."""
         return min(self.rows, max(1, CODED // self.layout.num_envs))
 
     def summary(self) -> list[str]:
@@ -240,11 +240,11 @@ class Collective(Algorithm):
         return dataset.row_shapes(math.prod(self.spec.observation.shape), self._actions, self.code_size)
 
     def largest_chunk(self) -> int:
-        """Gradients are never cut: InfoNCE compares all windows of a batch."""
+        """Return 0: gradients are never split, since InfoNCE compares all windows of a batch."""
         return 0
 
     def data_bytes(self) -> int:
-        """Activations of a batch of the transformer, two views of each window, and their gradients."""
+        """Return the bytes of the transformer's activations for a batch, two views per window, and their gradients."""
         tokens = 3 * self.window - 1
         layer = tokens * (6 * self.width + 2 * self.hidden) + 3 * self.heads * tokens**2
         return 4 * 2 * 2 * self.layers * layer * self.transformer_batch // self.layout.devices
@@ -257,7 +257,7 @@ class Collective(Algorithm):
 
     @functools.cached_property
     def networks(self) -> Networks:
-        """Transformer, actor and critics."""
+        """Return the transformer, actor and critics."""
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
         dtype, worker = self.layout.compute_dtype, self.experts.worker
         encoder = TrajectoryTransformer(
@@ -270,7 +270,7 @@ class Collective(Algorithm):
 
     @functools.cached_property
     def experts(self) -> Experts:
-        """What workers are; their replay and minibatches are as small as they may be."""
+        """Return the workers; their replay and minibatches are as small as allowed."""
         spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
         sizes: dict[str, Any] = {"batch_size": self.layout.shards, "buffer_size": 4 * self.layout.num_envs}
         return Experts(Sac(spec, self.layout, **sizes, **self._adopted["worker"]), self.spec.num_tasks)
@@ -278,10 +278,10 @@ class Collective(Algorithm):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Fresh networks and an empty set, but for what labelled sets bring.
+        """Return fresh networks and a dataset that holds only the expert datasets.
 
-        `inputs` may hold "workers", weights of each in the order of the tasks, and "labelled", of `arrange`. Without
-        inputs the workers are fresh ones, too, which serves for shapes.
+        `inputs` may hold "workers", weights of each in the order of the tasks, and "labelled", from `arrange`. Without
+        inputs the workers are fresh too, which is enough for shapes.
         """
         key_workers, key = jax.random.split(key)
         given = (inputs or {}).get("workers")
@@ -304,11 +304,11 @@ class Collective(Algorithm):
         return AlgoState(params, ring)
 
     def weights(self, state: AlgoState) -> Any:
-        """What `Networks.answer` takes, and a student with it."""
+        """Return the parameters for `Networks.answer`, which a student needs too."""
         return {"encoder": state.replicated.encoder, "actor": state.replicated.actor}
 
     def policy(self, state: AlgoState) -> Any:
-        """The same, and the workers, who act while their set is collected."""
+        """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
     def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Memory:
@@ -321,7 +321,7 @@ class Collective(Algorithm):
         )
 
     def watch(self, memory: Memory, timestep: TimeStep) -> Memory:
-        """The memory once a time step [B] is seen, before it is answered (`action` is still the one before)."""
+        """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
         state, first = self.networks.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
         return dataclasses.replace(
             memory,
@@ -333,7 +333,7 @@ class Collective(Algorithm):
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """In training who acts depends on the phase; else the collective does, with mode "greedy" by tanh(mean)."""
+        """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
         memory = self.watch(actor, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
 
@@ -345,7 +345,7 @@ class Collective(Algorithm):
         if mode == "explore":
             done = total(progress.vector_steps)
             stage = jnp.sum(done >= jnp.array(self._until, jnp.float32), dtype=jnp.int32)
-            # nobody reads the codes of the workers' steps before the transformer is trained
+            # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
                 lambda: self.networks.codes(policy["encoder"], memory.window),
@@ -366,7 +366,7 @@ class Collective(Algorithm):
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
 
     def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
-        """Of all full windows of a set with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
+        """Return all full windows with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
         return dataset.coded_windows(ring, self.window)
 
     # Learning
@@ -380,7 +380,7 @@ class Collective(Algorithm):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Label and store what was collected, then what the phase is for."""
+        """Label and store the collected steps, then run the phase's updates."""
         params, ring = state.replicated, state.split
         key_labels, key_updates = jax.random.split(key)
         if trajectory is not None and last_timestep is not None:
@@ -399,7 +399,7 @@ class Collective(Algorithm):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Transformer, actor and critics."""
+        """Return the training stages of transformer, actor and critics."""
 
         def stage(name: str, network: str, loss: Any, *phases: str, learning_rate: float, batch_size: int) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
@@ -422,12 +422,12 @@ class Collective(Algorithm):
         return EncoderLoss(self.networks, self.layout.all_gather, self.contrast_weight, self.temperature)
 
     def _coded(self, params: Any) -> Array:
-        """bool[1, R, 1]: rows that were collected, and those of files that the phase "codes" has been through."""
+        """bool[1, R, 1]: collected rows, and dataset rows already encoded by the phase "codes"."""
         row = jnp.arange(self.rows)[None, :, None]
         return (row >= self.labelled_rows) | (row < params.coded)
 
     def _encode(self, params: Any, ring: Replay) -> tuple[Any, Replay]:
-        """Codes of the next rows of the set by the trained transformer."""
+        """Encode the next rows of the dataset with the trained transformer."""
         shards, _, envs = ring.end.shape
         begin = jnp.minimum(params.coded, self.rows - self._coded_rows)
 

@@ -1,10 +1,10 @@
-"""A labelled set (`jaxrl.runtime.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
+"""An expert dataset (`jaxrl.runtime.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
 
-Rows hold in `seen` "observation" [D] and "task", in `answer` "action", the labels "mu", "log_std" and "value", "code",
-"step" (of the episode) and "held_out". Reward and end of a step are those of the row behind it.
+Rows hold "observation" [D] and "task" in `seen`; in `answer` "action", the labels "mu", "log_std" and "value", "code",
+"step" (of the episode) and "held_out". Reward and end of a step are stored in the next row.
 
 Letters: S logical shards, R rows, E environments of one shard, B all environments, m rows drawn in each shard, K tasks,
-D numbers of an observation, s of a state, n of an action, c of a code.
+D observation dims, s state dims, n action dims, c code dims.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 from jaxrl.runtime.data_parallel import DataParallel
 
-HELD_OUT = 5  # one episode in so many is kept for validation
+HELD_OUT = 5  # one in this many episodes is held out for validation
 
 
 def row_shapes(
     observation: int, action: int, code: int
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """What a row holds in `seen` and in `answer`, of so many numbers each."""
+    """Return the shapes of a row's `seen` (observation) and `answer` (action, labels)."""
     floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
     whole = jax.ShapeDtypeStruct((), jnp.int32)
     answer = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
@@ -36,16 +36,16 @@ def row_shapes(
 
 
 def lengths(step: np.ndarray) -> np.ndarray:
-    """int[episodes]: how many rows each one has, of the steps [N] of whole episodes."""
+    """Return the length of each episode, int[episodes], from the steps [N] of whole episodes."""
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
 
 def arrange(
     recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: DataParallel
 ) -> dict[str, np.ndarray]:
-    """Episodes of a recording dealt out to environments, one logical shard after another, arrays [rows + 1, B, ...].
+    """Deal the episodes of a dataset out to environments, one logical shard after another: arrays [rows + 1, B, ...].
 
-    Each episode ends with the row that shows its last observation. Rows without an episode count as ends.
+    Each episode ends with the row of its last observation. Rows without an episode count as ends.
     """
     envs, filled = layout.num_envs, np.zeros(layout.num_envs, int)
     turns = np.arange(envs).reshape(layout.shards, -1).T.ravel()  # first environments of all shards come first
@@ -72,7 +72,7 @@ def arrange(
 
 
 def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
-    """An empty set with what `arrange` made, as far as this device holds it."""
+    """Write the arrays of `arrange`, this device's part, into an empty dataset."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
     answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
     answer["code"] = jnp.zeros((*answer["step"].shape, ring.answer["code"].shape[-1]))
@@ -81,7 +81,7 @@ def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Repl
 
 
 def usable(ring: Replay) -> Array:
-    """bool[S, R, E]: rows whose successors are known, and that do not end an episode."""
+    """bool[S, R, E]: rows whose successor is stored and that do not end an episode."""
     rows = ring.end.shape[1]
     age = (ring.head[:, None] - jnp.arange(rows)[None]) % rows
     complete = (age >= 1) & (age <= ring.filled[:, None])
@@ -89,12 +89,12 @@ def usable(ring: Replay) -> Array:
 
 
 def count_up(wanted: Array) -> Array:
-    """int32[S, R E]: how many rows are wanted, bool[S, R, E], up to each one."""
+    """int32[S, R E]: cumulative number of selected rows, bool[S, R, E]."""
     return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
 
 
 def draw(key: Array, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
-    """Rows of all shards, uniform over those that `count_up` counted, int32[S, R E]: index int32[S, m], weight [S, m].
+    """Sample rows uniformly in each shard by counts (`count_up`) int32[S, R E]: index int32[S, m], weight [S, m].
 
     The weight is 0 where there is nothing to draw.
     """
@@ -114,7 +114,7 @@ def tasks_at(ring: Replay, index: Array) -> Array:
 
 
 def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
-    """Windows [S, m, ...] of so many steps that end at rows int32[S, m]; `states` [..., D] -> [..., s]."""
+    """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def of_shard(ring: Replay, index: Array) -> Window:
         state, answer = states(ring.seen["observation"]), ring.answer
@@ -124,7 +124,7 @@ def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps:
 
 
 def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
-    """Steps with their labels, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
+    """Return labelled steps, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
         names = ("action", "mu", "log_std", "code", "value")
@@ -136,7 +136,7 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
 
 
 def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
-    """Of all windows of so many steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
+    """Return all windows of `steps` steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
     host = jax.tree.map(np.asarray, ring)
     full = np.asarray(jax.jit(usable)(ring)) & (host.answer["step"] >= steps - 1)
     return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}

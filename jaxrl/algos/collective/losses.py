@@ -1,6 +1,6 @@
-"""Losses of the collective's networks, and how well its codes tell tasks apart.
+"""Losses of the collective's networks, and the accuracy with which codes identify tasks.
 
-Layout letters: N and M samples, n numbers of an action, c of a code, C critics.
+Layout letters: N and M samples, n action dims, c code dims, C critics.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ Means = dict[str, Array]
 
 
 def distillation_loss(mean: Array, log_std: Array, mu: Array, expert_log_std: Array, weight: Array) -> Array:
-    """How far a squashed Gaussian is from an expert's, mean over samples and numbers of an action, float32[].
+    """Distance of a squashed Gaussian from an expert's, mean over samples and action dims, float32[].
 
-    (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): deviations of experts that
-    hardly deviate count less.
+    (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): errors in log_std count less
+    where the expert is nearly deterministic.
 
     mean, log_std: float32[N, n] before squashing; mu: float32[N, n], the expert's squashed mean; weight: float32[N].
     """
@@ -50,12 +50,12 @@ def critic_loss(networks: Networks, critic: Any, sample: dict[str, Array]) -> tu
 
 @dataclasses.dataclass(frozen=True)
 class EncoderLoss:
-    """Reconstruction of two masked views of each window, and InfoNCE between their codes.
+    """Reconstruction of two masked views of each window, plus InfoNCE between their codes.
 
     Attributes:
-        networks: whose encoder it is.
-        together: views of all devices, and where these ones begin among them, see `DataParallel.together`.
-        contrast_weight: of InfoNCE beside the reconstruction.
+        networks: with the encoder.
+        all_gather: gathers the views of all devices, with the offset of this one's, see `DataParallel.all_gather`.
+        contrast_weight: weight of InfoNCE relative to the reconstruction.
         temperature: of InfoNCE.
     """
 
@@ -65,7 +65,7 @@ class EncoderLoss:
     temperature: float
 
     def __call__(self, encoder: Any, sample: dict[str, Any], training: bool = True) -> tuple[Array, Means]:
-        """Of sample {"window", "task", "key", "weight"} [N, ...]; a weight of 0 stands for no window at all."""
+        """Loss of sample {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
         net = self.networks.encoder
         dropping = training and net.dropout > 0
 
@@ -88,7 +88,7 @@ class EncoderLoss:
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
     def check(self, encoder: Any, sample: dict[str, Any]) -> tuple[Array, Means]:
-        """The same without dropout, and how often a window's nearest neighbour is of its task.
+        """Return the loss without dropout, and the share of windows whose nearest neighbour has the same task.
 
         sample: as above, of held-out windows, and {"known", "known_task", "known_weight"}, as many of the others.
         """
@@ -104,9 +104,9 @@ class EncoderLoss:
 def neighbour_accuracy(
     known: Array, known_task: Array, asked: Array, task: Array, known_weight: Array, weight: Array
 ) -> Array:
-    """Share of codes float32[N, c] whose nearest known code float32[M, c] (by cosine) is of their task int32[N].
+    """Share of codes float32[N, c] whose nearest known code float32[M, c] (by cosine) has the same task int32[N].
 
-    Codes with a weight of 0 stand for nothing.
+    Codes with weight 0 are ignored.
     """
     known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
     nearest = jnp.argmax(jnp.where(known_weight > 0, asked @ known.T, -jnp.inf), axis=-1)

@@ -1,6 +1,6 @@
-"""The collective's networks: a transformer that makes task codes, an actor and critics of code and state.
+"""The collective's networks: a transformer for task codes, and actor and critics of code and state.
 
-Layout letters: N samples, D numbers of an observation, s of a state, n of an action, c of a code, C critics.
+Layout letters: N samples, D observation dims, s state dims, n action dims, c code dims, C critics.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ from jaxrl.nn.networks import MLP
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """The modules, and what they compute of their parameters.
+    """The modules, and functions of their parameters.
 
     Attributes:
-        encoder: a window -> its code and what its tokens were.
+        encoder: a window -> its code and the reconstructed tokens.
         actor: [code, state] float32[N, c + s] -> mean and raw deviation float32[N, 2 n].
         critic: [code, state, action] float32[N, c + s + n] -> float32[N, 1].
-        critics: C.
-        entries: of an observation that make the state; none = all.
-        log_std: between which bounds log standard deviations lie.
+        critics: C, number of critics.
+        entries: observation entries that form the state; none = all.
+        log_std: bounds of log standard deviations.
     """
 
     encoder: TrajectoryTransformer
@@ -37,7 +37,7 @@ class Networks:
     log_std: tuple[float, float]
 
     def init(self, key: Array) -> dict[str, Any]:
-        """Fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
+        """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
         key_encoder, key_actor, key_critic = jax.random.split(key, 3)
         sizes = (self.encoder.code, self.encoder.states, self.encoder.actions)
         code, state, action = (jnp.zeros((1, n)) for n in sizes)
@@ -50,16 +50,16 @@ class Networks:
         }
 
     def states(self, observation: Array) -> Array:
-        """float32[..., s] of flat observations [..., D]."""
+        """Return the states float32[..., s] of flat observations [..., D]."""
         observation = observation.astype(jnp.float32)
         return observation[..., np.array(self.entries)] if self.entries else observation
 
     def first_window(self, state: Array) -> Window:
-        """The window [N, ...] at an episode's first state float32[N, s]."""
+        """Return the window [N, ...] at an episode's first state float32[N, s]."""
         return transformer.first_window(state, self.encoder.actions, self.encoder.steps)
 
     def codes(self, encoder: Any, window: Window) -> Array:
-        """Task codes float32[N, c] of windows [N, ...]."""
+        """Return the task codes float32[N, c] of windows [N, ...]."""
         return jax.vmap(lambda one: self.encoder.apply(encoder, one)[0])(window)
 
     def gaussian(self, actor: Any, code: Array, state: Array) -> tuple[Array, Array]:
@@ -75,12 +75,12 @@ class Networks:
         return jax.vmap(lambda params: jnp.asarray(self.critic.apply(params, inputs))[:, 0])(critic)
 
     def answer(self, policy: Any, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
-        """The policy's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
+        """Return the policy's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
 
         Args:
             policy: {"encoder", "actor"}.
             window: [N, ...].
-            zero_code: zeros take the place of the task code, to see what it is worth.
+            zero_code: replace the task code by zeros, as an ablation.
         """
         empty = (len(window.state), self.encoder.code)
         code = jnp.zeros(empty) if zero_code else self.codes(policy["encoder"], window)

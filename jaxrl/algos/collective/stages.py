@@ -1,4 +1,4 @@
-"""The networks of a collective one after another: who is trained when, on what, and how far it is on held-out rows."""
+"""Training of the collective's networks one after another, with validation on held-out rows."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,17 +20,17 @@ from jaxrl.runtime.data_parallel import DataParallel
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """How one network is trained.
+    """Training settings of one network.
 
     Attributes:
-        name: of the phase that it is made for: "transformer", "actor" or "critic".
+        name: of its phase: "transformer", "actor" or "critic".
         network: "encoder", "actor" or "critic", as in `CollectiveParameters`.
         loss: (its parameters, samples) -> loss, means.
-        phases: in which it is trained.
-        updates: of all these phases together.
-        learning_rate: at the first of them.
-        batch_size: samples of each.
-        optimizer: for a learning rate of 1; its steps shrink over `updates`.
+        phases: those in which it is trained.
+        updates: total over these phases.
+        learning_rate: initial.
+        batch_size: samples per update.
+        optimizer: with a learning rate of 1; its steps decay over `updates`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Stage:
     def train(
         self, layout: DataParallel, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Array
     ) -> tuple[CollectiveParameters, Means]:
-        """One step of the optimizer, on the network as a vector, for each key: parameters, metrics float32[updates].
+        """Take one optimizer step per key, on the network as a vector; return parameters and metrics float32[updates].
 
         batch: key -> samples [S local, m, ...].
         """
@@ -71,7 +71,7 @@ class Stage:
 
 
 def shrinking(optimizer: optax.GradientTransformation, final: float, updates: int) -> optax.GradientTransformation:
-    """An optimizer whose steps fall linearly over so many updates to `final` of their length."""
+    """Return an optimizer whose step size decays linearly to the fraction `final` over `updates` updates."""
     fall = optax.linear_schedule(1.0, final, max(updates, 1))
     return optax.chain(optimizer, optax.scale_by_schedule(fall))
 
@@ -86,9 +86,9 @@ def fit(
     key: Array,
     updates: int,
 ) -> tuple[CollectiveParameters, Means]:
-    """Updates of actor or critics on labelled steps with a code, and their error on held-out ones.
+    """Update actor or critics on labelled steps with a code; also return their error on held-out ones.
 
-    coded: bool[1, R, 1], rows that have one.
+    coded: bool[1, R, 1], rows with a code.
     """
     usable, held_out = dataset.usable(ring) & coded, ring.answer["held_out"]
 
@@ -115,11 +115,11 @@ def fit_encoder(
     key: Array,
     updates: int,
 ) -> tuple[CollectiveParameters, Means]:
-    """Updates of the transformer on full windows of training episodes, and what `check` says of held-out ones."""
+    """Update the transformer on full windows of training episodes; also return `check` of held-out ones."""
     steps = networks.encoder.steps
     full, held_out = dataset.usable(ring) & (ring.answer["step"] >= steps - 1), ring.answer["held_out"]
     training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
-    # InfoNCE compares the windows of a batch: all of them (those of a logical shard where bits must not change)
+    # InfoNCE compares the windows of a batch: all of them (in exact mode those of a logical shard)
     layout = dataclasses.replace(layout, learn_chunk=0)
 
     def batch(key: Array, counts: Array) -> dict[str, Any]:

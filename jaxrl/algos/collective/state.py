@@ -1,4 +1,4 @@
-"""What the collective keeps: parameters and optimizers, and what acting remembers."""
+"""The collective's state: parameters and optimizers, and the carry of acting."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ class CollectiveParameters:
         actor: of the policy.
         critic: leaves [C, ...].
         encoder_optimizer, actor_optimizer, critic_optimizer: Adam's.
-        coded: int32[], rows of the set whose codes are the trained transformer's.
+        coded: int32[], rows of the dataset already encoded by the trained transformer.
     """
 
     workers: Any
@@ -30,23 +30,23 @@ class CollectiveParameters:
     coded: Array
 
     def learner(self, network: str) -> tuple[Any, Any]:
-        """A network's parameters and the state of its optimizer."""
+        """Return a network's parameters and optimizer state."""
         return getattr(self, network), getattr(self, f"{network}_optimizer")
 
     def with_learner(self, network: str, params: Any, opt_state: Any) -> "CollectiveParameters":
-        """The same with another network."""
+        """Return a copy with another network."""
         return dataclasses.replace(self, **{network: params, f"{network}_optimizer": opt_state})
 
 
 @pytree
 class Memory:
-    """What acting remembers, leaves [B, ...].
+    """The carry of acting, leaves [B, ...].
 
     Attributes:
         window: Window of the last steps.
-        action: float32[B, n], the newest one.
+        action: float32[B, n], the latest.
         step: int32[B], steps of the episode so far.
-        episode: int32[B], a number that tells episodes of an environment apart.
+        episode: int32[B], number of the episode in its environment.
     """
 
     window: Window

@@ -1,11 +1,11 @@
-"""Task codes from the last steps: a transformer that reads a window of a trajectory, its losses, running windows.
+"""Task codes from the last steps: a transformer over a window of a trajectory, its losses, running windows.
 
-It learns without labels of actions: to fill in what was masked (as BERT does, Devlin et al. 2019, arXiv 1810.04805),
+It is trained without action labels: to reconstruct masked tokens (as BERT does, Devlin et al. 2019, arXiv 1810.04805),
 and to give two masked views of one window codes that are closer than those of windows of other tasks (InfoNCE, van den
 Oord et al. 2018, arXiv 1807.03748). Sizes and training are those of the published collective-learning pipeline
 (argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer).
 
-Layout letters: T steps of a window, s numbers of a state, a of an action, c of a code, N windows.
+Layout letters: T steps of a window, s state dims, a action dims, c code dims, N windows.
 """
 
 from typing import Any
@@ -20,12 +20,12 @@ from jaxrl.nn.networks import torch_uniform
 
 @pytree
 class Window:
-    """The last T steps, or one number for each of its tokens; any leading axes.
+    """The last T steps, or a scalar per token; any leading axes.
 
     Attributes:
-        state: float32[..., T, s], oldest first; the last one is the present.
-        action: float32[..., T - 1, a], those that answered all states but the last.
-        reward: float32[..., T - 1, 1], what these actions were paid.
+        state: float32[..., T, s], oldest first; the last one is the current state.
+        action: float32[..., T - 1, a], taken in all states but the last.
+        reward: float32[..., T - 1, 1], of these actions.
     """
 
     state: Array
@@ -52,7 +52,7 @@ def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Ar
 
 @pytree
 class Views:
-    """Codes of N windows: code float32[N, c], task int32[N], weight float32[N] (0 for what is no window, else 1)."""
+    """Codes of N windows: code float32[N, c], task int32[N], weight float32[N] (0 for an invalid window, else 1)."""
 
     code: Array
     task: Array
@@ -60,16 +60,16 @@ class Views:
 
 
 def contrastive_loss(first: Views, second: Views, begin: Array | int = 0, temperature: float = 0.15) -> Array:
-    """Cross entropy of telling which second view belongs to a first one, among windows of other tasks, float32[].
+    """Cross entropy of matching each first view with its second view, among windows of other tasks, float32[].
 
     Args:
-        first: one view of n windows; lengths of codes do not matter.
-        second: another view of N windows, those of `first` from `begin` on; others of the same task are no negatives.
+        first: one view of n windows; codes need not be normalised.
+        second: another view of N windows, those of `first` from `begin` on; windows of the same task are not negatives.
         begin: int32[].
-        temperature: what cosines are divided by.
+        temperature: divisor of the cosines.
 
     References:
-        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the own window as the positive.
+        van den Oord et al. 2018, arXiv 1807.03748, equation 4, with the other view of the same window as the positive.
     """
     unit = lambda code: code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12)  # noqa: E731
     logits = unit(first.code) @ unit(second.code).T / temperature
@@ -83,23 +83,23 @@ def contrastive_loss(first: Views, second: Views, begin: Array | int = 0, temper
 def mask_tokens(
     key: Array, window: Window, masked: float = 0.15, random: float = 0.1, kept: float = 0.1
 ) -> tuple[Window, Window]:
-    """A view of ONE window in which some tokens are hidden.
+    """Return a view of ONE window with some tokens masked.
 
     Args:
         key: key[].
         window: without leading axes.
-        masked: chance of each token; the last one of a kind is taken where none was.
-        random: share of the masked tokens that become uniform numbers in [0, 1).
-        kept: share that stays as it is; the others become zeros.
+        masked: probability of each token; if none of a kind is drawn, its last one is masked.
+        random: share of the masked tokens replaced by uniform numbers in [0, 1).
+        kept: share left unchanged; the others become zeros.
 
     Returns:
         the view, and which tokens were masked (leaves bool[tokens]).
     """
 
     leaves, structure = jax.tree.flatten(window)
-    widths = [2 + rows.shape[1] for rows in leaves]  # numbers that a token of each kind needs: whether, how, with what
+    widths = [2 + rows.shape[1] for rows in leaves]  # random numbers per token: mask, kind of mask, replacement
     sizes = [len(rows) * width for rows, width in zip(leaves, widths, strict=True)]
-    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),)), sizes)  # one draw: many small ones cost time
+    draws = jax.lax.split(jax.random.uniform(key, (sum(sizes),)), sizes)  # one large draw is faster
 
     def hide(rows: Array, draw: Array) -> tuple[Array, Array]:
         hit, how, numbers = draw[:, 0] < masked, draw[:, 1:2], draw[:, 2:]
@@ -116,7 +116,7 @@ def mask_tokens(
 
 
 def first_window(state: Array, actions: int, steps: int) -> Window:
-    """The window at an episode's first state float32[B, s]: that state throughout, no actions, no rewards."""
+    """Return the window at an episode's first state float32[B, s]: that state throughout, zero actions and rewards."""
     past = (len(state), steps - 1)
     return Window(
         state=jnp.repeat(state[:, None], steps, axis=1),
@@ -126,13 +126,13 @@ def first_window(state: Array, actions: int, steps: int) -> Window:
 
 
 def next_window(window: Window, state: Array, action: Array, reward: Array, first: Array) -> Window:
-    """The window [B, ...] one step later.
+    """Return the window [B, ...] one step later.
 
     Args:
-        window: the one before.
-        state: float32[B, s], the present one.
-        action: float32[B, a], what answered the state before.
-        reward: float32[B], what that action was paid.
+        window: the previous one.
+        state: float32[B, s], the current one.
+        action: float32[B, a], taken in the previous state.
+        reward: float32[B], of that action.
         first: bool[B], an episode starts with `state`.
     """
 
@@ -145,13 +145,13 @@ def next_window(window: Window, state: Array, action: Array, reward: Array, firs
 
 
 def stored_windows(state: Array, action: Array, reward: Array, step: Array, index: Array, steps: int) -> Window:
-    """The windows that ended at rows of a recording, as `next_window` made them then.
+    """Return the windows ending at given rows of a dataset, equal to those `next_window` made during the rollout.
 
     Args:
-        state: float32[R, E, s], rows one after another of E environments.
-        action: float32[R, E, a], what answered each.
-        reward: float32[R, E], what came with each: it was paid for the row before.
-        step: int32[R, E], steps of the episode before each row, all of which are in the recording.
+        state: float32[R, E, s], consecutive rows of E environments.
+        action: float32[R, E, a], taken in each state.
+        reward: float32[R, E], received with each state, for the action of the previous row.
+        step: int32[R, E], steps of the episode before each row, all of which are stored.
         index: int32[m] into rows times environments.
         steps: T.
 
@@ -160,7 +160,7 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
     """
     size, envs = step.shape
     at = lambda ring, index: jnp.take(ring.reshape(size * envs, *ring.shape[2:]), index, axis=0, mode="clip")  # noqa: E731
-    back = jnp.arange(steps - 1, -1, -1)[None]  # steps from a token to the present
+    back = jnp.arange(steps - 1, -1, -1)[None]  # steps from a token to the current one
     known = at(step, index)[:, None]
     places = index[:, None] - envs * jnp.minimum(back, known)
     past = (back <= known)[:, :-1, None]
@@ -175,11 +175,11 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
 
 
 class TrajectoryTransformer(nn.Module):
-    """ONE window -> its task code float32[c], and what its tokens were: post-norm encoder layers without a mask.
+    """ONE window -> its task code float32[c] and reconstructed tokens: post-norm encoder layers without a mask.
 
     Every kind of token has its own linear map and layer norm; a learned vector per time step is added to all three
-    kinds. A learned token of its own, at no time step, becomes the code. (Without a mask and with times added, the
-    order of tokens does not matter: kinds stand one after another.)
+    kinds. A learned token without a time step becomes the code. (Without a mask and with times added, the
+    order of tokens does not matter: the kinds are concatenated.)
     """
 
     states: int
@@ -195,7 +195,7 @@ class TrajectoryTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, window: Window, training: bool = False) -> tuple[Array, Window]:
-        """`training` drops units out, with randomness from the stream "dropout"."""
+        """Apply the network; `training` turns dropout on, with the stream "dropout"."""
         times = self.param("times", nn.initializers.zeros, (self.steps, self.width), jnp.float32)
 
         def tokens(name: str, rows: Array) -> Array:
@@ -229,7 +229,7 @@ class _EncoderLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, training: bool) -> Array:
-        """float32[tokens, width] -> the same."""
+        """float32[tokens, width] -> float32[tokens, width]."""
         drop = nn.Dropout(self.dropout, deterministic=not training)
         x = _norm("attention_norm")(x + drop(self._attention(x, drop)))
         inner = nn.relu(_linear(self.hidden, self.width, self.dtype, "fc1")(x))
@@ -247,7 +247,7 @@ class _EncoderLayer(nn.Module):
 
 
 class _Float32(nn.Module):
-    """A dense layer in the compute dtype, initialised as PyTorch does, whose results are float32."""
+    """A dense layer in the compute dtype with PyTorch's initialisation and float32 outputs."""
 
     outputs: int
     inputs: int

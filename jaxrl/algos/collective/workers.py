@@ -1,6 +1,6 @@
-"""The workers of a collective: what they and labelled sets must have in common, how they act, what they say of steps.
+"""The workers of a collective: compatibility checks of workers and datasets, acting, and labels of steps.
 
-Layout letters: T time, B environments, N samples, K workers, D numbers of an observation, n of an action.
+Layout letters: T time, B environments, N samples, K workers, D observation dims, n action dims.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from jaxrl.nn import distributions
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-ADOPTED = ("tasks", "worker", "labelled")  # names, settings of workers, rows of files and of their longest episode
-# What workers must have in common, so that their networks can be stacked and their labels mean the same.
+ADOPTED = ("tasks", "worker", "labelled")  # task names, worker settings, rows of files and of their longest episode
+# Settings that workers must share, so that their networks can be stacked and their labels are comparable.
 ALIKE = ("units", "depth", "critics", "layer_norm", "scale_observation", "log_std_min", "log_std_max", "gamma")
 
 
-# Which runs and files may be taken
+# Compatibility checks
 
 
 def adopt_workers(
     spec: EnvSpec, settings: dict[str, Any], sources: tuple[Source, ...], recording: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Workers in the order of the environment's tasks, what their networks are like, and the size of files."""
+    """Return the workers in the order of the environment's tasks, their network settings, and the size of files."""
     ordered = ordered_workers(spec, sources, recording is not None)
     worker = {name: ordered[0].settings[name] for name in ALIKE} if ordered else {}
     for source in ordered:
@@ -56,13 +56,13 @@ def adopt_workers(
 
 
 def adopted_of(spec: EnvSpec, text: str) -> dict[str, Any]:
-    """What `adopt_workers` wrote; where nothing was named, as if there were a default worker for each of the tasks."""
+    """Parse the result of `adopt_workers`; if it is empty, assume a default worker per task."""
     default = dict(zip(ADOPTED, (list(spec.task_names), {}, [0, 0]), strict=True))
     return default | read_adopted(text or "{}", ADOPTED)
 
 
 def ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -> list[Source]:
-    """Workers in the order of the environment's tasks; none only if one can do `without`. Raises ValueError."""
+    """Return the workers in the order of the tasks; none only if `without` allows it. Raises ValueError."""
     if without and not sources:
         return []
     workers: dict[str, Source] = {}
@@ -81,7 +81,7 @@ def ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -
 
 
 def check_worker(source: Source, spec: EnvSpec) -> str:
-    """The task of a worker. Raises ValueError where it cannot teach in an environment."""
+    """Return the task of a worker. Raises ValueError where it cannot teach in an environment."""
     run, algo = source.run, source.algo
     if not isinstance(algo, Sac):
         raise ValueError(f"{run} was trained with {type(algo).__name__.lower()}: workers are runs of sac")
@@ -98,7 +98,7 @@ def check_worker(source: Source, spec: EnvSpec) -> str:
 
 
 def check_recording(recording: dict[str, Any], spec: EnvSpec) -> None:
-    """Raises ValueError where labelled steps are of another kind than the environment's."""
+    """Raise ValueError where the expert dataset does not match the environment."""
     for what, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
         size = recording[name].shape[1]
         if (size,) != box.shape:
@@ -108,33 +108,33 @@ def check_recording(recording: dict[str, Any], spec: EnvSpec) -> None:
             )
 
 
-# What they do and say
+# Acting and labels
 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """Workers whose parameters are stacked, leaves [K, ...].
+    """Workers with stacked parameters, leaves [K, ...].
 
     Attributes:
         worker: the algorithm of each.
-        tasks: of the environment, one for each.
+        tasks: of the environment, one per worker.
     """
 
     worker: Sac
     tasks: int
 
     def task(self, timestep: TimeStep) -> Array:
-        """int32[...], the task that each time step belongs to."""
+        """Return the task of each time step, int32[...]."""
         return timestep.task if self.tasks > 1 else jnp.zeros(timestep.first.shape, jnp.int32)
 
     def act(self, actors: Any, timestep: TimeStep, noise: Array) -> Array:
-        """Actions float32[B, n] that the worker of each task draws; noise [B, n]."""
+        """Sample actions float32[B, n] from the worker of each step's task; noise [B, n]."""
         mean, log_std = jax.vmap(lambda params: self.worker.gaussian(params, timestep.observation))(actors)
         mean, log_std = (_of_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
     def judge(self, workers: Any, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
-        """What each task's worker says of observations [N, D], leaves float32[N, ...]; noise [N, n]."""
+        """Return the labels by each task's worker for observations [N, D], leaves float32[N, ...]; noise [N, n]."""
 
         def of(worker: Any) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
@@ -146,7 +146,7 @@ class Experts:
         return jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
 
     def labels(self, workers: Any, rows: dict[str, Array]) -> dict[str, Array]:
-        """Labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], of T + 1 with the one behind.
+        """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
 
         rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
         """
@@ -158,7 +158,7 @@ class Experts:
         return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}
 
     def store(self, workers: Any, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Array) -> Replay:
-        """The set with the trajectory, its labels, and the row behind it."""
+        """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         flat = lambda x: x.reshape(*x.shape[:-2], -1).astype(jnp.float32)  # noqa: E731
@@ -177,6 +177,6 @@ class Experts:
 
 
 def _of_task(values: Array, task: Array) -> Array:
-    """[N, ...] of [K, N, ...]: the entry of each sample's task int32[N]."""
+    """Select from [K, N, ...] the entry of each sample's task int32[N]: [N, ...]."""
     index = task.astype(jnp.int32).reshape(1, -1, *(1,) * (values.ndim - 2))
     return jnp.take_along_axis(values, index, axis=0)[0]

@@ -1,1 +1,1 @@
-"""What `python -m jaxrl.export --format jidi` copies out: submission.py, which stands on its own beside its weights."""
+"""The files that `python -m jaxrl.export --format jidi` copies: submission.py, which runs with its weights alone."""

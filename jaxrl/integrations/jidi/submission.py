@@ -1,11 +1,11 @@
 """A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
 
-It needs NumPy alone (and Python 3.7); weights and settings stand in weights.npz beside this file. Observations and
-masks are those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are built a
-second time here only because the platform has no JAX, and gives lists of cells; jaxrl's tests hold the two equal.
+It needs NumPy alone (and Python 3.7); weights and settings are in weights.npz beside this file. Observations and
+masks are those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are
+reimplemented here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
 
-Where a snake heads is not told: `last_direction` is one step old. It is taken to head from its second segment to its
-head, which is wrong only right after some respawns across the edge of the board.
+A snake's heading is not given: `last_direction` is one step old. It is taken as the direction from its second segment
+to its head, which is wrong only right after some respawns across the edge of the board.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any
 
-for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, which only slow down matrices this small
+for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, which slow down such small matrices
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
@@ -25,7 +25,7 @@ RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of ful
 
 
 class Board:
-    """The game as the team of the controlled snake sees it: its own snakes come first.
+    """The game from the side of the controlled snake's team: its own snakes come first.
 
     Attributes:
         height, width: rows and columns.
@@ -64,19 +64,19 @@ class Board:
         return [k for k in range(len(self.snakes)) if k != i]
 
     def heading(self, i: int) -> list[bool]:
-        """Whether snake i heads up, down, left, right."""
+        """Return whether snake i heads up, down, left, right."""
         moved = self.difference(self.snakes[i][0], self.snakes[i][1])
         return [moved == move for move in MOVES]
 
     def blocked(self, i: int) -> list[bool]:
-        """Whether a body lies up, down, left, right of snake i, apart from tails that surely move, as the own does."""
+        """Return whether a body lies up, down, left, right of snake i, ignoring tails that surely move (its own)."""
         return [cell != self.snakes[i][-1] and self.taken.get(cell, 0) > 1 for cell in self._around(i)]
 
     def _around(self, i: int) -> list[tuple[int, int]]:
         return [self.beside(self.snakes[i][0], move) for move in MOVES]
 
     def open_directions(self, i: int) -> list[bool]:
-        """Directions neither backwards nor blocked; if none is left, those to tails; then all but backwards."""
+        """Directions neither backwards nor blocked; if none is left, towards tails; else all but backwards."""
         if not self.snakes[i]:
             return [True] * 4
         heading, blocked = self.heading(i), self.blocked(i)
@@ -88,17 +88,17 @@ class Board:
 
 
 def _wrapped(x: int, size: int) -> int:
-    """The shorter way around a torus of so many cells; at exactly half of it both signs survive."""
+    """Wrap an offset to the shorter way around a torus of `size` cells; exactly half keeps its sign."""
     if abs(x) <= size // 2:
         return x
     return x - size if x > 0 else x + size
 
 
-# Observations of snake i: lists of numbers
+# Observations of snake i, lists of numbers
 
 
 def obs26(board: Board, i: int) -> list[float]:
-    """26 values, or as many as other numbers of snakes and beans give."""
+    """26 values, for the default numbers of snakes and beans."""
     return [*_place_and_codes(board, i), *_beans(board), *_heads(board, board.others(i))]
 
 
@@ -118,7 +118,7 @@ def obs35(board: Board, i: int) -> list[float]:
 
 
 def _place_and_codes(board: Board, i: int) -> list[float]:
-    """Own head; what is up, down, left and right of it: 0 nothing, 1 a bean, k + 2 snake k."""
+    """Own head; contents of the cells up, down, left and right: 0 nothing, 1 a bean, k + 2 snake k."""
     head = board.snakes[i][0]
     codes = dict.fromkeys(board.beans, 1)
     for k, body in enumerate(board.snakes):
@@ -151,7 +151,7 @@ def _threat(board: Board, i: int, k: int) -> float:
 
 
 def obs_full(board: Board, i: int) -> list[float]:
-    """A crop around the head, then what the snake, its way, beans, other snakes and its room are; in hundredths."""
+    """A crop around the head, then features of the snake, its moves, beans, other snakes and room; in hundredths."""
     head = board.snakes[i][0]
     around = np.arange(-RADIUS, RADIUS + 1)
     crop = _planes(board)[:, ((head[0] + around) % board.height)[:, None], (head[1] + around) % board.width]
@@ -164,7 +164,7 @@ def obs_full(board: Board, i: int) -> list[float]:
 
 
 def _planes(board: Board) -> np.ndarray:
-    """[4, height, width]: how long cells stay taken, heads of the own team, heads of the other, beans."""
+    """[4, height, width]: moves until a cell is free, heads of the own team, heads of the other, beans."""
     planes = np.zeros((4, board.height, board.width))
     for cell, moves in board.taken.items():
         planes[0][cell] = moves * ONE // (REACH + 1)
@@ -177,7 +177,7 @@ def _planes(board: Board) -> np.ndarray:
 
 
 def _share(value: float, most: int) -> int:
-    """Hundredths of `most`, at most 100 either way."""
+    """`value` in hundredths of `most`, clipped to -100 .. 100."""
     return max(-ONE, min(ONE, round(value * ONE / most)))
 
 
@@ -214,14 +214,14 @@ def _described_beans(board: Board, i: int) -> list[int]:
 
 
 def _room(board: Board, i: int) -> list[int]:
-    """How many cells snake i can come to in 1 to STEPS moves of which the first is up, down, left, right.
+    """Count the cells that snake i can reach in 1 to STEPS moves, for each first move up, down, left, right.
 
-    A set of cells is a whole number with a bit for each cell, row by row.
+    A set of cells is an integer with one bit per cell, row by row.
     """
     width, size = board.width, board.height * board.width
     first = sum(1 << r * width for r in range(board.height))  # columns
     last = first << width - 1
-    leaving = [0] * (REACH + 2)  # by the moves after which bodies leave them
+    leaving = [0] * (REACH + 2)  # bodies' cells by the number of moves until they are free
     for (r, c), moves in board.taken.items():
         leaving[moves] |= 1 << r * width + c
     free = [(1 << size) - 1 - sum(leaving[min(k, REACH) + 1 :]) for k in range(1, STEPS + 1)]
@@ -245,7 +245,7 @@ LAYOUTS = {"obs26": obs26, "obs30": obs30, "obs35": obs35, "obs_full": obs_full}
 
 
 class Policy:
-    """What the weights file holds: `settings` and the arrays of the actor."""
+    """The content of the weights file: `settings` and the arrays of the actor."""
 
     def __init__(self, path: str) -> None:
         with np.load(path, allow_pickle=False) as file:
@@ -253,7 +253,7 @@ class Policy:
             self.settings: dict[str, Any] = json.loads(str(file["settings"]))
 
     def team(self, board: Board) -> np.ndarray:
-        """float32[A, F]: what each snake of the team sees; zeros for one that could not respawn."""
+        """Return float32[A, F], the observation of each snake of the team; zeros for one that could not respawn."""
         see = LAYOUTS[self.settings["observation"]]
         rows = np.zeros((board.half, self.settings["inputs"]), np.float32)
         for i in range(board.half):
@@ -262,7 +262,7 @@ class Policy:
         return rows
 
     def logits(self, x: np.ndarray) -> np.ndarray:
-        """float32[A, 4] of observations float32[A, F], without masks."""
+        """Return float32[A, 4] of observations float32[A, F], without masks."""
         settings = self.settings
         x = x / np.float32(settings["scale"])
         for layer in range(settings["depth"]):
@@ -294,23 +294,23 @@ class Policy:
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # which cannot overflow
+    return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # the sigmoid, without overflow
 
 
 POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))
 
 
 def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool = False) -> list[list[int]]:
-    """The action of the controlled snake as the platform wants it: up, down, left, right, one of them 1.
+    """Return the controlled snake's action in the platform's format: up, down, left, right, one of them 1.
 
-    Drawn from the softmax by NumPy's global generator, which seeds of the platform reach, or (exported with --greedy)
-    the most probable one.
+    It is sampled from the softmax by NumPy's global generator, which the platform seeds, or (exported with --greedy)
+    it is the most probable one.
     """
     board = Board(observation, POLICY.settings)
     logits = POLICY.logits(POLICY.team(board))[board.own]
     if POLICY.settings["masking"]:
         logits = np.where(board.open_directions(board.own), logits, -np.inf)
     if not POLICY.settings["greedy"]:
-        logits = logits + random.gumbel(size=len(logits))  # the largest is then a draw from the softmax
+        logits = logits + random.gumbel(size=len(logits))  # Gumbel-max: the argmax is a sample from the softmax
     chosen = int(np.argmax(logits))
     return [[int(action == chosen) for action in range(len(logits))]]
