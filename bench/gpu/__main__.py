@@ -78,7 +78,7 @@ def _work(units: Sequence[Unit], folder: Path, quick: bool, until: float) -> Non
         settings["JAXRL_GRAPHS"] = "off"
         flags.append("--xla_gpu_enable_command_buffer=")  # of programs that have no options
     if quick:  # a rehearsal waits mostly for the compiler
-        flags.append("--xla_backend_optimization_level=0")
+        flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
     settings["XLA_FLAGS"] = " ".join(flags).strip()
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings,
