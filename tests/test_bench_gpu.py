@@ -128,7 +128,7 @@ def strange(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
 def test_units_that_hang_or_end_their_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What takes too long is tried once more, behind all others, with what it has noted."""
+    """A unit that takes too long is tried once more, after all others, with its notes."""
     out = strange(tmp_path, monkeypatch, STRANGE)
     for module in (command, results):
         monkeypatch.setattr(module, "UNITS", STRANGERS)

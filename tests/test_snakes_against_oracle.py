@@ -117,7 +117,7 @@ def columns(parts: list[jax.Array]) -> jax.Array:
 
 @functools.cache
 def program(case: tuple[int, ...]) -> Any:
-    """What is seen and chosen in a game, its step, and what the step pays, for every side."""
+    """Observations and choices in a game, its step, and the rewards, for every side."""
     height, width, snakes, beans, count = case
     board, agents = Board(height, width), snakes // count
     builders = {"26": observation.classic}

@@ -105,7 +105,7 @@ def test_score_reward_is_the_difference_of_the_team_scores():
 
 
 def test_the_seat_only_renames_snakes():
-    """What the second side sees of a game is what the first sees of the game with exchanged halves."""
+    """The second side observes a game as the first does the game with exchanged halves."""
     first, second = (envs_jax.make("snakes", side=side, observation="obs_full") for side in ("first", "second"))
     state, _ = jax.jit(first.reset)(jax.random.key(0), context(first))
     turned = dataclasses.replace(state, game=teams.half_turn(state.game, 3), second=jnp.bool_(True))
