@@ -206,7 +206,7 @@ def test_a_resume_that_learns_nothing_says_nothing(monkeypatch: pytest.MonkeyPat
     """The bits agree, and would whatever the learner did."""
     rows = correct.resume_is_exact(True, tmp_path)["rows"]
     assert [row[:2] for row in rows] == [
-        ["coma: a resumed run has the same bits, exact_sharding", True],
+        ["coma: a resumed run has the same bits", True],
         ["coma: all of the learner has moved", True],
     ]
     monkeypatch.setattr(correct, "ITERATIONS", 2)
@@ -321,8 +321,7 @@ def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways to convolve stand for two devices; one that rounds as TF32 does not agree."""
-    monkeypatch.setattr(learner, "BOUNDS", {"float32": learner.BOUNDS["float32"]})
-    found = learner.compare(4, 2, 2)
+    found = learner.compare(4, 2, 2, ["float32"])
     found.check()
     assert set(found.figures) == {"gradient of the critic, float32", "gradient of the actor, float32"}
     assert all(figure.values > 1000 and figure.deviation > 0 for figure in found.figures.values())
@@ -336,7 +335,7 @@ def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.M
         return {name: x.view(np.float32).astype(np.float64) for name, x in words.items()}
 
     monkeypatch.setattr(learner, "gradients", rounded)
-    assert not learner.compare(4, 2, 2).agrees
+    assert not learner.compare(4, 2, 2, ["float32"]).agrees
 
 
 def test_comparisons() -> None:

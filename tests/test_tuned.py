@@ -9,7 +9,7 @@ import pytest
 import yaml
 from helpers.runs import outcome, resume, run
 
-from bench.gpu import tuning
+from bench.gpu import job, tuning
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import Timing
@@ -189,7 +189,7 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
     for module in (tuned, tuning):
         monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setitem(tuning.QUICK, "coma", f"{TINY} --block_iterations 2")
+    monkeypatch.setitem(job.QUICK, "coma", TINY)
     monkeypatch.setattr(tuning, "winner", lambda timings, usual: "second")
     changes = {"first": {}, "second": {"compiler_options": OPTION}, "third": {"compiler_options": "xla_none=1"}}
     free = itertools.count(100 * memory_plan.GIB, -memory_plan.GIB)  # a device fills up while candidates are compiled

@@ -20,11 +20,14 @@ NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power
 MOST = 100  # kernels in the result
 
-# One tiny program for all parts of a rehearsal, which is bound by the compiler.
-QUICK = (
-    "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 --minibatches 1 "
-    "--num_epochs 1"
-)
+SMALL = "--num_envs 8 --units 8 --buffer_size 512 --batch_size 8"
+QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
+    "coma": "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 "
+    "--minibatches 1 --num_epochs 1",
+    "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --warmup 0 --opponent 0 "
+    f"{SMALL}",
+    "sac": f"--config sac_quick --init_steps 0 {SMALL}",
+}
 
 
 def coma_4096(quick: bool, folder: Path) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run
 
 
 def _config(missions: int, quick: bool) -> Config:
-    request = command_line.parse((QUICK if quick else "--algo coma").split(), "python -m bench.gpu")
+    request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
     return variants.settled(request.config, missions, measure.say)
 
 

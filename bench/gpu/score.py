@@ -20,13 +20,7 @@ FLAGS = {
     "ddpg": "--config ddpg --num_envs 1024 --batch_size 512 --updates_per_step 8 --eval_every 250",
     "sac": "--config sac --eval_every 100",
 }
-SMALL = "--num_envs 8 --units 8 --buffer_size 512 --batch_size 8 --eval_every 5 --eval_episodes 8"
-QUICK = {
-    "coma": f"{job.QUICK} --eval_every 1 --eval_episodes 8",
-    "ddpg": f"--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --warmup 0 "
-    f"--opponent 0 {SMALL}",
-    "sac": f"--config sac_quick --init_steps 0 {SMALL}",
-}
+QUICK = " --eval_every 1 --eval_episodes 8"
 
 Goals = dict[str, tuple[str, tuple[float, ...]]]  # {metric: ("min" or "max", values to reach)}
 
@@ -65,7 +59,7 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
     try:
         arguments = f"--resume {open_run(place / 'latest')} {left}"
     except UserError:  # not begun, or cut off before it had a directory
-        arguments = f"{QUICK[name] if quick else FLAGS[name]} --runs {place} {left}"
+        arguments = f"{job.QUICK[name] + QUICK if quick else FLAGS[name]} --runs {place} {left}"
     done = threading.Event()
 
     def watch() -> None:

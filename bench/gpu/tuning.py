@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.gpu.job import QUICK as QUICK_COMA
+from bench.gpu import job as main_job
 from bench.harness import measure
 from bench.train_throughput import measured_phase
 from jaxrl.cli import flags as command_line
@@ -33,11 +33,6 @@ JOBS = {  # the main job, with fewer of its equal updates
     "coma": "--algo coma --num_envs 4096 --num_epochs 1 --block_iterations 1",
     "ddpg": "--config ddpg --block_iterations 256",
     "sac": "--config sac --block_iterations 256",
-}
-QUICK = {
-    "coma": f"{QUICK_COMA} --num_envs 4 --block_iterations 1",
-    "ddpg": "--config ddpg --env snakes_1v1 --opponent 0 --num_envs 8 --units 8 --batch_size 8 --block_iterations 1",
-    "sac": "--config sac --num_envs 8 --units 8 --batch_size 8 --block_iterations 1",
 }
 PARTS = (1, 2, 4, 8)  # of the chunks that the memory plan chooses
 ROUNDS = 5
@@ -130,7 +125,7 @@ def all_options() -> dict[str, str]:
 
 def _config(job: str, quick: bool) -> Config:
     """Return the configuration of a job, with the variant of its environment that is fastest here."""
-    request = command_line.parse((QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
+    request = command_line.parse((main_job.QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
     return variants.settled(config, config.run.num_envs, measure.say)
 
