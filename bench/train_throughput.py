@@ -4,7 +4,7 @@ Env steps and updates per second of whole training iterations, and the learner's
 shapes of its layers) beside what the machine reaches in matrix products and convolutions. An iteration that would take
 longer than --seconds is not run: its rates are projected from one chunk of environments flown, and from a training step
 with few updates of the same arithmetic. --torch adds the PyTorch learner with the baseline's environment, in turns. All
-flags of training are taken too, such as --q 7 --width 64 or --config coma_quick.
+flags of training are taken too, such as --q 7 --hidden_size 64 or --config coma_quick.
 """
 
 import argparse
@@ -484,7 +484,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
 
 def network_width(config: Config) -> int:
     """Return the width whose convolution is the reference rate."""
-    return int(config.algo_settings.get("width", 256))
+    return int(config.algo_settings.get("hidden_size", 256))
 
 
 @exit_on_error

@@ -57,7 +57,7 @@ MUTATIONS = [
             "tests/test_selection.py::test_the_best_is_the_best_by_the_mode_of_the_score",
         ),
         (
-            "schedules", "beta of prioritised replay is never annealed",
+            "schedules", "beta of prioritized replay is never annealed",
             "jaxrl/algos/off_policy.py",
             "self.priority_beta + (1 - self.priority_beta) * p.fraction",
             "self.priority_beta + 0 * p.fraction",
@@ -367,8 +367,8 @@ MUTATIONS = [
         (
             "schedules", "learning rates rise",
             "jaxrl/algos/off_policy.py",
-            "1 - (1 - self.lr_final) * p.fraction",
-            "1 + (1 - self.lr_final) * p.fraction",
+            "1 - (1 - self.final_lr_fraction) * p.fraction",
+            "1 + (1 - self.final_lr_fraction) * p.fraction",
             "tests/test_off_policy.py::test_learning_rates_fall_to_their_final_share",
         ),
         (
@@ -381,7 +381,7 @@ MUTATIONS = [
         (
             "schedules", "the actor of sac steps with every update",
             "jaxrl/algos/sac.py",
-            "number % self.actor_freq == 0,",
+            "number % self.actor_update_period == 0,",
             "number >= 0,",
             SAC,
         ),

@@ -26,31 +26,31 @@ Arrays = dict[str, np.ndarray]
 # By the names that both learners have; tests hand them to ours.
 RATES = {"actor_lr": 3e-3, "critic_lr": 1e-2, "adam_epsilon": 1e-3}
 COMA = RATES | {
-    "width": 3,
-    "minibatches": 2,
+    "hidden_size": 3,
+    "num_minibatches": 2,
     "num_epochs": 2,
     "gamma": 0.9,
     "td_lambda": 0.7,
     "target_update_period": 2,
 }
 EXPLORING = {"eps_max": 0.5, "eps_min": 0.1, "eps_anneal": 9}
-DDPG = RATES | {"units": 8, "gamma": 0.9, "tau": 0.3}
-SAC = RATES | {"units": 8, "gamma": 0.9, "tau": 0.3, "alpha_lr": 2e-2}
+DDPG = RATES | {"hidden_size": 8, "gamma": 0.9, "tau": 0.3}
+SAC = RATES | {"hidden_size": 8, "gamma": 0.9, "tau": 0.3, "alpha_lr": 2e-2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "coma": COMA | EXPLORING,
-    "coma soft": COMA | EXPLORING | {"tau": 0.3, "minibatches": 1},
+    "coma soft": COMA | EXPLORING | {"tau": 0.3, "num_minibatches": 1},
     "coma clipped": COMA | EXPLORING | {
         "actor_passes": 1, "advantage": "return", "scale_advantage": True, "dueling": True, "clip_ratio": 0.2,
-        "entropy_weight": 0.3, "entropy_final": 0.1, "entropy_anneal": 6, "lr_final": 0.2,
+        "entropy_weight": 0.3, "entropy_final": 0.1, "entropy_anneal": 6, "final_lr_fraction": 0.2,
     },
     "ddpg": DDPG | {"n_step": 3, "max_grad_norm": 0.2},
     "ddpg expected": DDPG | {
         "action_gradient": "expected", "masking": True, "entropy_weight": 0.3, "logit_weight": 0.1,
         "max_grad_norm": 0.0,
     },
-    "bicnet": DDPG | {"units": 5, "max_grad_norm": 0.1, "adam_epsilon": 1e-4},
+    "bicnet": DDPG | {"hidden_size": 5, "max_grad_norm": 0.1, "adam_epsilon": 1e-4},
     "sac": SAC,
-    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_freq": 2, "target_freq": 3, "adam_epsilon": 1e-2},
+    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_update_period": 2, "target_update_period": 3, "adam_epsilon": 1e-2},
 }  # fmt: skip
 UPDATES = {"coma": 2, "ddpg": 3, "bicnet": 2, "sac": 3}  # "sac tasks" has four
 
@@ -96,7 +96,7 @@ class FixedOrder:
 def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arrays, Arrays, dict[str, float]]]]:
     """Two training steps on three missions of three steps, three agents with four actions."""
     missions, steps, agents, actions, settings = 3, 3, 3, 4, SETTINGS[case]
-    elsewhere = (*EXPLORING, "td_lambda", "lr_final", "entropy_weight", "entropy_final", "entropy_anneal")
+    elsewhere = (*EXPLORING, "td_lambda", "final_lr_fraction", "entropy_weight", "entropy_final", "entropy_anneal")
     own = {name: value for name, value in settings.items() if name not in elsewhere}
     learner = TorchComa(agents, actions, lam=settings["td_lambda"], **own)
     networks = ("actor", "critic", "target_critic")
@@ -119,8 +119,8 @@ def coma(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arr
         if bonus:
             past = min(number * missions / settings["entropy_anneal"], 1.0)
             bonus += (settings["entropy_final"] - bonus) * past
-        if "lr_final" in settings:  # a quarter of the run with every training step
-            share = 1 - (1 - settings["lr_final"]) * number / 4
+        if "final_lr_fraction" in settings:  # a quarter of the run with every training step
+            share = 1 - (1 - settings["final_lr_fraction"]) * number / 4
         set_rates(learner, settings, share)
         learner.rng = FixedOrder(batch["order"].astype(np.int64))  # type: ignore[assignment]
         given = {"reward": batch["reward"], "action": action, "mask": mask, "log_prob": batch["log_prob"]}
@@ -177,7 +177,7 @@ def sac(case: str, random: np.random.Generator) -> tuple[Arrays, list[tuple[Arra
     tasks, settings = (2 if case == "sac tasks" else 1), SETTINGS[case]
     number, agents, inputs, actions = 12, 3 - tasks, 6, 3
     own = {name: value for name, value in settings.items() if name != "n_step"}
-    own = {"target_freq": 1, "target_entropy": -float(actions), "tasks": tasks} | own
+    own = {"target_update_period": 1, "target_entropy": -float(actions), "tasks": tasks} | own
     learner = TorchSac(inputs, actions, buffer_size=1, **own)
     networks = ("actor", "critic", "target_critic")
     scatter(learner, networks, random)

@@ -15,7 +15,7 @@ show:
   wins: [learned, win]
 variants:
   recommended: ""
-  two critics: --critics 2
+  two critics: --num_critics 2
 """
 
 
@@ -42,7 +42,7 @@ def made(monkeypatch):
 def test_every_variant_with_every_seed(plan, made, tmp_path, capsys):
     out = tmp_path / "result.json"
     assert ablation.main([str(plan), "--seeds", "1,2,6", "--out", str(out), "--note", "two at a time"]) == 0
-    assert sorted(made) == sorted((flags, seed) for flags in ("", "--critics 2") for seed in (1, 2, 6))
+    assert sorted(made) == sorted((flags, seed) for flags in ("", "--num_critics 2") for seed in (1, 2, 6))
     result = json.loads(out.read_text())
     assert result["note"] == "two at a time"
     assert result["variants"]["two critics"]["seeds"]["6"]["scores"] == {"wins": 0.6}
@@ -57,11 +57,11 @@ def test_what_is_there_is_not_made_again(plan, made, tmp_path, capsys):
     call = [str(plan), "--out", str(out)]
     assert ablation.main([*call, "--seeds", "1"]) == 0
     assert ablation.main([*call, "--seeds", "1,2"]) == 0
-    assert sorted(made) == [("", 1), ("", 2), ("--critics 2", 1), ("--critics 2", 2)]
+    assert sorted(made) == [("", 1), ("", 2), ("--num_critics 2", 1), ("--num_critics 2", 2)]
     made.clear()
-    plan.write_text(PLAN.replace("--critics 2", "--critics 3"))
+    plan.write_text(PLAN.replace("--num_critics 2", "--num_critics 3"))
     assert ablation.main([*call, "--seeds", "1,2"]) == 0
-    assert made == [("--critics 3", 1), ("--critics 3", 2)]
+    assert made == [("--num_critics 3", 1), ("--num_critics 3", 2)]
     made.clear()
     before = out.read_text()
     plan.write_text(PLAN.replace("--max_seconds 1", "--max_seconds 2"))
@@ -93,7 +93,7 @@ def test_figures_of_contests_and_of_policies():
 
 
 def test_a_run_that_fails_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"jaxrl\.train --config ddpg --critcs 2 .*did you mean '--critics'"):
+    with pytest.raises(UserError, match=r"jaxrl\.train --config ddpg --critcs 2 .*did you mean '--num_critics'"):
         ablation.trial({"preset": "ddpg", "train": "--critcs 2"}, "", 1, tmp_path)
 
 
@@ -107,8 +107,8 @@ def test_a_run_that_fails_is_named(tmp_path):
         ("preset: ddpg", 2, "must have the entries"),
         (PLAN.replace("variants:", "variants: 3\nmore:"), 2, "must have the entries"),
         (PLAN.replace("--max_seconds 1", "[1]"), 2, "must be text"),
-        (PLAN.replace("--critics 2", "2"), 2, "must be text"),
-        (PLAN.replace("--critics 2", "--name 'a"), 2, "close the quote"),
+        (PLAN.replace("--num_critics 2", "2"), 2, "must be text"),
+        (PLAN.replace("--num_critics 2", "--name 'a"), 2, "close the quote"),
         (PLAN.replace("[learned, win]", "win"), 2, "'show' must map"),
         (PLAN, 2, "--seeds"),
     ],

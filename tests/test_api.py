@@ -59,7 +59,7 @@ def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def point() -> jaxrl.Policy:
     """A policy of SAC on a point mass, hardly trained."""
-    settings = {"units": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "init_steps": 64}
+    settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64}
     run = jaxrl.make_train("sac", PointMass, num_envs=8, total_env_steps=256, **settings)
     return jax.jit(run)(jax.random.key(0))[0]
 
@@ -99,7 +99,7 @@ def test_an_optimizer_of_ones_own_sees_the_layers_and_has_its_own_rate() -> None
 
 
 def test_with_an_optimizer_that_stands_still_nothing_moves() -> None:
-    settings = {"units": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "init_steps": 64, "num_envs": 8}
+    settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "random_steps": 64, "num_envs": 8}
     still = {"actor": optax.set_to_zero()}
     one, other = (
         jax.jit(jaxrl.make_train("sac", PointMass, optimizers=still, total_env_steps=steps, **settings))(
@@ -134,7 +134,9 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
 
 
 def test_coverage_needs_the_whole_time_step() -> None:
-    run = jaxrl.make_train("coma", envs_jax.make("coverage", q=2, num_agents=2, budget=2), width=4, total_episodes=1)
+    run = jaxrl.make_train(
+        "coma", envs_jax.make("coverage", q=2, num_agents=2, budget=2), hidden_size=4, total_episodes=1
+    )
     policy = jax.eval_shape(run, jax.random.key(0))[0]
     with pytest.raises(ValueError, match="give the whole time step"):
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))

@@ -28,14 +28,14 @@ from jaxrl.runtime.memory_plan import TooLargeError
 ROOT = Path(__file__).parents[1]
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
-SAC = "--algo sac --env helpers.tiny:PointMass --units 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
-COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --width 4 --num_envs 8 --devices 1 --total_episodes 16"
+SAC = "--algo sac --env helpers.tiny:PointMass --hidden_size 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
+COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 8 --devices 1 --total_episodes 16"
 
 # What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
 USAGE = {
     "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
-    "a flag of another algorithm": (f"{TINY} --help_weight 3", "'--help_weight' is a setting of student, not of what"),
-    "a setting without a flag": ("--algo collective --adopted 3", "unknown flag '--adopted'"),
+    "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not of what"),
+    "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
     "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
     "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
     "unknown environment": ("--algo coma --env coverge", "unknown environment 'coverge': did you mean 'coverage'?"),
@@ -56,11 +56,11 @@ USAGE = {
     "negative rate": (f"{COMA} --actor_lr -1e-3", "actor_lr must lie between 1e-12 and 10, not -0.001"),
     "a rate that is no number": (f"{COMA} --actor_lr nan", "--actor_lr must be a number, not 'nan'"),
     "gamma above 1": (f"{COMA} --gamma 1.5", "gamma must lie between 0 and 1, not 1.5"),
-    "more minibatches than samples": (f"{COMA} --minibatches 900", "minibatches 900 exceeds the"),
+    "more minibatches than samples": (f"{COMA} --num_minibatches 900", "minibatches 900 exceeds the"),
     "num_envs and shards": (f"{TINY} --num_envs 6 --logical_shards 4", "6 is not divisible by logical_shards 4: use 8"),
     "shards": (f"{TINY} --logical_shards 3", "logical_shards must be 1, 2, 4 or 8"),
     "num_envs and rollout_chunk": (f"{COMA} --rollout_chunk 3", "rollout_chunk 3 does not divide 8: use 2"),
-    "minibatch and learn_chunk": (f"{COMA} --minibatches 2 --learn_chunk 3", "learn_chunk 3 does not divide"),
+    "minibatch and learn_chunk": (f"{COMA} --num_minibatches 2 --learn_chunk 3", "learn_chunk 3 does not divide"),
     "num_envs and devices": (f"{TINY} --num_envs 6 --devices 4", "use --devices 2, or --num_envs 8"),
     "more devices than there are": (f"{TINY} --devices 99", "--devices 99, but there are only 8"),
     "no total": ("--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor", "say how long to train: --total_env_steps N"),
@@ -90,7 +90,7 @@ USAGE = {
         f"{DDPG} --observation obs35 --beans 4", "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4"
     ),
     "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
-    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --warmup 0", "2,000 exceeds the 8"),
+    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0", "2,000 exceeds the 8"),
     "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
     "masks that are not there": (f"{DDPG} --masks false", "give --masking false"),
     "masks of another kind": ("--algo ddpg --env coverage --masking true", "give --masking false"),
@@ -119,7 +119,7 @@ USAGE = {
     "blocks without end": (f"{TINY} --block_iterations 1000000000", "--block_iterations must lie between 1 and 10,000"),
     "evaluations without end": (f"{TINY} --eval_episodes 2000000000", "--eval_episodes must lie between 1 and 100,000"),
     "n steps without end": (f"{DDPG} --n_step 100000", "--n_step must lie between 1 and 1,000, not 100000"),
-    "critics without end": (f"{DDPG} --critics 100000", "--critics must lie between 1 and 100, not 100000"),
+    "critics without end": (f"{DDPG} --num_critics 100000", "--num_critics must lie between 1 and 100, not 100000"),
     "no depth": (f"{DDPG} --depth 0", "--depth must lie between 1 and 100, not 0"),
     "a port that is none": (
         f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"

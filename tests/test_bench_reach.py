@@ -116,7 +116,7 @@ ARM = EnvSpec("arm", 1, Box((OBS,)), Box((ACTIONS,), low=-1.0, high=1.0), horizo
 def test_actions_of_the_torch_learner_are_those_of_its_policy():
     """tanh(mean + deviation x noise): the inverse has the mean and the spread that the network says."""
     torch = pytest.importorskip("torch")
-    learner = TorchSac(OBS, ACTIONS, units=4, buffer_size=5)
+    learner = TorchSac(OBS, ACTIONS, hidden_size=4, buffer_size=5)
     with torch.no_grad():
         learner.actor[-1].weight.zero_()
         learner.actor[-1].bias.copy_(torch.tensor([0.3, 0.0, -0.4, 0.0] + 4 * [0.7]))
@@ -131,7 +131,7 @@ def test_actions_of_the_torch_learner_are_those_of_its_policy():
 @pytest.mark.parametrize("preset", ["sac_worker_original", "sac"])
 def test_both_presets_have_a_torch_learner(without, preset):
     pytest.importorskip("torch")
-    flags = f"--config {preset} --n_step 1 --horizon 4 --units 8 --batch_size 6 --devices 1".split()
+    flags = f"--config {preset} --n_step 1 --horizon 4 --hidden_size 8 --batch_size 6 --devices 1".split()
     config = command_line.parse(flags).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number == 2 and changes == {"update_interval": 1, "updates_per_step": 1.0}

@@ -63,7 +63,7 @@ def test_settings_that_the_baseline_lacks():
 
 def test_the_ring_of_the_torch_learner():
     pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, units=4, batch_size=4, buffer_size=5)
+    learner = TorchDdpg(3, 2, hidden_size=4, batch_size=4, buffer_size=5)
     for k in range(7):
         assert (learner.train_step() is None) == (k < 4)
         step = {"observation": np.full((3, 2), k), "vector": np.ones((3, 4)), "reward": np.full(3, k), "done": 0.0}
@@ -75,7 +75,7 @@ def test_the_ring_of_the_torch_learner():
 def test_exploration_of_the_torch_learner():
     """Vectors are softmax vectors or uniform numbers, actions follow them, epsilon shrinks with every step."""
     pytest.importorskip("torch")
-    learner = TorchDdpg(3, 2, units=4, eps_start=0.5, eps_decay=0.999)
+    learner = TorchDdpg(3, 2, hidden_size=4, eps_start=0.5, eps_decay=0.999)
     vectors = np.array([learner.act(np.zeros((3, 2), np.float32))[1] for _ in range(400)])
     explored = np.abs(vectors.sum(-1) - 1).max(-1) > 1e-4
     assert 0.35 < explored.mean() < 0.5 and learner.epsilon == pytest.approx(0.5 * 0.999**400)
@@ -88,7 +88,9 @@ def test_exploration_of_the_torch_learner():
 @pytest.mark.parametrize("preset", ["ddpg_competition", "bicnet"])
 def test_published_presets_in_torch(preset):
     pytest.importorskip("torch")
-    config = command_line.parse(["--config", preset, "--max_steps", "4", "--units", "8", "--batch_size", "6"]).config
+    config = command_line.parse(
+        ["--config", preset, "--max_steps", "4", "--hidden_size", "8", "--batch_size", "6"]
+    ).config
     number, changes = systems.one_update(config.make_env().spec, config.algo_settings, 512)
     assert number * 4 >= 6 and changes == {"update_interval": 1, "updates_per_step": 1.0}
     learner = snakes.TorchGames(config.env_settings, config.algo_settings | changes, 0)

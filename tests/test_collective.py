@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.labelled import made
+from helpers.expert_datasets import made
 from helpers.off_policy import digest, make_trainer
 from helpers.tiny import PointMass, PointState
 
@@ -75,10 +75,10 @@ class Corners(PointMass):
 
 
 TINY = {
-    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "burst_updates": 4,
-    "transformer_updates": 4, "transformer_batch": 8, "window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1,
-    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "units": 8, "updates_per_call": 2, "dropout": 0.0,
-    "adopted": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
+    "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "initial_updates": 4,
+    "transformer_updates": 4, "transformer_batch": 8, "context_length": 4, "embedding_size": 8, "feedforward_size": 8, "num_heads": 2, "num_layers": 1,
+    "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "hidden_size": 8, "updates_per_call": 2, "dropout": 0.0,
+    "resolved_inputs": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
 }  # fmt: skip
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
 
@@ -328,7 +328,7 @@ def test_phases_and_their_order() -> None:
     assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
     bare = Collective(Corners().spec, DataParallel(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
-    files = Collective(Corners().spec, DataParallel(4), **TINY | {"labelled": "a.npz"})
+    files = Collective(Corners().spec, DataParallel(4), **TINY | {"expert_datasets": "a.npz"})
     assert [phase.name for phase in files.phases] == ["transformer", "codes", "actor", "critic"]
     assert {stage.network: stage.updates for stage in algo.stages} == {  # until rates have fallen
         "encoder": 4, "actor": 4 + 9 + 4, "critic": 4
@@ -396,7 +396,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.split.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.split, index, algo.networks.states, algo.window)
+    window = dataset.windows(state.split, index, algo.networks.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
     np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-4)
@@ -439,10 +439,10 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     own = {name: value[keep] if isinstance(value, np.ndarray) else value for name, value in vars(whole).items()}
     lengths = dataset.lengths(own["step"])
     assert sorted(lengths.tolist()) == [2, 3] + 8 * [4]
-    adopted = {"tasks": ["far", "pull", "push"], "labelled": [int((lengths + 1).sum()), 5]}
-    settings = TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+    adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
+    settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
     algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
-    ring = begun(algo, {"labelled": algo.arrange(own)}).split
+    ring = begun(algo, {"expert_datasets": algo.arrange(own)}).split
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
@@ -454,11 +454,13 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
 
 
 def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
-    adopted = {"tasks": ["near", "far", "push", "pull"], "labelled": [len(made()) + 10, 5]}
+    adopted = {"tasks": ["near", "far", "push", "pull"], "expert_datasets": [len(made()) + 10, 5]}
     algo = Collective(
-        Corners().spec, DataParallel(4, 2), **TINY | {"adopted": json.dumps(adopted), "labelled": "a.npz"}
+        Corners().spec,
+        DataParallel(4, 2),
+        **TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"},
     )
-    state = begun(algo, {"labelled": algo.arrange(vars(made()))})
+    state = begun(algo, {"expert_datasets": algo.arrange(vars(made()))})
     _, actor, _ = algo.stages
     given = actor, algo.layout, algo.networks
     compiled = jax.jit(lambda p: fit(*given, p, state.split, algo._coded(p), jax.random.key(1), 2))
@@ -472,21 +474,21 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
 
 
 LABELLED = {
-    "labelled": "a.npz", "adopted": json.dumps({"tasks": ["push", "pull"], "labelled": [len(made()) + 10, 5]})
+    "expert_datasets": "a.npz", "resolved_inputs": json.dumps({"tasks": ["push", "pull"], "expert_datasets": [len(made()) + 10, 5]})
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(LABELLED | {"critic_updates": 0}, id="labelled"),
+        pytest.param(LABELLED | {"critic_updates": 0}, id="expert_datasets"),
         pytest.param({}, id="workers", marks=pytest.mark.long),
     ],
 )
 def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
     """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""
     one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **TINY | settings) for devices in (1, 8))
-    inputs = {"labelled": one.algo.arrange(vars(made()))} if "labelled" in settings else None
+    inputs = {"expert_datasets": one.algo.arrange(vars(made()))} if "expert_datasets" in settings else None
     state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
         for number, phase in enumerate(one.algo.phases, 1):
@@ -555,9 +557,21 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
 @pytest.mark.long
 def test_the_task_is_learned_from_the_window() -> None:
     """Rewards tell the corners apart: codes of held-out windows find their task, the fitted actor its workers."""
-    many = TINY | {"random_steps": 400, "learner_steps": 0, "worker_steps": 400, "update_interval": 9, "width": 16}
-    many |= {"hidden": 32, "transformer_updates": 400, "transformer_batch": 64, "transformer_lr": 2e-3, "dropout": 0.0}
-    many |= {"updates_per_call": 100, "actor_updates": 1000, "batch_size": 64, "actor_lr": 3e-3, "units": 64}
+    many = TINY | {
+        "random_steps": 400,
+        "learner_steps": 0,
+        "worker_steps": 400,
+        "update_interval": 9,
+        "embedding_size": 16,
+    }
+    many |= {
+        "feedforward_size": 32,
+        "transformer_updates": 400,
+        "transformer_batch": 64,
+        "transformer_lr": 2e-3,
+        "dropout": 0.0,
+    }
+    many |= {"updates_per_call": 100, "actor_updates": 1000, "batch_size": 64, "actor_lr": 3e-3, "hidden_size": 64}
     trainer = make_trainer(Collective, Corners(), 16, **many)
     state, metrics = trainer.init(jax.random.key(0)), {}
     for phase in trainer.algo.phases:
@@ -570,10 +584,8 @@ def test_the_task_is_learned_from_the_window() -> None:
 
 # ---------------------------------------------------------------- runs of workers
 
-WORKER = (
-    "--algo sac --env test_collective:Corners --num_envs 4 --units 8 --batch_size 8 --total_env_steps 32 --devices 1"
-)
-FLAGS = {name: value for name, value in TINY.items() if name not in ("adopted", "state_entries")}
+WORKER = "--algo sac --env test_collective:Corners --num_envs 4 --hidden_size 8 --batch_size 8 --total_env_steps 32 --devices 1"
+FLAGS = {name: value for name, value in TINY.items() if name not in ("resolved_inputs", "state_entries")}
 STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
 
 
@@ -582,7 +594,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Runs by what is special about them, those for "near" and "far" with weights, of the others the configuration."""
     special = {
         "near": "--task near", "far": "--task far", "other": "--task nearer", "both": "",
-        "arm": "--task near --reach 0.4", "wide": "--task near --units 16",
+        "arm": "--task near --reach 0.4", "wide": "--task near --hidden_size 16",
         "wide observation": "--task far --dimensions 3",
     }  # fmt: skip
     found = {}
@@ -617,7 +629,7 @@ def collective_run(workers: dict[str, str], tmp_path_factory: pytest.TempPathFac
     here = tmp_path_factory.mktemp("collective")
     write_tiny(here)
     expert_dataset.write(here / "set.npz", made())
-    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--workers", f"{workers['far']},{workers['near']}"]) == 0
     return (here / "latest").read_text().strip()
 
@@ -627,8 +639,8 @@ def test_a_run_keeps_what_it_needs_of_its_workers(
 ) -> None:
     _, config = read_run(collective_run)
     assert config.algo_settings["workers"] == f"{workers['near']},{workers['far']}"  # in the order of the tasks
-    adopted = json.loads(config.algo_settings["adopted"])
-    assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["units"] == 8
+    adopted = json.loads(config.algo_settings["resolved_inputs"])
+    assert adopted["tasks"] == ["near", "far", "push", "pull"] and adopted["worker"]["hidden_size"] == 8
     assert config.run.total_env_steps == 2 * 9 * 4  # all that the phases collect
     taken = loading.load_policy(collective_run).params["workers"]
     for task, name in enumerate(("near", "far")):
@@ -670,29 +682,29 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     assert train.main([*argv, "--max_seconds", "0.001"]) == 0
     run = (here / "latest").read_text().strip()
     (here / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
-    sizes = "--num_envs 4 --units 8 --batch_size 8 --init_steps 0 --help_constant 8 --help_until 24 --devices 1"
+    sizes = "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
     argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
     capsys.readouterr()
-    assert train.main([*argv, "--collective", run]) == 1
+    assert train.main([*argv, "--teacher", run]) == 1
     assert f"{run} has not gone through all its phases yet: finish it first" in capsys.readouterr().err
     assert train.main(["--resume", run, "--max_seconds", "0"]) == 0
-    assert train.main([*argv, "--collective", run]) == 0
+    assert train.main([*argv, "--teacher", run]) == 0
 
 
 def test_a_student_of_a_run(
     workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = "--num_envs 4 --units 8 --batch_size 8 --init_steps 0 --help_constant 8 --help_until 24 --devices 1"
+    sizes = "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
     (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
     argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]
     argv += ["--total_env_steps", "64"]
     for named, sentence in (
-        ("", "a student needs a teacher: name a run of collective with --collective RUN"),
+        ("", "a student needs a teacher: name a run of collective with --teacher RUN"),
         (workers["near"], "was trained with sac: a teacher is a run of collective"),
     ):
-        assert train.main([*argv, "--collective", named]) == 2
+        assert train.main([*argv, "--teacher", named]) == 2
         assert sentence in capsys.readouterr().err
-    assert train.main([*argv, "--task", "nearer", "--collective", collective_run]) == 0
+    assert train.main([*argv, "--task", "nearer", "--teacher", collective_run]) == 0
     run = (tmp_path / "latest").read_text().strip()
     state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
@@ -705,7 +717,7 @@ def test_a_student_of_a_run(
 @pytest.mark.long
 def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     expert_dataset.write(here / "set.npz", made())
-    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main(argv) == 0
     algo, state, _ = loading.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
@@ -715,7 +727,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
 
 def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expert_dataset.write(here / "set.npz", made())
-    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--labelled", str(here / "set.npz")]
+    argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
     assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
     broken = dataclasses.asdict(made()) | {"version": 1}
@@ -780,15 +792,15 @@ def test_names_and_the_environment_of_these_tests() -> None:
         ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
         ({}, {"state_entries": (1, 1)}, "name an entry twice: name each one once"),
-        ({}, {"adopted": "[]"}, "adopted is written by the run itself: leave it out"),
-        ({}, {"adopted": "{"}, "adopted is written by the run itself: leave it out"),
-        ({}, {"adopted": '{"worker": {}, "foo": 1}'}, "adopted is written by the run itself: leave it out"),
+        ({}, {"resolved_inputs": "[]"}, "adopted is written by the run itself: leave it out"),
+        ({}, {"resolved_inputs": "{"}, "adopted is written by the run itself: leave it out"),
+        ({}, {"resolved_inputs": '{"worker": {}, "foo": 1}'}, "adopted is written by the run itself: leave it out"),
         ({}, {"random_steps": 0}, "random_steps must lie between 1 and 1e+09, not 0"),
         ({}, {"worker_steps": -1}, "worker_steps must lie between 0 and 1e+09, not -1"),
         ({}, {"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),
         ({}, {"dropout": 1.0}, "dropout must lie between 0 and 0.99, not 1.0"),
-        ({}, {"heads": 3}, "heads 3 do not divide width 8"),
-        ({}, {"window": 9}, "window must lie between 2 and the 8 steps of an episode, not 9"),
+        ({}, {"num_heads": 3}, "num_heads 3 do not divide embedding_size 8"),
+        ({}, {"context_length": 9}, "context_length must lie between 2 and the 8 steps of an episode, not 9"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], settings: dict[str, Any], sentence: str) -> None:

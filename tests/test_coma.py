@@ -335,7 +335,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
     monkeypatch.setattr(jax.random, "permutation", lambda key, samples: order + 0 * jnp.int32(samples))
-    algo = dataclasses.replace(recorded.algo, num_epochs=1, minibatches=5)
+    algo = dataclasses.replace(recorded.algo, num_epochs=1, num_minibatches=5)
     arguments = (recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
         AlgoState(recorded.params, ()), *arguments
@@ -388,7 +388,7 @@ def test_networks_return_float32_whatever_they_compute_in() -> None:
 
 def test_he_networks_start_near_zero() -> None:
     x = np.random.default_rng(0).random((4, 11, 11, 2), np.float32)
-    net = networks.ConvStack(5, 32, initialiser="he")
+    net = networks.ConvStack(5, 32, initializer="he")
     params = jax.jit(net.init)(jax.random.key(1), x)
     assert np.abs(jax.jit(net.apply)(params, x)).max() < 0.05
     assert all(not np.any(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if "bias" in str(path))
@@ -429,8 +429,14 @@ def small(
     kind: type[Coma] = Coma,
     **settings: Any,
 ) -> Coma:
-    defaults: dict[str, Any] = {"minibatches": 2, "num_epochs": 2, "width": 8, "actor_lr": 1e-2, "critic_lr": 1e-2}
-    defaults["lr_final"] = 0.2  # of which nothing is seen at the beginning of a run
+    defaults: dict[str, Any] = {
+        "num_minibatches": 2,
+        "num_epochs": 2,
+        "hidden_size": 8,
+        "actor_lr": 1e-2,
+        "critic_lr": 1e-2,
+    }
+    defaults["final_lr_fraction"] = 0.2  # of which nothing is seen at the beginning of a run
     return kind(spec, DataParallel(num_envs, **(layout or {})), **(defaults | settings))
 
 
@@ -515,7 +521,7 @@ def actor_batch(algo: Coma, generator: np.random.Generator, samples: int) -> dic
 
 def test_the_masked_loss_ascends_the_value_of_the_policy_that_is_sampled() -> None:
     """For every open action weighted by its probability, minus the gradient is that of sum_a pi(a) Q(a)."""
-    algo, generator = small(width=3, depth=1), np.random.default_rng(0)
+    algo, generator = small(hidden_size=3, depth=1), np.random.default_rng(0)
     params = jax.jit(lambda: algo.init(jax.random.key(3), None).replicated)()
     observation = generator.normal(size=3)
     mask, values = np.array([True, False, True, True]), generator.normal(size=4)
@@ -743,7 +749,7 @@ def test_critic_warmup_freezes_the_actor(copying: Any) -> None:
 def test_learning_rates_fall_to_their_final_share() -> None:
     params, batch = begun(small()), actor_batch(small(), np.random.default_rng(1), 12)
     (critic_update, actor_update), moved = updates(), {}
-    assert small().lr_final == 0.2
+    assert small().final_lr_fraction == 0.2
     for fraction in (0.0, 0.5, 1.0):
         new, _ = actor_update(params, batch, progress(fraction=fraction))
         newer, *_ = critic_update(params, batch, progress(fraction=fraction))
@@ -954,7 +960,10 @@ def test_without_a_mask_every_action_is_open() -> None:
         (ORIGINAL | {"advantage": "return"}, "advantage has no meaning for coma_original"),
         (ORIGINAL | {"scale_advantage": True}, "scale_advantage has no meaning for coma_original"),
         (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
-        ({"minibatches": 100}, "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs"),
+        (
+            {"num_minibatches": 100},
+            "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs",
+        ),
         (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
             "coma needs discrete actions, 'vector' has continuous",
@@ -971,8 +980,8 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
 
 
 def test_whole_missions_cover_the_transitions() -> None:
-    assert Coma.default_num_envs(VECTOR, {"transitions": 3000}) == 300
-    assert Coma.default_num_envs(VECTOR, {"transitions": 3001}) == 301
+    assert Coma.default_num_envs(VECTOR, {"batch_transitions": 3000}) == 300
+    assert Coma.default_num_envs(VECTOR, {"batch_transitions": 3001}) == 301
     assert Coma.default_num_envs(Corridor(num_agents=4).spec, {}) == 75
     assert small(7).batches.size == 35 and small(8, layout={"shards": 2}).batches.size == 20
     assert small().phases == (Phase("train", 5, 4, restart=True),)

@@ -288,7 +288,7 @@ def test_the_gradient_of_layer_norm() -> None:
 
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
-    raw, scaled = (Ddpg(SNAKES, DataParallel(1), units=8, scale_observation=scale) for scale in (False, True))
+    raw, scaled = (Ddpg(SNAKES, DataParallel(1), hidden_size=8, scale_observation=scale) for scale in (False, True))
     actor, boards = begun(raw).actor, seen(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
     np.testing.assert_allclose(jax.jit(scaled.logits)(actor, boards), jax.jit(raw.logits)(actor, shares), rtol=1e-5)
@@ -309,7 +309,7 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other = boards.copy()
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
-        algo = cls(SNAKES, DataParallel(1), units=32)
+        algo = cls(SNAKES, DataParallel(1), hidden_size=32)
         shapes = jax.eval_shape(lambda algo=algo: algo.init(jax.random.key(0), None)).replicated.actor
         actor, logits = formula_weights(100, shapes), jax.jit(algo.logits)
         a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
@@ -334,19 +334,19 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
     ("name", "settings", "bar"),
     [
         ("expected", {}, 3.1),
-        pytest.param("gumbel", {"critics": 1}, 3.1, marks=pytest.mark.long),
+        pytest.param("gumbel", {"num_critics": 1}, 3.1, marks=pytest.mark.long),
         pytest.param(
             "published",
-            MODERN | {"action_gradient": "softmax", "critics": 1, "n_step": 1, "eps_start": 0.3},
+            MODERN | {"action_gradient": "softmax", "num_critics": 1, "n_step": 1, "eps_start": 0.3},
             4.2,
             marks=pytest.mark.long,
         ),
-        pytest.param("prioritised", {}, 3.1, marks=pytest.mark.long),
+        pytest.param("prioritized", {}, 3.1, marks=pytest.mark.long),
     ],
 )
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
     """Steps to the end, exploration included: at best 2.5, at random about 10."""
-    settings = VARIANTS[name] | {"units": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
+    settings = VARIANTS[name] | {"hidden_size": 32, "batch_size": 64, "buffer_size": 4000, "gamma": 0.9} | settings
     trainer = make_trainer(Corridor(length=4, horizon=20), 8, update_interval=4, **settings)
     _, metrics = run(trainer, 200)
     episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
@@ -395,7 +395,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (SNAKES, {"update_interval": 2, "updates_per_step": 0.2}, "less than one update: raise one of them"),
         (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than update_interval 200"),
         (SNAKES, {"buffer_size": 60}, "steps that the replay holds"),
-        (SNAKES, {"warmup": 200_000}, "warmup 200,000 exceeds the"),
+        (SNAKES, {"learning_starts": 200_000}, "warmup 200,000 exceeds the"),
     ],
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:

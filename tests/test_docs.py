@@ -130,7 +130,7 @@ def test_commands_of_the_readme_are_understood() -> None:
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
     lines = [line for language, block in fenced if not language for line in block.splitlines()]
     commands = [line for line in lines if line.startswith("python -m jaxrl.train")]
-    needed = ("--resume", "--workers", "--collective", "--init_from")  # runs that are not here
+    needed = ("--resume", "--workers", "--teacher", "--init_from")  # runs that are not here
     assert len(commands) > 5
     for line in commands:
         words = shlex.split(line, comments=True)[3:]

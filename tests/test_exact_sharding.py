@@ -14,7 +14,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 @pytest.mark.parametrize(
     ("case", "counts"),
     [
-        ("ddpg prioritised", (1, 8)),
+        ("ddpg prioritized", (1, 8)),
         ("sac", (1, 8)),
         ("student", (1, 8)),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
@@ -29,7 +29,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
 
     SAC plays no random steps here: its ring is full as soon.
     """
-    more: dict[str, Any] = {"kind": OptimisedLayout, "init_steps": 0} if case == "sac" else {}
+    more: dict[str, Any] = {"kind": OptimisedLayout, "random_steps": 0} if case == "sac" else {}
     begun, ended = [], []
     with Checkpoints(tmp_path) as checkpoints:
         for devices in counts:
@@ -52,7 +52,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
 @pytest.mark.parametrize(
     "case",
     [
-        "ddpg prioritised",
+        "ddpg prioritized",
         pytest.param("ddpg published", marks=pytest.mark.long),
         pytest.param("sac modern", marks=pytest.mark.long),
     ],

@@ -34,7 +34,7 @@ PLAYED, BARED = 480, 20
 MODERN = {
     "first_layer": "relu",
     "layer_norm": True,
-    "initialiser": "he",
+    "initializer": "he",
     "scale_observation": True,
     "depth": 3,
     "masking": True,
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def algorithm(env: Any, **settings: Any) -> Ddpg:
-    return Ddpg(env.spec, DataParallel(1), **{"units": 32, "batch_size": 8, "buffer_size": 64} | settings)
+    return Ddpg(env.spec, DataParallel(1), **{"hidden_size": 32, "batch_size": 8, "buffer_size": 64} | settings)
 
 
 def begun(algo: Ddpg, seed: int = 0) -> Any:
@@ -200,7 +200,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
 def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
     """A policy that goes for beans and avoids walls of snakes beats random players in either side, fast enough."""
     env = make("snakes_3v3", observation="obs_full")
-    algo = algorithm(env, units=4, depth=1)
+    algo = algorithm(env, hidden_size=4, depth=1)
     agent = exported(tmp_path, env, algo, hand_made(env, algo), greedy=True)
     seconds: list[float] = []
     policy = agent_games.controlled(agent.my_controller, seconds)
@@ -214,7 +214,7 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
 
 def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
     made = make(env, **changes)
-    sizes: Any = {"units": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
+    sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
     with pytest.raises(UserError, match=sentence) as caught:
         jidi_settings(made, algo(made.spec, DataParallel(8), **sizes), False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
@@ -229,7 +229,7 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
     refused("snakes_3v3", "plays both teams", opponent="outside")
 
 
-RUN = "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"
+RUN = "--config ddpg_competition --env snakes_1v1 --hidden_size 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"
 RUN += " --opponent 0 --stale_observation_bug false"
 
 

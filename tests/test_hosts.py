@@ -24,11 +24,11 @@ from jaxrl.runtime.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 COMA = (
-    "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 8 --num_epochs 1 --minibatches 1 "
+    "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 8 --num_epochs 1 --num_minibatches 1 "
     "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
 )
 DDPG = (
-    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --warmup 8 --units 8 "
+    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 --hidden_size 8 "
     "--depth 1 --update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 "
     "--exact_sharding"
 )

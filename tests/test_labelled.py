@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.labelled import made
+from helpers.expert_datasets import made
 
 from jaxrl.runtime import expert_dataset
 from jaxrl.runtime.expert_dataset import LabelledSetError

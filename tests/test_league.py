@@ -22,8 +22,8 @@ from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import key_of_env
 
 STEPS = 8
-TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "units": 8, "depth": 1, "num_envs": 8,
-        "batch_size": 8, "buffer_size": 256, "warmup": 8, "total_env_steps": 128}  # fmt: skip
+TINY = {"algo": "ddpg", "env": "snakes_1v1", "max_steps": STEPS, "hidden_size": 8, "depth": 1, "num_envs": 8,
+        "batch_size": 8, "buffer_size": 256, "learning_starts": 8, "total_env_steps": 128}  # fmt: skip
 
 
 def subject(number: int, **settings) -> EvalPolicy:

@@ -101,7 +101,7 @@ class Paid(PointMass):
 def test_a_cut_episode_is_bootstrapped(case: str, n_step: int) -> None:
     """Worth 1 / (1 - 0.8) = 5; if the cut after four steps were an end, at most 2.95."""
     if case == "ddpg":
-        settings = VARIANTS["expected"] | {"n_step": n_step, "critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
+        settings = VARIANTS["expected"] | {"n_step": n_step, "num_critics": 1, "gamma": 0.8, "critic_lr": 1e-2}
         trainer = make_trainer(Ddpg, Treadmill(length=2, horizon=4), 8, update_interval=4, **settings)
     else:
         settings = SAC | {"n_step": n_step, "critic_lr": 1e-2, "initial_alpha": 1e-6, "alpha_lr": 0.0}

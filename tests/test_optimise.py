@@ -98,7 +98,7 @@ def test_coma_takes_another_optimizer() -> None:
 
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
-    algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), window=4, lr_final=0.5)
+    algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), window=4, final_lr_fraction=0.5)
     transformer, *_ = algo.stages
     last, optimizer, gradient = transformer.updates, transformer.optimizer, np.float32([3.0, -4.0])
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)

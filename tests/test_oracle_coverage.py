@@ -527,7 +527,7 @@ def gradient_norms(network: Any) -> np.ndarray:
 
 
 def test_advantage_of_a_uniform_critic_is_zero(torch: Any) -> None:
-    learner = torch_learner.TorchComa(2, 6, width=8)
+    learner = torch_learner.TorchComa(2, 6, hidden_size=8)
     mask = torch.tensor([[1.0, 1, 0, 1, 0, 1]]).repeat(5, 1)
     masked = learner.masked(torch.softmax(torch.randn(5, 6), -1), mask)
     minibatch = {"action": torch.tensor([0, 1, 3, 5, 0]), "mask": mask}
@@ -537,7 +537,7 @@ def test_advantage_of_a_uniform_critic_is_zero(torch: Any) -> None:
 
 
 def test_masked_actions_are_never_chosen(torch: Any) -> None:
-    learner = torch_learner.TorchComa(4, 6, width=8)
+    learner = torch_learner.TorchComa(4, 6, hidden_size=8)
     rng = np.random.default_rng(0)
     obs = rng.random((4, 11, 11, 7), dtype=np.float32)
     for _ in range(200):
@@ -550,11 +550,11 @@ def test_masked_actions_are_never_chosen(torch: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"actor_loss": "original", "td_target": "original"}, {"tau": 0.01, "num_epochs": 1, "minibatches": 2}],
+    [{}, {"actor_loss": "original", "td_target": "original"}, {"tau": 0.01, "num_epochs": 1, "num_minibatches": 2}],
 )
 def test_training_runs(torch: Any, options: dict[str, Any]) -> None:
     settings = Settings(q=5, num_agents=3, budget=4)
-    learner = torch_learner.TorchComa(3, 6, width=16, seed=1, **options)
+    learner = torch_learner.TorchComa(3, 6, hidden_size=16, seed=1, **options)
     before = summary(learner, "actor")
     for stats in itertools.islice(torch_learner.training(learner, settings, missions_per_step=4, seed=0), 2):
         assert all(np.isfinite(value) for value in stats.values())

@@ -170,7 +170,7 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
-    algo = Coma(COVERAGE, DataParallel(MISSIONS), transitions=MISSIONS * STEPS * TEAM, **settings(case))
+    algo = Coma(COVERAGE, DataParallel(MISSIONS), batch_transitions=MISSIONS * STEPS * TEAM, **settings(case))
     shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
     networks = {
         name: from_vector(getattr(shapes, name.removeprefix("target_")), values) for name, values in initial.items()

@@ -77,8 +77,8 @@ class Stream:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def empty(rows: int, prioritised: bool = False) -> Replay:
-    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS, prioritised)
+def empty(rows: int, prioritized: bool = False) -> Replay:
+    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS, prioritized)
 
 
 write = jax.jit(replays.write, donate_argnums=0)
@@ -198,7 +198,7 @@ def test_too_many_rows_are_refused() -> None:
 
 def test_sizes() -> None:
     assert replays.row_bytes(SEEN, ANSWER, AGENTS) == 4 + 8 + 2 + 8 + 1
-    assert replays.row_bytes(SEEN, ANSWER, AGENTS, prioritised=True) == 27
+    assert replays.row_bytes(SEEN, ANSWER, AGENTS, prioritized=True) == 27
     assert replays.rows_for(100_000, 1, 1) == 100_001 and replays.rows_for(100, 64, 3) == 5
 
 
@@ -223,7 +223,7 @@ def test_storage_is_the_smallest_that_holds_the_values(box: Box, floats: Any, ex
 def test_a_resumed_replay_draws_the_same() -> None:
     """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
     streams = [Stream(5, 0.2), Stream(5, 0.2)]
-    first, second = empty(7, prioritised=True), empty(7, prioritised=True)
+    first, second = empty(7, prioritized=True), empty(7, prioritized=True)
     for _ in range(3):
         first, second = (write(r, *s.steps(4)) for r, s in zip((first, second), streams, strict=True))
     second = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).copy()), second)
@@ -246,7 +246,7 @@ def draw_by_priority(replay: Replay, key: Any, number: int, n: int, beta: float)
 
 
 def test_priorities_decide_how_often_a_window_is_drawn() -> None:
-    stream, replay = Stream(1, 0.2), empty(8, prioritised=True)
+    stream, replay = Stream(1, 0.2), empty(8, prioritized=True)
     replay = write(replay, *stream.steps(6))
     replay = write(replay, *stream.steps(5))
     allowed = stream.windows(8, 2)
@@ -275,7 +275,7 @@ def test_priorities_decide_how_often_a_window_is_drawn() -> None:
 
 
 def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
-    stream, replay = Stream(2, 0.3), empty(9, prioritised=True)
+    stream, replay = Stream(2, 0.3), empty(9, prioritized=True)
     replay = write(replay, *stream.steps(4))
     raised = lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5)  # noqa: E731
     big = jax.jit(jax.vmap(raised))
@@ -295,6 +295,6 @@ def test_of_two_errors_of_one_row_the_larger_counts() -> None:
 
 
 def test_an_empty_replay_gives_samples_without_weight() -> None:
-    replay = empty(5, prioritised=True)
+    replay = empty(5, prioritized=True)
     assert not np.asarray(draw(replay, jax.random.key(0), 8, 1)[1]).any()
     assert not np.asarray(draw_by_priority(replay, jax.random.key(0), 8, 1, jnp.float32(0.5))[1]).any()

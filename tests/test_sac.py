@@ -109,13 +109,21 @@ def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
     assert Sac(ARM, DataParallel(1), target_entropy=-7.5)._target_entropy == -7.5
 
 
-SETTINGS = {"units": 8, "batch_size": 6, "buffer_size": 64, "gamma": 0.9, "n_step": 2, "alpha_lr": 0.01, "tau": 0.1}
+SETTINGS = {
+    "hidden_size": 8,
+    "batch_size": 6,
+    "buffer_size": 64,
+    "gamma": 0.9,
+    "n_step": 2,
+    "alpha_lr": 0.01,
+    "tau": 0.1,
+}
 
 
 @functools.cache
 def scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
-    algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_freq=2, target_freq=3, critic_loss_limit=1e6)
+    algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3, critic_loss_limit=1e6)
     params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic)
 
     def update(params: Any, batch: Any, number: Any) -> Any:
@@ -236,17 +244,17 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
 def test_random_steps_are_followed_by_as_many_updates() -> None:
     """In the proportion of all training; all schedules are due in a burst, and go on behind it."""
     settings = SETTINGS | {"buffer_size": 400, "update_interval": 4, "updates_per_step": 0.5}
-    algo = Sac(ARM, DataParallel(4), **settings, init_steps=100)
+    algo = Sac(ARM, DataParallel(4), **settings, random_steps=100)
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
     numbers = jax.jit(algo._numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
-    original = Sac(ARM, DataParallel(1), init_steps=4000)
+    original = Sac(ARM, DataParallel(1), random_steps=4000)
     assert [phase.iterations for phase in original.phases] == [4000, 4000, None]
-    assert Sac(ARM, DataParallel(1), init_steps=10).phases[0].iterations == 512  # a batch must be there
-    assert [phase.name for phase in Sac(ARM, DataParallel(1), warmup=1).phases] == ["train"]
+    assert Sac(ARM, DataParallel(1), random_steps=10).phases[0].iterations == 512  # a batch must be there
+    assert [phase.name for phase in Sac(ARM, DataParallel(1), learning_starts=1).phases] == ["train"]
 
 
 def seen(spec: EnvSpec, batch: int) -> TimeStep:
@@ -271,9 +279,9 @@ def actor_of(algo: Sac, copies: int = 2000) -> Any:
 
 
 def test_actions_lie_in_their_box() -> None:
-    """Random ones fill it for `init_steps`; then they follow the policy, whose best action is the squashed mean."""
+    """Random ones fill it for `random_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
-    algo = Sac(spec, DataParallel(1), **SETTINGS, init_steps=50)
+    algo = Sac(spec, DataParallel(1), **SETTINGS, random_steps=50)
     policy = begun(algo).actor
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
@@ -341,8 +349,8 @@ def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --units 8 --batch_size 16 "
-    flags += f"--init_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
+    flags = "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --hidden_size 8 --batch_size 16 "
+    flags += f"--random_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
     assert jaxrl.cli.train.main(flags.split()) == 0
     run = (tmp_path / "latest").read_text().strip()
     capsys.readouterr()
@@ -365,13 +373,13 @@ def test_names() -> None:
         (dataclasses.replace(ARM, action=Box((2,))), {}, "needs float actions with bounds, those of 'arm' are float32"),
         (dataclasses.replace(ARM, action=Box((2,), jnp.int32, 0, 4)), {}, "those of 'arm' are int32 from 0 to 4"),
         (dataclasses.replace(ARM, observation={"a": Box((2,))}), {}, "sac takes one array per agent as observation"),
-        (ARM, {"actor_freq": 0}, "actor_freq must lie between 1 and 1e+09, not 0"),
+        (ARM, {"actor_update_period": 0}, "actor_update_period must lie between 1 and 1e+09, not 0"),
         (ARM, {"initial_alpha": 0.0}, "initial_alpha must lie between 1e-30 and"),
         (ARM, {"alpha_lr": -1.0}, "alpha_lr must lie between 0 and 10, not -1.0"),
         (ARM, {"critic_lr": math.nan}, "critic_lr must lie between 1e-12 and 10, not nan"),
         (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         (ARM, {"log_std_min": 3.0}, "log_std_min 3.0 must lie below log_std_max 2.0"),
-        (ARM, {"init_steps": 1 << 24}, "init_steps must lie between 0 and 16,777,215, not 16777216"),
+        (ARM, {"random_steps": 1 << 24}, "random_steps must lie between 0 and 16,777,215, not 16777216"),
         (ARM, {"updates_per_step": 0.25}, "less than one update: raise one of them"),
         (ARM, {"buffer_size": 60}, "batch_size 512 exceeds the"),
     ],

@@ -36,7 +36,7 @@ class Weighed(Ddpg):
 def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
     """Rows drawn sixteen times as often count 16^-beta as much: beta from 0.4 to 1 (arXiv 1511.05952, section 3.4)."""
     algo = Weighed(
-        BOARDS, DataParallel(1), prioritised=True, priority_beta=0.4, batch_size=64, buffer_size=100, units=4
+        BOARDS, DataParallel(1), prioritized=True, priority_beta=0.4, batch_size=64, buffer_size=100, hidden_size=4
     )
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
     rows = state.split.marks.priority.shape[1]
@@ -57,16 +57,16 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
         np.testing.assert_allclose(smallest(jnp.float32(fraction)), 16.0**-beta, rtol=1e-5, err_msg=str(fraction))
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-def test_every_update_draws_a_batch_of_its_own(prioritised: bool) -> None:
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_every_update_draws_a_batch_of_its_own(prioritized: bool) -> None:
     """Four updates of one call, from rows with rewards of their own."""
-    algo = Weighed(BOARDS, DataParallel(1), prioritised=prioritised, batch_size=8, buffer_size=100, units=4)
+    algo = Weighed(BOARDS, DataParallel(1), prioritized=prioritized, batch_size=8, buffer_size=100, hidden_size=4)
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
     reward = jax.random.normal(jax.random.key(1), state.split.reward.shape)
     ring = dataclasses.replace(
         state.split, reward=reward, filled=jnp.full_like(state.split.filled, reward.shape[1] - 1)
     )
-    if prioritised:
+    if prioritized:
         ring = dataclasses.replace(ring, marks=Marks(jnp.ones_like(ring.marks.priority), jnp.ones(1)))
     learn = jax.jit(lambda state, key: algo.learn(state, None, None, key, start(), Phase("train", 1, 4))[1])
     means = np.asarray(learn(AlgoState(state.replicated, ring), jax.random.key(2))["target_mean"])

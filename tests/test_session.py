@@ -349,7 +349,7 @@ def test_a_rollout_chunk_follows_the_devices() -> None:
 
 def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_path: Path) -> None:
     """What one device learns from at a time is more than each of four has."""
-    argv = "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 64 --total_episodes 64 --devices 1"
+    argv = "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 64 --total_episodes 64 --devices 1"
     config = build_run(parse(argv.split()).config).config
     resumed = build_run(config.with_run(devices=4), resuming=True)
     assert resumed.config.run.learn_chunk < config.run.learn_chunk
@@ -497,8 +497,8 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_coma_on_coverage(tmp_path: Path) -> None:
     argv = (
-        "--algo coma --q 5 --num_agents 2 --budget 2 --width 4 --num_envs 4 --devices 1 --num_epochs 1 "
-        "--minibatches 2 --total_episodes 48 --eval_every 0 --log_every 5"
+        "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "
+        "--num_minibatches 2 --total_episodes 48 --eval_every 0 --log_every 5"
     )
     whole = run(argv, tmp_path)
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)

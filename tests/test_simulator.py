@@ -75,7 +75,7 @@ def weights() -> Any:
 def subject(params: Any = None, **settings: Any) -> EvalPolicy:
     """A fresh worker of reach."""
     env = make("reach", **{"horizon": HORIZON, **settings})
-    algo = Sac(env.spec, DataParallel(8), units=8, depth=1, batch_size=8, buffer_size=800)
+    algo = Sac(env.spec, DataParallel(8), hidden_size=8, depth=1, batch_size=8, buffer_size=800)
     params = weights()["actor"] if params is None else params
     return EvalPolicy(batched(env), "reach", dataclasses.asdict(env), algo=algo, params=params)
 
@@ -120,7 +120,7 @@ def test_fresh_goals_are_the_same_in_both_worlds_and_never_those_of_the_pool() -
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
-@pytest.mark.parametrize("hidden", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("feedforward_size", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> None:
     one = subject(task=task, partially_observable=hidden)
     here, _ = world(one)
@@ -131,7 +131,7 @@ def test_a_task_of_the_family_pays_by_its_own_rule(task: str, hidden: bool) -> N
     far = np.linalg.norm(tool - place[:, None], axis=-1)
     margin = np.linalg.norm(place - [0, 0.6, 0.2], axis=-1)[:, None]
     opening = played.observation[:, 1:, 3]
-    amiss = np.maximum(0, np.maximum(rule.width[0] - opening, opening - rule.width[1]))
+    amiss = np.maximum(0, np.maximum(rule.embedding_size[0] - opening, opening - rule.embedding_size[1]))
     pay = 10 / (1 + 9 * (np.maximum(far - 0.05, 0) / margin) ** 2) / (1 + 9 * (amiss / 0.5) ** 2)
     np.testing.assert_allclose(played.reward, pay, rtol=2e-5)
     success = np.cumsum((far <= 0.05) & (amiss <= 0), axis=1) > 0
@@ -291,8 +291,8 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker of reach, hardly trained."""
     root = tmp_path_factory.mktemp("runs")
-    argv = "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --units 8 --batch_size 8"
-    assert train.main([*argv.split(), "--init_steps", "0", "--eval_every", "0", "--runs", str(root)]) == 0
+    argv = "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --hidden_size 8 --batch_size 8"
+    assert train.main([*argv.split(), "--random_steps", "0", "--eval_every", "0", "--runs", str(root)]) == 0
     return Path((root / "latest").read_text().strip())
 
 

@@ -23,7 +23,7 @@ from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import Trainer, TrainState
 
 ARM = EnvSpec("arm", 1, Box((5,)), Box((3,), low=-1.0, high=1.0), horizon=400)
-TAUGHT = {"adopted": json.dumps(TEACHER)}
+TAUGHT = {"resolved_inputs": json.dumps(TEACHER)}
 
 
 def test_agreement_is_one_at_the_teachers_action() -> None:
@@ -36,14 +36,22 @@ def test_agreement_is_one_at_the_teachers_action() -> None:
 
 def test_the_help_fades() -> None:
     """Constant for init + const steps, half at half the way, nothing from the end on."""
-    share = jax.jit(lambda step: student.share_of_help(step, 8_000, 100_000))
+    share = jax.jit(lambda step: student.teacher_weight_schedule(step, 8_000, 100_000))
     for step, wanted in ((0, 1), (8_000, 1), (54_000, 0.5), (100_000, 0), (200_000, 0)):
         assert float(share(np.float32(step))) == pytest.approx(wanted)
 
 
 def test_rewards_hold_the_help() -> None:
     """At full weight until init + const = 110, at half of it half-way to 310, at none from there on."""
-    algo = Student(ARM, DataParallel(1), help_weight=2.0, init_steps=10, help_constant=100, help_until=310, **TAUGHT)
+    algo = Student(
+        ARM,
+        DataParallel(1),
+        teacher_weight=2.0,
+        random_steps=10,
+        teacher_constant_steps=100,
+        teacher_until_step=310,
+        **TAUGHT,
+    )
     batch = {
         "reward": np.float32([[[[1.0]], [[2.0]]]]),
         "rho": np.float32([[[[0.25]], [[1.0]]]]),
@@ -71,7 +79,7 @@ def test_every_reward_of_a_window_holds_its_own_help() -> None:
 
 def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
-    networks = jax.jit(algo.teacher.networks.init)(jax.random.key(5))
+    networks = jax.jit(algo.teacher_algo.networks.init)(jax.random.key(5))
     actor = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), networks["actor"])
     actor["params"]["head"]["out_bias"] = np.float32([0.2, 0.2, -5.0, -5.0])
     return {"encoder": networks["encoder"], "actor": actor}
@@ -80,10 +88,16 @@ def make_teacher(algo: Student) -> dict:
 def test_the_teacher_is_asked_about_the_action_taken() -> None:
     """By the least deviation granted, random actions included; it stays as it is, and is not asked after the end."""
     env = PointMass(tasks=2)
-    sizes = {"units": 8, "batch_size": 8, "init_steps": 20, "help_constant": 10, "help_until": 50}
-    algo = Student(env.spec, DataParallel(4), help_deviation=0.3, **sizes, **TAUGHT)
+    sizes = {
+        "hidden_size": 8,
+        "batch_size": 8,
+        "random_steps": 20,
+        "teacher_constant_steps": 10,
+        "teacher_until_step": 50,
+    }
+    algo = Student(env.spec, DataParallel(4), teacher_min_std=0.3, **sizes, **TAUGHT)
     teacher = make_teacher(algo)
-    policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"collective": (teacher,)}))())
+    policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"teacher": (teacher,)}))())
     assert digest(policy["teacher"]) == digest(teacher)
     _, timestep = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 4))
     memory = jax.jit(algo.init_carry)(policy, timestep, np.arange(4))
@@ -103,9 +117,14 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
 
 def taught_to_push() -> tuple[Trainer, TrainState]:
     """At the start, with a teacher of high weight that always pushes by tanh(0.2); no steps are random."""
-    settings = {"help_weight": 20.0, "help_constant": 10**6, "help_until": 2 * 10**6, "help_deviation": 0.2}
-    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, init_steps=0, **SAC, **settings, **TAUGHT)
-    return trainer, trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
+    settings = {
+        "teacher_weight": 20.0,
+        "teacher_constant_steps": 10**6,
+        "teacher_until_step": 2 * 10**6,
+        "teacher_min_std": 0.2,
+    }
+    trainer = make_trainer(Student, PointMass(), 8, update_interval=4, random_steps=0, **SAC, **settings, **TAUGHT)
+    return trainer, trainer.init(jax.random.key(0), {"teacher": (make_teacher(trainer.algo),)})
 
 
 def test_the_teachers_window_is_that_of_the_collective() -> None:
@@ -140,13 +159,13 @@ def best_action(trainer, state):
 
 @pytest.mark.long
 def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_path: Path) -> None:
-    settings = {"init_steps": 64, "imitation_episodes": 3, "imitation_updates": 300, "imitation_batch": 16}
-    settings |= {"help_constant": 100, "help_until": 500}
+    settings = {"random_steps": 64, "imitation_episodes": 3, "imitation_updates": 300, "imitation_batch": 16}
+    settings |= {"teacher_constant_steps": 100, "teacher_until_step": 500}
     trainer = make_trainer(Student, PointMass(), 8, update_interval=3, **(SAC | settings), **TAUGHT)
     phases = trainer.algo.phases
     assert [phase.name for phase in phases] == ["demonstration", "imitation", "random", "burst", "train"]
     assert phases[0].iterations == 3 and phases[1].iterations == 6  # an episode has nine rows
-    state = trainer.init(jax.random.key(0), {"collective": (make_teacher(trainer.algo),)})
+    state = trainer.init(jax.random.key(0), {"teacher": (make_teacher(trainer.algo),)})
     with Checkpoints(tmp_path) as checkpoints:
         for number, phase in enumerate(phases, 1):
             block, half = trainer.make_block(phase), 1
@@ -172,10 +191,10 @@ def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_
 
 
 def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
-    settings = SAC | {"update_interval": 8, "target_freq": 2}
+    settings = SAC | {"update_interval": 8, "target_update_period": 2}
     states = [
         run(make_trainer(algo, PointMass(num_agents=2, tasks=2), 8, **settings, **more), 5)[0]
-        for algo, more in ((Sac, {}), (Student, {"help_weight": 0.0}))
+        for algo, more in ((Sac, {}), (Student, {"teacher_weight": 0.0}))
     ]
     assert digest(states[0]) == digest(states[1])
 
@@ -183,13 +202,16 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"help_deviation": 0.0}, "help_deviation must lie between 1e-06"),
-        ({"help_until": 4000}, r"help_until must lie above init_steps \+ help_constant \(4,000\)"),
-        ({"adopted": ""}, "a student needs a teacher: name a run of collective with --collective RUN"),
-        ({"adopted": "", "help_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
+        ({"teacher_min_std": 0.0}, "teacher_min_std must lie between 1e-06"),
+        (
+            {"teacher_until_step": 4000},
+            r"teacher_until_step must lie above random_steps \+ teacher_constant_steps \(4,000\)",
+        ),
+        ({"resolved_inputs": ""}, "a student needs a teacher: name a run of collective with --teacher RUN"),
+        ({"resolved_inputs": "", "teacher_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
         ({"imitation_batch": 0}, "imitation_batch must lie between 1 and"),
-        ({"adopted": "null"}, "adopted is written by the run itself: leave it out"),
-        ({"adopted": '{"window": 401}'}, "window must lie between 2 and the 400 steps of an episode, not 401"),
+        ({"resolved_inputs": "null"}, "adopted is written by the run itself: leave it out"),
+        ({"resolved_inputs": '{"window": 401}'}, "window must lie between 2 and the 400 steps of an episode, not 401"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
@@ -201,16 +223,20 @@ def test_teachers_that_do_not_fit() -> None:
     layout = DataParallel(1)
     made = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
     teacher = Source("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
-    adopted = Student.adopt(ARM, {"tau": 0.1}, {"collective": (teacher,)}, {})
-    assert adopted["tau"] == 0.1 and json.loads(adopted["adopted"])["window"] == TEACHER["window"]
-    assert Student(ARM, layout, **adopted).teacher.units == TEACHER["units"]
-    assert not Student.adopt(ARM, adopted, {"collective": ()}, {})["adopted"]  # the former run's teacher is not ours
+    adopted = Student.adopt(ARM, {"tau": 0.1}, {"teacher": (teacher,)}, {})
+    assert (
+        adopted["tau"] == 0.1 and json.loads(adopted["resolved_inputs"])["context_length"] == TEACHER["context_length"]
+    )
+    assert Student(ARM, layout, **adopted).teacher_algo.hidden_size == TEACHER["hidden_size"]
+    assert not Student.adopt(ARM, adopted, {"teacher": ()}, {})[
+        "resolved_inputs"
+    ]  # the former run's teacher is not ours
     sac = Source("b", Sac(ARM, layout), {})
     for found, spec, sentence in (
-        ((teacher, teacher), ARM, "a student has one teacher, --collective names 2"),
+        ((teacher, teacher), ARM, "a student has one teacher, --teacher names 2"),
         ((sac,), ARM, "b was trained with sac: a teacher is a run of collective"),
         ((teacher,), dataclasses.replace(ARM, name="leg"), "a was trained on 'arm', not on 'leg'"),
         ((teacher,), dataclasses.replace(ARM, observation=Box((4,))), r"a has observations of shape \(5,\), here"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            Student.adopt(spec, {}, {"collective": found}, {})
+            Student.adopt(spec, {}, {"teacher": found}, {})

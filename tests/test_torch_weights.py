@@ -86,7 +86,7 @@ def expected(tensors: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 
 def test_files_are_read_without_torch(tmp_path: Path) -> None:
-    written = tensors(7, 4, units=5, lstm=True)
+    written = tensors(7, 4, hidden_size=5, lstm=True)
     found = read(archive(tmp_path / "actor.pth", written))
     assert found.keys() == written.keys()
     for name, values in written.items():
@@ -145,8 +145,8 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
 
 
 def test_without_a_critic_a_new_one_is_drawn(tmp_path: Path) -> None:
-    file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
-    algo = algorithm("--config ddpg_competition --units 8 --buffer_size 200")
+    file = archive(tmp_path / "actor.pth", tensors(26, 4, hidden_size=8))
+    algo = algorithm("--config ddpg_competition --hidden_size 8 --buffer_size 200")
     drawn = []
     for seed in (1, 1, 2):
         weights = torch_weights.load(str(file), algo, jax.random.key(seed))
@@ -163,9 +163,9 @@ WRONG = {
     "a better observation": ("--config ddpg", "the actor of this run has 263 inputs, 2 layers of 256 units, layer n"),
     "a ReLU": ("--config ddpg_competition --first_layer relu", "give --first_layer linear --scale_observation false"),
     "scaled": ("--config ddpg_competition --scale_observation", "give --first_layer linear --scale_observation false"),
-    "two critics": ("--config ddpg_competition --critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
+    "two critics": ("--config ddpg_competition --num_critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
                     "uts, the critic of this run has 2 times 30 inputs"),
-    "another algorithm": ("--config coma_quick --width 4", "holds weights of the published snakes trainer: use them"),
+    "another algorithm": ("--config coma_quick --hidden_size 4", "holds weights of the published snakes trainer: use them"),
 }  # fmt: skip
 
 
@@ -181,12 +181,12 @@ def test_weights_that_do_not_fit(wrong: str, tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--init_from` finds files as it finds runs, and refuses those that do not fit before a run is made."""
-    file = archive(tmp_path / "actor.pth", tensors(26, 4, units=8))
-    argv = f"--config ddpg_competition --units 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
+    file = archive(tmp_path / "actor.pth", tensors(26, 4, hidden_size=8))
+    argv = f"--config ddpg_competition --hidden_size 8 --buffer_size 200 {TOTAL} --runs {tmp_path} --init_from"
     setup = unchecked_run(parse([*argv.split(), str(file)]).config)
     weights = loading.load_weights(str(file), setup)["actor"]["params"]
     np.testing.assert_array_equal(weights["out_kernel"], read(file)["post_dense.2.weight"].T)
-    assert train.main([*argv.replace("--units 8", "--units 9").split(), str(file)]) == 2
+    assert train.main([*argv.replace("--hidden_size 8", "--hidden_size 9").split(), str(file)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "layers of 8 units" in error
     assert list(tmp_path.iterdir()) == [file]
@@ -200,7 +200,7 @@ class Evil:
 
 
 def test_files_that_are_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = tensors(3, 2, units=2)
+    whole = tensors(3, 2, hidden_size=2)
     bent = {name: x for name, x in whole.items() if name != "post_dense.0.bias"}
     contents = {
         "no torch file": (tmp_path / "text.pth", "is not a state dict that torch.save"),
@@ -236,7 +236,7 @@ def test_files_that_are_something_else(tmp_path: Path, capsys: pytest.CaptureFix
 )
 def test_a_pickle_of_something_else(content: bytes, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence) as caught:
-        read(archive(tmp_path / "x.pth", tensors(3, 2, units=2), content))
+        read(archive(tmp_path / "x.pth", tensors(3, 2, hidden_size=2), content))
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
 
 

@@ -166,8 +166,8 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
         td_lambda=0.9,
         target_update_period=1,
         critic_lr=1e-2,
-        minibatches=2,
-        width=16,
+        num_minibatches=2,
+        hidden_size=16,
     )
     _, (metrics,) = run(trainer, {"train": 150})
     targets = np.asarray(metrics.learning["target_mean"])
@@ -185,10 +185,10 @@ def test_coma_learns_the_corridor_with_two_agents() -> None:
         actor_lr=1e-2,
         critic_lr=1e-2,
         target_update_period=2,
-        minibatches=4,
+        num_minibatches=4,
         num_epochs=2,
         eps_anneal=600,
-        width=16,
+        hidden_size=16,
     )
     _, (metrics,) = run(trainer, {"train": 60})
     early = float(metrics.episodes["reached"][:5].sum() / metrics.episodes["episodes"][:5].sum())

@@ -20,13 +20,13 @@ NO_GRAPHS = "xla_gpu_enable_command_buffer="  # an option of the compiler
 SECONDS = 5.0  # of readings of utilisation and power
 MOST = 100  # kernels in the result
 
-SMALL = "--num_envs 8 --units 8 --buffer_size 512 --batch_size 8"
+SMALL = "--num_envs 8 --hidden_size 8 --buffer_size 512 --batch_size 8"
 QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
-    "coma": "--config coma_quick --width 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --transitions 6 "
-    "--minibatches 1 --num_epochs 1",
-    "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --warmup 0 --opponent 0 "
+    "coma": "--config coma_quick --hidden_size 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --batch_transitions 6 "
+    "--num_minibatches 1 --num_epochs 1",
+    "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --learning_starts 0 --opponent 0 "
     f"{SMALL}",
-    "sac": f"--config sac_quick --init_steps 0 {SMALL}",
+    "sac": f"--config sac_quick --random_steps 0 {SMALL}",
 }
 
 

@@ -17,8 +17,8 @@ SECONDS = 5.0  # of readings of utilisation, for each side
 SAMPLES = 6144  # of a gradient of COMA, on both sides
 QUICK = {
     "coma": job.QUICK["coma"],
-    "ddpg": "--config ddpg_competition --env snakes_1v1 --units 8 --batch_size 8 --buffer_size 512",
-    "sac": "--config sac_worker_original --units 8 --batch_size 8 --buffer_size 512 --horizon 4",
+    "ddpg": "--config ddpg_competition --env snakes_1v1 --hidden_size 8 --batch_size 8 --buffer_size 512",
+    "sac": "--config sac_worker_original --hidden_size 8 --batch_size 8 --buffer_size 512 --horizon 4",
 }
 
 

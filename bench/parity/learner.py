@@ -77,11 +77,11 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     algo = Coma(
         spec,
         DataParallel(number, compute_dtype=jnp.dtype(dtype)),
-        transitions=number * steps * AGENTS,
-        minibatches=1,
+        batch_transitions=number * steps * AGENTS,
+        num_minibatches=1,
         num_epochs=1,
         critic_lr=1e-12,  # so that the actor's gradient does not depend on the sign of the critic's
-        width=width,
+        hidden_size=width,
         convolution=convolution,  # type: ignore[arg-type]
     )
     (phase,) = algo.phases

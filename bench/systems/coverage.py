@@ -65,7 +65,15 @@ class TorchMissions:
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
         if algo["depth"] != 1:
             raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
-        same = ("width", "actor_lr", "critic_lr", "gamma", "minibatches", "num_epochs", "target_update_period")
+        same = (
+            "hidden_size",
+            "actor_lr",
+            "critic_lr",
+            "gamma",
+            "num_minibatches",
+            "num_epochs",
+            "target_update_period",
+        )
         self._settings = settings(env)
         self._learner = torch_learner.TorchComa(
             self._settings.num_agents,
@@ -95,7 +103,7 @@ class TorchMissions:
 def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
     """Shorten a training step to one pass of one minibatch, on whole missions."""
     per_mission = spec.num_agents * spec.horizon
-    return max(1, samples // per_mission), {"num_epochs": 1, "minibatches": 1, "actor_epochs": 0}
+    return max(1, samples // per_mission), {"num_epochs": 1, "num_minibatches": 1, "actor_epochs": 0}
 
 
 SYSTEM = System(

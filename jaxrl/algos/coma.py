@@ -97,13 +97,13 @@ class Coma(Algorithm):
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
 
-    transitions: int = setting(
+    batch_transitions: int = setting(
         3000,
         "agent transitions per training step; sets num_envs, unless given: whole missions, of which a surplus "
         "over the transitions is dropped from each pass",
         between=(1, 1e9),
     )
-    minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
+    num_minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
     num_epochs: int = setting(5, "passes over the data per training step", between=(1, 10_000))
     actor_epochs: int = setting(
         0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
@@ -114,7 +114,7 @@ class Coma(Algorithm):
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
-    lr_final: float = setting(
+    final_lr_fraction: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
     )
     target_update_period: int = setting(
@@ -148,11 +148,11 @@ class Coma(Algorithm):
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
-    width: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
+    hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(
         1, "hidden dense layers behind the convolutions (or of the whole net for vectors)", between=(0, 100)
     )
-    initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
+    initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     convolution: Literal["auto", "conv", "dense", "patches"] = setting(
         "auto", "how convolutions are computed: the back end's own, or as matrix products (CPU)"
     )
@@ -167,14 +167,14 @@ class Coma(Algorithm):
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
         if self.batches.size < 1:
             raise ValueError(
-                f"minibatches {self.minibatches} exceeds the {self.batches.samples} samples of a logical shard: "
+                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical shard: "
                 "lower it or raise num_envs"
             )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase: roll out whole episodes, then learn from them and discard them."""
-        updates = self.num_epochs * self.minibatches
+        updates = self.num_epochs * self.num_minibatches
         return (Phase("train", self.spec.horizon, updates, restart=True),)
 
     # A training step
@@ -381,7 +381,7 @@ class Coma(Algorithm):
         rate = getattr(self, f"{name}_lr")
 
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
-            decayed = rate * (1.0 - (1.0 - self.lr_final) * progress.fraction)
+            decayed = rate * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
             new = optimizers.apply_gradients(
                 self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed)
             )
@@ -420,7 +420,7 @@ class Coma(Algorithm):
     # Networks
 
     def _network(self, outputs: int, shape: tuple[int, ...]) -> Any:
-        sizes = self.width, self.depth, self.initialiser, self.convolution
+        sizes = self.hidden_size, self.depth, self.initializer, self.convolution
         return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
 
     @functools.cached_property
@@ -476,12 +476,12 @@ class Coma(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step."""
-        return Minibatches(self.spec, self.layout, self.transitions, self.minibatches)
+        return Minibatches(self.spec, self.layout, self.batch_transitions, self.num_minibatches)
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
         """Return the number of whole episodes that a training step needs."""
-        return episodes_for(settings.get("transitions", cls.transitions), spec)
+        return episodes_for(settings.get("batch_transitions", cls.batch_transitions), spec)
 
     def largest_chunk(self) -> int:
         return self.batches.size
@@ -494,7 +494,7 @@ class Coma(Algorithm):
         """Return the bytes of the critic inputs of all transitions, and the shuffled copy of one minibatch."""
         samples = self.batches.samples * self.layout.local_shards
         row = math.prod(self._critic_box.shape) * 2 + 16 * self._actions
-        return samples * row + samples // self.minibatches * row
+        return samples * row + samples // self.num_minibatches * row
 
     def summary(self) -> list[str]:
         return self.batches.summary(self.num_epochs)

@@ -70,7 +70,7 @@ class Ddpg(OffPolicy):
     max_grad_norm: float = setting(
         1.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
     )
-    critics: int = setting(
+    num_critics: int = setting(
         1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
     )
     eps_start: float = setting(0.5, "exploration at the start", between=UNIT)
@@ -90,7 +90,7 @@ class Ddpg(OffPolicy):
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no non-linearity behind the first (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
-    initialiser: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
+    initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     entropy_weight: float = setting(0.0, "entropy bonus of the actor (arXiv 1602.01783)", between=(0, 1e6))
     logit_weight: float = setting(
         0.0, "cost of the actor's squared logits, which keeps the softmax from saturating", between=(0, 1e6)
@@ -155,12 +155,12 @@ class Ddpg(OffPolicy):
     def _team(self, outputs: int) -> networks.TeamNet:
         return networks.TeamNet(
             outputs,
-            self.units,
+            self.hidden_size,
             self.depth,
             communication=self.network == "bicnet",
             rectify_first=self.first_layer == "relu",
             layer_norm=self.layer_norm,
-            initialiser=self.initialiser,
+            initializer=self.initializer,
             dtype=self.layout.compute_dtype,
         )
 

@@ -23,13 +23,13 @@ class Minibatches:
 
     Attributes:
         spec, layout: of the environments, one episode of each.
-        transitions: agent transitions requested per training step.
+        batch_transitions: agent transitions requested per training step.
         number: minibatches per epoch.
     """
 
     spec: EnvSpec
     layout: DataParallel
-    transitions: int
+    batch_transitions: int
     number: int
 
     @property
@@ -41,14 +41,14 @@ class Minibatches:
     def size(self) -> int:
         """Return m; the remainder is dropped after shuffling.
 
-        Rounding `transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
+        Rounding `batch_transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
         """
         collected = self._usual * self.spec.horizon * self.spec.num_agents
-        return self.samples * self.transitions // collected // self.number
+        return self.samples * self.batch_transitions // collected // self.number
 
     @property
     def _usual(self) -> int:
-        return episodes_for(self.transitions, self.spec)
+        return episodes_for(self.batch_transitions, self.spec)
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -68,13 +68,13 @@ class Minibatches:
         """Return sentences for the user about sizes."""
         spec, episodes, usual = self.spec, self.layout.num_envs, self._usual
         lines = [
-            f"A training step flies {episodes} missions ({episodes * spec.horizon * spec.num_agents:,} agent "
-            f"transitions) and makes {passes} passes of {self.number} minibatches of "
+            f"A training step collects {episodes} missions ({episodes * spec.horizon * spec.num_agents:,} agent "
+            f"transitions) and makes {passes} epochs of {self.number} minibatches of "
             f"{self.size * self.layout.shards:,} samples."
         ]
         if episodes != usual:
             lines.append(
-                f"num_envs {episodes}, where transitions {self.transitions} asks for {usual} missions a training step: "
+                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} missions a training step: "
                 f"minibatches have {episodes / usual:.3g} times as many samples, and an equal number of missions makes "
                 f"{usual / episodes:.3g} times as many updates; more minibatches, higher learning rates and shorter "
                 "schedules compensate."

@@ -70,8 +70,8 @@ class OffPolicy(Algorithm):
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
         "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
     )
-    warmup: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 1e12))
-    prioritised: bool = setting(
+    learning_starts: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 1e12))
+    prioritized: bool = setting(
         False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
     )
     priority_alpha: float = setting(0.6, "exponent of priorities", between=(0, 10))
@@ -83,16 +83,16 @@ class OffPolicy(Algorithm):
     tau: float = setting(0.005, "share of the online networks in each soft update of the targets", between=UNIT)
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
-    lr_final: float = setting(
+    final_lr_fraction: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
     )
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(
         0.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
     )
-    critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)", between=(1, 100))
+    num_critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)", between=(1, 100))
     scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
-    units: int = setting(256, "units of each hidden layer", between=(1, 2**16))
+    hidden_size: int = setting(256, "units of each hidden layer", between=(1, 2**16))
     depth: int = setting(2, "hidden layers", between=(1, 100))
 
     meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
@@ -137,7 +137,10 @@ class OffPolicy(Algorithm):
                 f"{self.store_setting}"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
-            name, held = "warmup" if self.warmup else "batch_size", (self.rows - self.n_step) * self.layout.num_envs
+            name, held = (
+                "learning_starts" if self.learning_starts else "batch_size",
+                (self.rows - self.n_step) * self.layout.num_envs,
+            )
             raise ValueError(
                 f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
                 f"{self.store_setting}"
@@ -154,7 +157,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _fill_steps(self) -> int:
-        return self.warmup or self.batch_size
+        return self.learning_starts or self.batch_size
 
     @property
     def _fill_calls(self) -> int:
@@ -214,7 +217,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _row_bytes(self) -> int:
-        return replay.row_bytes(self._seen, self._answer, self.spec.num_agents, self.prioritised)
+        return replay.row_bytes(self._seen, self._answer, self.spec.num_agents, self.prioritized)
 
     @property
     def rows(self) -> int:
@@ -237,8 +240,8 @@ class OffPolicy(Algorithm):
 
     def sample_bytes(self) -> int:
         """Return the bytes of actor and critic activations, for all agents of a stored step, and their gradients."""
-        units = math.prod(self._observation.shape) + self._actions + self._layers * self.units
-        return 4 * 2 * self.spec.num_agents * units * (1 + self.critics)
+        units = math.prod(self._observation.shape) + self._actions + self._layers * self.hidden_size
+        return 4 * 2 * self.spec.num_agents * units * (1 + self.num_critics)
 
     def data_bytes(self) -> int:
         """Return the bytes of the batch that an update samples."""
@@ -296,7 +299,7 @@ class OffPolicy(Algorithm):
         seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
         if self._critics_see_actions:
             wide = jnp.concatenate([seen, jnp.zeros((1, self.spec.num_agents, self._actions))], axis=-1)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.critics))
+        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.num_critics))
         return {"actor": self.actor_net.init(key_actor, seen), "critic": critic}
 
     @functools.cached_property
@@ -322,7 +325,7 @@ class OffPolicy(Algorithm):
         inputs = self._flat(observation)
         if vector is not None:
             inputs = jnp.concatenate([inputs, vector], axis=-1)
-        if self.critics == 1:
+        if self.num_critics == 1:
             out = self.critic_net.apply(jax.tree.map(lambda leaf: leaf[0], critic), inputs)[None]
         else:
             out = jax.vmap(lambda params: self.critic_net.apply(params, inputs))(critic)
@@ -341,7 +344,7 @@ class OffPolicy(Algorithm):
     def _empty_replay(self) -> Replay:
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         sizes = (self.spec.num_agents, shards, self.rows, envs)
-        return replay.create(self._seen, self._answer, *sizes, self.prioritised)
+        return replay.create(self._seen, self._answer, *sizes, self.prioritized)
 
     def learn(
         self,
@@ -362,13 +365,13 @@ class OffPolicy(Algorithm):
         beta = layout.deterministic(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
 
         rates = jnp.float32(1)
-        if self.lr_final < 1:
-            rates = layout.deterministic(lambda p: 1 - (1 - self.lr_final) * p.fraction)(progress)
+        if self.final_lr_fraction < 1:
+            rates = layout.deterministic(lambda p: 1 - (1 - self.final_lr_fraction) * p.fraction)(progress)
 
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are sampled at once: fewer, larger operations
-        chosen = () if self.prioritised else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
+        chosen = () if self.prioritized else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
 
         def update(carry: tuple[Any, Any], row: tuple[Array, Any, Array]) -> Any:
             (params, marks), ((key_choice, key_noise), chosen, number) = carry, row
@@ -378,7 +381,7 @@ class OffPolicy(Algorithm):
             if noise is not None:
                 batch["noise"] = noise
             params, metrics, error = self.update(params, self._prepared(batch, env_steps), number, rates)
-            if self.prioritised:
+            if self.prioritized:
 
                 def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
                     return replay.set_priorities(marks, index, error, weight, self.priority_alpha)
@@ -414,7 +417,7 @@ class OffPolicy(Algorithm):
         """Sample window starts in this device's shards, int32[S, m], with weights float32[S, m]."""
         number, n = self.batch_size // self.layout.shards, self.n_step
         keys = self.layout.shard_keys(key)
-        if self.prioritised:
+        if self.prioritized:
 
             def choose(key: Array, marks: Marks, head: Array, filled: Array) -> tuple[Array, Array]:
                 return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
@@ -457,7 +460,7 @@ class OffPolicy(Algorithm):
         """
         layout, trees = self.layout, self.unpack(params)
         batch = batch | {"target": layout.apply(lambda sample: self._target(trees, sample), batch)}
-        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritised else None
+        error = layout.apply(lambda sample: self._error(trees, sample), batch) if self.prioritized else None
 
         def of_critic(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             values = self._taken_values(self.tree("critic", critic), sample)

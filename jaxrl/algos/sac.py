@@ -84,9 +84,9 @@ class Sac(OffPolicy):
     target_entropy: float = setting(
         0.0, "entropy of an agent's policy that temperatures aim at; 0 = minus the numbers of its action"
     )
-    actor_freq: int = setting(1, "updates per step of actor and temperatures", between=(1, 1e9))
-    target_freq: int = setting(1, "updates per step of the target networks", between=(1, 1e9))
-    init_steps: int = setting(
+    actor_update_period: int = setting(1, "updates per step of actor and temperatures", between=(1, 1e9))
+    target_update_period: int = setting(1, "updates per step of the target networks", between=(1, 1e9))
+    random_steps: int = setting(
         0,
         "environment steps (all environments together) with random actions, and then at once as many updates as come "
         "with so many steps, in each of which every schedule is due",
@@ -95,7 +95,7 @@ class Sac(OffPolicy):
     critic_loss_limit: float = setting(
         1e8, "a critic loss above it counts as infinite, which ends the run; 0 = never", between=(0, 1e30)
     )
-    initialiser: Literal["torch", "he", "xavier"] = setting(
+    initializer: Literal["torch", "he", "xavier"] = setting(
         "xavier", "xavier: Glorot uniform; he: He normal, small last layer; torch: PyTorch's default"
     )
     layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
@@ -132,7 +132,7 @@ class Sac(OffPolicy):
     def phases(self) -> tuple[Phase, ...]:
         """Random steps and the updates due after them, if any; then collect and learn."""
         phases = super().phases
-        if not self.init_steps:
+        if not self.random_steps:
             return phases
         calls = self._random_calls
         random = Phase("random", self.update_interval, 0, iterations=calls)
@@ -141,9 +141,9 @@ class Sac(OffPolicy):
     @property
     def _random_calls(self) -> int:
         """Return the calls of `learn` in the random phase, which lasts at least until a batch can be sampled."""
-        if not self.init_steps:
+        if not self.random_steps:
             return 0
-        return max(-(-self.init_steps // (self.update_interval * self.layout.num_envs)), self._fill_calls)
+        return max(-(-self.random_steps // (self.update_interval * self.layout.num_envs)), self._fill_calls)
 
     @property
     def _steps_before(self) -> int:
@@ -210,10 +210,10 @@ class Sac(OffPolicy):
     def _team(self, outputs: int, layer_norm: bool) -> networks.TeamNet:
         return networks.TeamNet(
             outputs,
-            self.units,
+            self.hidden_size,
             self.depth,
             layer_norm=layer_norm,
-            initialiser=self.initialiser,
+            initializer=self.initializer,
             dtype=self.layout.compute_dtype,
         )
 
@@ -259,7 +259,7 @@ class Sac(OffPolicy):
         if mode == "greedy":
             return self._outward(jnp.tanh(mean)), actor, ()
         random = None
-        if mode == "explore" and self.init_steps:
+        if mode == "explore" and self.random_steps:
             per_call = self.update_interval * self.layout.num_envs
             random = total(progress.env_steps) < self._steps_before + self._random_calls * per_call
 
@@ -291,13 +291,13 @@ class Sac(OffPolicy):
         """Update the critics; actor and temperatures on one fresh sample when `number` is due; targets likewise."""
         number = jnp.uint32(0) if number is None else number
         critic, metrics, error = self._critic_step(params, batch, rates)
-        if self.target_freq > 1:
-            due = number % self.target_freq == 0
+        if self.target_update_period > 1:
+            due = number % self.target_update_period == 0
             critic["target_critic"] = jnp.where(due, critic["target_critic"], params.target_critic)
         params = dataclasses.replace(params, **critic)
-        if self.actor_freq > 1:
+        if self.actor_update_period > 1:
             params = jax.lax.cond(
-                number % self.actor_freq == 0, lambda: self._actor_step(params, batch, rates), lambda: params
+                number % self.actor_update_period == 0, lambda: self._actor_step(params, batch, rates), lambda: params
             )
         else:
             params = self._actor_step(params, batch, rates)

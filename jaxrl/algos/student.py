@@ -29,7 +29,7 @@ from jaxrl.rl.replay import Replay
 IMITATIONS = 50  # updates per iteration of the imitation phase
 # Settings that determine the teacher's networks.
 TEACHES = (
-    "adopted", "state_entries", "window", "code_size", "width", "hidden", "heads", "layers", "units", "depth",
+    "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size", "num_heads", "num_layers", "hidden_size", "depth",
 )  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def agreement(action: Array, mean: Array, deviation: Array) -> Array:
     return jnp.exp(-0.5 * jnp.sum(jnp.square((action - mean) / deviation), axis=-1))
 
 
-def share_of_help(step: Array, constant_until: float, end: float) -> Array:
+def teacher_weight_schedule(step: Array, constant_until: float, end: float) -> Array:
     """Weight of the teacher's bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
     return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 
@@ -54,46 +54,48 @@ class StudentParameters(SacParameters):
 class Student(Sac):
     """Soft actor-critic with a bonus for agreeing with a teacher."""
 
-    collective: str = setting("", "a run of collective, the teacher; empty = none, which is plain SAC")
-    adopted: str = setting("", "what the teacher's networks are like, as JSON; filled in from its run", flag=False)
+    teacher: str = setting("", "a run of collective that helps; empty = none, which is plain SAC")
+    resolved_inputs: str = setting(
+        "", "what the teacher's networks are like, as JSON; filled in from its run", flag=False
+    )
     alpha_lr: float = setting(
         3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
     )
-    target_freq: int = setting(2, "updates per step of the target networks", between=(1, 1e9))
-    help_weight: float = setting(1.0, "what full agreement with the teacher pays at the start", between=(0, 1e6))
-    help_constant: int = setting(
-        4000, "environment steps behind init_steps during which it pays as much", between=(0, 2**24 - 1)
+    target_update_period: int = setting(2, "updates per step of the target networks", between=(1, 1e9))
+    teacher_weight: float = setting(1.0, "what full agreement with the teacher pays at the start", between=(0, 1e6))
+    teacher_constant_steps: int = setting(
+        4000, "environment steps behind random_steps during which it pays as much", between=(0, 2**24 - 1)
     )
-    help_until: int = setting(
+    teacher_until_step: int = setting(
         100_000, "environment step from which on the teacher is not asked any more", between=(0, 2**24 - 1)
     )
-    help_deviation: float = setting(
+    teacher_min_std: float = setting(
         0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)", between=(1e-6, 1e3)
     )
     imitation_episodes: int = setting(
         0, "episodes that the teacher plays before all else (at least one in each environment), to which the policy is "
-        "fitted; their steps count in the total, not in help_constant and help_until, and stay in the replay; "
+        "fitted; their steps count in the total, not in teacher_constant_steps and teacher_until_step, and stay in the replay; "
         "0 = none",
         between=(0, 2**24),
     )  # fmt: skip
     imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes", between=(1, 1e12))
     imitation_batch: int = setting(32, "stored steps of each", between=(1, 2**24))
 
-    sources: ClassVar[tuple[str, ...]] = ("collective",)
+    sources: ClassVar[tuple[str, ...]] = ("teacher",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teacher is None:
-            if self.help_weight or self.imitation_episodes:
+        if self.teacher_algo is None:
+            if self.teacher_weight or self.imitation_episodes:
                 raise ValueError(
-                    "a student needs a teacher: name a run of collective with --collective RUN, or leave the help out "
-                    "with --help_weight 0 and no imitation_episodes"
+                    "a student needs a teacher: name a run of collective with --teacher RUN, or leave the help out "
+                    "with --teacher_weight 0 and no imitation_episodes"
                 )
             return
-        if not self.init_steps + self.help_constant < self.help_until < 2**24:
+        if not self.random_steps + self.teacher_constant_steps < self.teacher_until_step < 2**24:
             raise ValueError(
-                f"help_until must lie above init_steps + help_constant ({self.init_steps + self.help_constant:,}) and "
-                f"below {2**24:,}, not be {self.help_until:,}"
+                f"teacher_until_step must lie above random_steps + teacher_constant_steps ({self.random_steps + self.teacher_constant_steps:,}) and "
+                f"below {2**24:,}, not be {self.teacher_until_step:,}"
             )
         if self.imitation_episodes and self.imitation_batch % self.layout.shards:
             raise ValueError(
@@ -111,24 +113,24 @@ class Student(Sac):
     ) -> dict[str, Any]:
         """Return the settings with those of the teacher's networks."""
         del recordings
-        found = sources["collective"]
+        found = sources["teacher"]
         if len(found) > 1:
-            raise ValueError(f"a student has one teacher, --collective names {len(found)}: name one run of collective")
-        settings = settings | {"adopted": ""}  # from another teacher, in the configuration of an earlier run
+            raise ValueError(f"a student has one teacher, --teacher names {len(found)}: name one run of collective")
+        settings = settings | {"resolved_inputs": ""}  # from another teacher, in the configuration of an earlier run
         for source in found:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
                 raise ValueError(f"{source.run} was trained with {kind}: a teacher is a run of collective")
             source.check(spec)
-            settings = settings | {"adopted": json.dumps({name: source.settings[name] for name in TEACHES})}
+            settings = settings | {"resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHES})}
         return settings
 
     @functools.cached_property
-    def teacher(self) -> Collective | None:
+    def teacher_algo(self) -> Collective | None:
         """Return the teacher's algorithm; its minibatches are as small as allowed."""
-        if not self.adopted:
+        if not self.resolved_inputs:
             return None
-        settings = read_adopted(self.adopted, TEACHES)
+        settings = read_adopted(self.resolved_inputs, TEACHES)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
@@ -160,30 +162,33 @@ class Student(Sac):
     def _answer(self) -> Any:
         """Return the shapes of actions and, with a teacher, of the agreement and of the teacher's action to imitate."""
         action = super()._answer
-        if self.teacher is None:
+        if self.teacher_algo is None:
             return action
         taught = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
         return taught | ({"mu": action, "log_std": action} if self.imitation_episodes else {})
 
     def _answers(self, trajectory: Trajectory) -> Any:
         action = super()._answers(trajectory)
-        return action if self.teacher is None else {"action": action, **trajectory.extras}
+        return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
 
     def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
         """Return SAC's batch, with a teacher also "rho" [S, m, n_step, A] of every action in the window."""
         batch = super()._gather(ring, index)
-        if self.teacher is None:
+        if self.teacher_algo is None:
             return batch
         of_shard = lambda rows, index: replay.from_row(rows, index, self.n_step)  # noqa: E731
         return batch | {"rho": jax.vmap(of_shard)(ring.answer["rho"], index)}
 
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
         """Add the teacher's bonus to the rewards."""
-        if self.teacher is None:
+        if self.teacher_algo is None:
             return batch
-        first = self._steps_before + self.init_steps + self.help_constant
+        first = self._steps_before + self.random_steps + self.teacher_constant_steps
         step = self.layout.deterministic(
-            lambda steps: self.help_weight * share_of_help(steps, first, self._steps_before + self.help_until)
+            lambda steps: (
+                self.teacher_weight
+                * teacher_weight_schedule(steps, first, self._steps_before + self.teacher_until_step)
+            )
         )
         weight = step(env_steps)
         paid = self.layout.apply(
@@ -194,15 +199,15 @@ class Student(Sac):
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
-        """Return a fresh student of the one teacher in `inputs["collective"]` (its weights).
+        """Return a fresh student of the one teacher in `inputs["teacher"]` (its weights).
 
         Without inputs the teacher is untrained, which is enough for the shapes of the state.
         """
         state = super().init(key, None)
         teacher: Any = ()
-        if self.teacher is not None:
-            given = (inputs or {}).get("collective")
-            networks = given[0] if given else self.teacher.networks.init(jax.random.fold_in(key, 0x7EAC))
+        if self.teacher_algo is not None:
+            given = (inputs or {}).get("teacher")
+            networks = given[0] if given else self.teacher_algo.networks.init(jax.random.fold_in(key, 0x7EAC))
             teacher = {name: networks[name] for name in ("encoder", "actor")}
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
         return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
@@ -213,7 +218,7 @@ class Student(Sac):
 
     def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
         """Return the teacher's window."""
-        return () if self.teacher is None else self.teacher.init_carry(policy, timestep, indices)
+        return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy, timestep, indices)
 
     def act(
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
@@ -223,11 +228,11 @@ class Student(Sac):
         (Only training carries the window.)
         """
         action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
-        teacher = self.teacher
+        teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, actor, extras
         memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
-        asked = steps < self._steps_before + (self.help_until if self.help_weight else 0)
+        asked = steps < self._steps_before + (self.teacher_until_step if self.teacher_weight else 0)
         mean, log_std = jax.lax.cond(
             asked, lambda: teacher.networks.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
         )
@@ -235,7 +240,7 @@ class Student(Sac):
         if self.imitation_episodes:
             own = jnp.where(steps < self._steps_before, mean, own)
             action = self._outward(own[:, None])
-        rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.help_deviation))
+        rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
         extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}
         if self.imitation_episodes:
             extras |= {"mu": mean[:, None], "log_std": log_std[:, None]}

@@ -11,18 +11,18 @@ from jaxrl.nn import distributions, networks
 
 
 def network(
-    outputs: int, shape: tuple[int, ...], width: int, depth: int, initialiser: Any, convolution: Any, dtype: Any
+    outputs: int, shape: tuple[int, ...], hidden_size: int, depth: int, initializer: Any, convolution: Any, dtype: Any
 ) -> Any:
-    """Return a network for vectors or images; `convolution` "auto" selects by back end and width."""
+    """Return a network for vectors or images; `convolution` "auto" selects by back end and hidden_size."""
     if len(shape) not in (1, 3):
         raise ValueError(f"coma takes vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
-        return networks.MLP(outputs, width, depth, initialiser, dtype)
+        return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
     if convolution == "auto":
-        methods = networks.convolution_methods(width, jax.default_backend())
+        methods = networks.convolution_methods(hidden_size, jax.default_backend())
     else:
         methods = (convolution,) * 3
-    return networks.ConvStack(outputs, width, depth, initialiser, methods, dtype)
+    return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

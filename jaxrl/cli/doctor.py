@@ -376,7 +376,7 @@ def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
         return False
     if config is not None:
         well &= report("memory plan", memory)
-    width = int(config.algo_settings.get("width", 256)) if config is not None else 256
+    width = int(config.algo_settings.get("hidden_size", 256)) if config is not None else 256
     well &= report("measured rates", lambda: look_at_rates(width, quick))
     if setup:
         well &= report("environment", lambda: look_at_environment(setup[0], quick))

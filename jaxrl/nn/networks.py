@@ -104,24 +104,24 @@ def _patches_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array
 _convolve_patches.defvjp(_patches_forward, _patches_backward)
 
 
-def convolution_methods(width: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
+def convolution_methods(hidden_size: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
     """Return the fastest method for each layer of `ConvStack` on a platform (see `bench.studies.convolution`)."""
     if platform != "cpu":
         return ("conv", "conv", "conv")
-    return ("patches", "dense" if width <= 64 else "patches", "patches")
+    return ("patches", "dense" if hidden_size <= 64 else "patches", "patches")
 
 
 class ConvStack(nn.Module):
     """Three convolutions and a dense head, as in Westheider et al. 2023: 5 x 5, 4 x 4, then the remaining image.
 
-    An 11 x 11 x C input becomes 7 x 7, 4 x 4, then 1 x 1 by `width` channels, `depth` dense layers, `outputs`.
+    An 11 x 11 x C input becomes 7 x 7, 4 x 4, then 1 x 1 by `hidden_size` channels, `depth` dense layers, `outputs`.
     Smaller or larger images fit as long as 2 x 2 pixels are left for the last convolution (side 9 or more).
     """
 
     outputs: int
-    width: int
+    hidden_size: int
     depth: int = 1
-    initialiser: Initialisation = "torch"
+    initializer: Initialisation = "torch"
     methods: tuple[Convolution, Convolution, Convolution] = ("conv", "conv", "conv")
     dtype: Any = jnp.float32
 
@@ -131,32 +131,34 @@ class ConvStack(nn.Module):
         x = x.astype(self.dtype)
         for layer, (size, method) in enumerate(zip((5, 4, 0), self.methods, strict=True)):
             h, w = (size, size) if size else x.shape[1:3]
-            shape = (h, w, x.shape[3], self.width)
+            shape = (h, w, x.shape[3], self.hidden_size)
             kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
             x = _rectify(convolve(x, kernel, method), bias)
-        return _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")(
+        return _Head(self.outputs, self.hidden_size, self.depth, self.initializer, self.dtype, name="head")(
             x.reshape(x.shape[0], -1)
         )
 
     def _parameters(self, name: str, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Array]:
-        return _parameters(self, name, shape, fan_in, self.initialiser)
+        return _parameters(self, name, shape, fan_in, self.initializer)
 
 
 class _Head(nn.Module):
-    """`depth` hidden dense layers of `width` and a linear layer to `outputs`."""
+    """`depth` hidden dense layers of `hidden_size` and a linear layer to `outputs`."""
 
     outputs: int
-    width: int
+    hidden_size: int
     depth: int
-    initialiser: str
+    initializer: str
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for layer in range(self.depth):
-            kernel, bias = _parameters(self, f"fc{layer + 1}", (x.shape[-1], self.width), x.shape[-1], self.initialiser)
+            kernel, bias = _parameters(
+                self, f"fc{layer + 1}", (x.shape[-1], self.hidden_size), x.shape[-1], self.initializer
+            )
             x = _rectify(x @ kernel, bias)
-        kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initialiser, last=True)
+        kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initializer, last=True)
         return (x @ kernel).astype(jnp.float32) + bias[None]
 
 
@@ -166,39 +168,39 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
     Count every layer's input as the matrix product reads it (patches or bands), once for the backward pass and once
     for its gradient.
     """
-    width, depth = net.width, net.depth
+    hidden_size, depth = net.hidden_size, net.depth
     values = 0
     if isinstance(net, ConvStack):
         height, side, channels = shape
         for size, method in zip((5, 4), net.methods, strict=False):
             height, side = height - size + 1, side - size + 1
             widened = {"conv": size, "patches": side * size**2, "dense": (side + size - 1) * size}[method]
-            values += height * widened * channels + height * side * width
-            channels = width
+            values += height * widened * channels + height * side * hidden_size
+            channels = hidden_size
         values += height * side * channels
     else:
         values += sum(shape)
-    return 4 * 2 * (values + (depth + 2) * width)
+    return 4 * 2 * (values + (depth + 2) * hidden_size)
 
 
 class MLP(nn.Module):
     """Dense layers for vector observations."""
 
     outputs: int
-    width: int
+    hidden_size: int
     depth: int = 2
-    initialiser: Initialisation = "torch"
+    initializer: Initialisation = "torch"
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """[N, D] -> float32[N, outputs]."""
-        head = _Head(self.outputs, self.width, self.depth, self.initialiser, self.dtype, name="head")
+        head = _Head(self.outputs, self.hidden_size, self.depth, self.initializer, self.dtype, name="head")
         return head(x.astype(self.dtype).reshape(x.shape[0], -1))
 
 
 def _parameters(
-    module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initialiser: str, last: bool = False
+    module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initializer: str, last: bool = False
 ) -> tuple[Array, Array]:
     """Kernel of a layer in the module's compute dtype, and its bias in float32.
 
@@ -206,9 +208,9 @@ def _parameters(
     smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance
     2 / (fan-in + fan-out) (Glorot and Bengio 2010, equation 16), zero biases.
     """
-    if initialiser == "torch":
+    if initializer == "torch":
         kernel_init = bias_init = torch_uniform(fan_in)
-    elif initialiser == "xavier":
+    elif initializer == "xavier":
         kernel_init, bias_init = nn.initializers.xavier_uniform(), nn.initializers.zeros
     else:
         scale = 0.01 if last else 1.0
@@ -234,12 +236,12 @@ class TeamNet(nn.Module):
     """
 
     outputs: int
-    width: int
+    hidden_size: int
     depth: int = 2
     communication: bool = False
     rectify_first: bool = True
     layer_norm: bool = False
-    initialiser: Initialisation = "torch"
+    initializer: Initialisation = "torch"
     dtype: Any = jnp.float32
 
     @nn.compact
@@ -248,16 +250,16 @@ class TeamNet(nn.Module):
         samples, agents = x.shape[:2]
         x = x.astype(self.dtype).reshape(samples * agents, -1)
         for layer in range(self.depth):
-            kernel, bias = self._parameters(f"fc{layer + 1}", x.shape[-1], self.width)
+            kernel, bias = self._parameters(f"fc{layer + 1}", x.shape[-1], self.hidden_size)
             x = self._activate(x @ kernel, bias, layer)
             if layer == 0 and self.communication:
-                x = BidirectionalLSTM(self.width, self.dtype, name="lstm")(x.reshape(samples, agents, -1))
+                x = BidirectionalLSTM(self.hidden_size, self.dtype, name="lstm")(x.reshape(samples, agents, -1))
                 x = x.reshape(samples * agents, -1)
         kernel, bias = self._parameters("out", x.shape[-1], self.outputs, last=True)
         return ((x @ kernel).astype(jnp.float32) + bias[None]).reshape(samples, agents, self.outputs)
 
     def _parameters(self, name: str, inputs: int, outputs: int, last: bool = False) -> tuple[Array, Array]:
-        return _parameters(self, name, (inputs, outputs), inputs, self.initialiser, last)
+        return _parameters(self, name, (inputs, outputs), inputs, self.initializer, last)
 
     def _activate(self, products: Array, bias: Array, layer: int) -> Array:
         """Layer norm (Ba et al. 2016, arXiv 1607.06450) if asked for, then ReLU; in the products' dtype."""
@@ -265,8 +267,8 @@ class TeamNet(nn.Module):
             return (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
         if not self.layer_norm:
             return _rectify(products, bias)
-        scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.width,), jnp.float32)
-        shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.width,), jnp.float32)
+        scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.hidden_size,), jnp.float32)
+        shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.hidden_size,), jnp.float32)
         return _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
 
 
@@ -306,27 +308,29 @@ class BidirectionalLSTM(nn.Module):
     """One forward and one backward LSTM layer over the agents, from zero states (Hochreiter and Schmidhuber 1997).
 
     Gates in the order input, forget, cell, output; a bias each for inputs and state, and uniform initialisation in
-    +/- 1 / sqrt(width), as in PyTorch.
+    +/- 1 / sqrt(hidden_size), as in PyTorch.
     """
 
-    width: int
+    hidden_size: int
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """[N, A, F] -> [N, A, 2 width]: forward, then backward."""
+        """[N, A, F] -> [N, A, 2 hidden_size]: forward, then backward."""
         agents = x.shape[1]
         there = self._along(x, range(agents), "there")
         back = self._along(x, range(agents - 1, -1, -1), "back")
         return jnp.concatenate([there, back], axis=-1)
 
     def _along(self, x: Array, order: range, name: str) -> Array:
-        gates = 4 * self.width
-        of_input, bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.width, "torch")
-        of_state, bias_of_state = _parameters(self, f"{name}_state", (self.width, gates), self.width, "torch")
+        gates = 4 * self.hidden_size
+        of_input, bias = _parameters(self, f"{name}_input", (x.shape[-1], gates), self.hidden_size, "torch")
+        of_state, bias_of_state = _parameters(
+            self, f"{name}_state", (self.hidden_size, gates), self.hidden_size, "torch"
+        )
         known = (x @ of_input).astype(jnp.float32) + (bias + bias_of_state)[None, None]
-        state = jnp.zeros((x.shape[0], self.width), self.dtype)
-        cell = jnp.zeros((x.shape[0], self.width), jnp.float32)
+        state = jnp.zeros((x.shape[0], self.hidden_size), self.dtype)
+        cell = jnp.zeros((x.shape[0], self.hidden_size), jnp.float32)
         states = {}
         for agent in order:
             rows = known[:, agent] + (state @ of_state).astype(jnp.float32)

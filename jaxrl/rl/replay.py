@@ -99,11 +99,11 @@ def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
     return jnp.dtype(next(fits, box.dtype))
 
 
-def row_bytes(seen: Any, answer: Any, agents: int, prioritised: bool = False) -> int:
+def row_bytes(seen: Any, answer: Any, agents: int, prioritized: bool = False) -> int:
     """Return the bytes of one row of one environment; `seen` and `answer`: ShapeDtypeStructs without storage axes."""
     leaves = jax.tree.leaves((seen, answer))
     stored = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
-    return stored + 4 * agents + 1 + 4 * prioritised
+    return stored + 4 * agents + 1 + 4 * prioritized
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
@@ -111,7 +111,7 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
     return -(-transitions // num_envs) + n_step
 
 
-def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritised: bool = False) -> Replay:
+def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritized: bool = False) -> Replay:
     """Return an empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
@@ -121,7 +121,7 @@ def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: in
         answer=zeros(answer),
         reward=jnp.zeros((shards, rows, envs, agents)),
         end=jnp.zeros((shards, rows, envs), jnp.uint8),
-        marks=Marks(jnp.zeros((shards, rows, envs)), jnp.ones(shards)) if prioritised else (),
+        marks=Marks(jnp.zeros((shards, rows, envs)), jnp.ones(shards)) if prioritized else (),
         head=jnp.zeros(shards, jnp.int32),
         filled=jnp.zeros(shards, jnp.int32),
     )

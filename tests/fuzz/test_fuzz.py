@@ -214,7 +214,7 @@ KEYS = [
     "layer_norm",
     "q",
     "total_env_steps",
-    "labelled",
+    "expert_datasets",
     "init_from",
     "runs",
     "gama",
@@ -383,7 +383,7 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
         saved(file, **(changes if how else {}))
         if how < 2:
             file.write_bytes(damaged(file.read_bytes(), seed))
-        argv = "--algo collective --env reach --devices 1 --memory_gb 8 --labelled fuzzed.npz"
+        argv = "--algo collective --env reach --devices 1 --memory_gb 8 --expert_datasets fuzzed.npz"
         call("train", argv.split(), world, outcomes)
 
     one()
@@ -394,7 +394,7 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: Counter[str] = Counter()
     file = world / "fuzzed.pth"
-    argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --units 8 --first_layer linear"
+    argv = f"{SNAKES} --config ddpg_competition --init_from fuzzed.pth --hidden_size 8 --first_layer linear"
     words = argv.replace("--algo ddpg --env snakes_1v1 ", "").split()
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "make_plan", make_plan)
@@ -411,7 +411,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     @fuzz(FILES)
     @given(odd, st.integers(0, 2**32), st.integers(0, 4))
     def one(content: Any, seed: int, how: int) -> None:
-        whole = tensors(26, 4, units=8)
+        whole = tensors(26, 4, hidden_size=8)
         if how == 0:
             archive(file, whole, pickle.dumps(content))
         else:

@@ -24,9 +24,9 @@ from jaxrl.algos.student import Student
 from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
-SMALL = {"units": 16, "batch_size": 16, "buffer_size": 400}
+SMALL = {"hidden_size": 16, "batch_size": 16, "buffer_size": 400}
 MODERN = SMALL | {
-    "first_layer": "relu", "layer_norm": True, "initialiser": "he", "critics": 2, "n_step": 3, "max_grad_norm": 10.0,
+    "first_layer": "relu", "layer_norm": True, "initializer": "he", "num_critics": 2, "n_step": 3, "max_grad_norm": 10.0,
     "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
     "eps_decay": 1.0,
 }  # fmt: skip
@@ -35,18 +35,30 @@ VARIANTS = {
     "bicnet": SMALL | {"network": "bicnet"},
     "gumbel": MODERN | {"action_gradient": "gumbel"},
     "expected": MODERN | {"action_gradient": "expected"},
-    "prioritised": MODERN | {"action_gradient": "gumbel", "prioritised": True},
+    "prioritized": MODERN | {"action_gradient": "gumbel", "prioritized": True},
 }
 SAC = SMALL | {
-    "units": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 1e-2,
+    "hidden_size": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 1e-2,
     "initial_alpha": 0.1, "target_entropy": -3.0,
 }  # fmt: skip
 SAC_MODERN = SAC | {
-    "layer_norm": True, "initialiser": "he", "critics": 3, "n_step": 3, "max_grad_norm": 10.0, "prioritised": True,
-    "actor_freq": 2, "target_freq": 3,
+    "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0, "prioritized": True,
+    "actor_update_period": 2, "target_update_period": 3,
 }  # fmt: skip
-TEACHER = {"window": 4, "width": 8, "hidden": 8, "heads": 2, "layers": 1, "units": 8}
-STUDENT = {"help_constant": 100, "help_until": 500, "target_freq": 1, "adopted": json.dumps(TEACHER)}
+TEACHER = {
+    "context_length": 4,
+    "embedding_size": 8,
+    "feedforward_size": 8,
+    "num_heads": 2,
+    "num_layers": 1,
+    "hidden_size": 8,
+}
+STUDENT = {
+    "teacher_constant_steps": 100,
+    "teacher_until_step": 500,
+    "target_update_period": 1,
+    "resolved_inputs": json.dumps(TEACHER),
+}
 
 
 def walked(seen: np.ndarray, answer: np.ndarray) -> np.ndarray:
@@ -71,7 +83,7 @@ class Case(NamedTuple):
 
 
 CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
-CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"init_steps": 128}, pushed)
+CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"random_steps": 128}, pushed)
 CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
 CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, pushed)
 
@@ -128,7 +140,9 @@ def make_trainer(
 def trainer_of(case: str, devices: int = 1, exact: bool = False, **settings: Any) -> Trainer:
     """The same for a row of `CASES`, with sixteen environments and `settings` on top; rates fall to nothing."""
     algo, env, own, _ = CASES[case]
-    return make_trainer(algo, env, 16, devices, exact, **(own | {"update_interval": 4, "lr_final": 0.0} | settings))
+    return make_trainer(
+        algo, env, 16, devices, exact, **(own | {"update_interval": 4, "final_lr_fraction": 0.0} | settings)
+    )
 
 
 def run(trainer: Trainer, iterations: int) -> tuple[TrainState, BlockMetrics]:

@@ -117,7 +117,7 @@ class TorchComa:
         self.torch = require_torch()
         self.num_agents, self.num_actions, self.device = num_agents, num_actions, device
         self.gamma, self.lam = gamma, lam
-        self.minibatches, self.num_epochs = minibatches, num_epochs
+        self.num_minibatches, self.num_epochs = minibatches, num_epochs
         self.target_update_period, self.tau = target_update_period, tau
         self.actor_loss, self.td_target = actor_loss, td_target
         self.actor_epochs, self.dueling, self.clip_ratio = actor_epochs or num_epochs, dueling, clip_ratio
@@ -195,8 +195,8 @@ class TorchComa:
         for number in range(self.num_epochs):
             self._follow()
             order = self.rng.permutation(len(data["action"]))
-            size = len(order) // self.minibatches
-            index = order[: size * self.minibatches].reshape(self.minibatches, size)
+            size = len(order) // self.num_minibatches
+            index = order[: size * self.num_minibatches].reshape(self.num_minibatches, size)
             self.entropy_weight = float(batch.get("entropy_weight", 0.0))
             train_actor = number >= self.num_epochs - self.actor_epochs
             records += self.data_pass(data, index, float(batch["eps"]), train_actor)

@@ -46,7 +46,7 @@ class TorchSac(ReplayLearner):
         gamma, tau: discount; share of the critics in each update of their targets.
         initial_alpha, target_entropy: initial temperature; target of the entropy.
         tasks: number of tasks, each with a temperature of its own.
-        actor_freq, target_freq: updates per step of actor and temperature, and of the targets.
+        actor_update_period, target_update_period: updates per step of actor and temperature, and of the targets.
         batch_size, buffer_size: M; steps that the replay holds.
         seed: of the initial weights, of acting and of batches.
         device: of networks and updates, "cpu" or "cuda".
@@ -68,8 +68,8 @@ class TorchSac(ReplayLearner):
         initial_alpha: float = 1.0,
         target_entropy: float = -4.0,
         tasks: int = 1,
-        actor_freq: int = 1,
-        target_freq: int = 2,
+        actor_update_period: int = 1,
+        target_update_period: int = 2,
         batch_size: int = 512,
         buffer_size: int = 140_000,
         seed: int = 0,
@@ -78,7 +78,12 @@ class TorchSac(ReplayLearner):
         shapes = {"observation": (inputs,), "action": (actions,), "reward": (), "next": (inputs,)}
         super().__init__(shapes, buffer_size, seed, device)
         self.gamma, self.tau, self.target_entropy, self.batch_size = gamma, tau, target_entropy, batch_size
-        self.actions, self.actor_freq, self.target_freq, self.updates = actions, actor_freq, target_freq, 0
+        self.actions, self.actor_update_period, self.target_update_period, self.updates = (
+            actions,
+            actor_update_period,
+            target_update_period,
+            0,
+        )
         nn, optim = self.torch.nn, self.torch.optim
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
@@ -148,9 +153,9 @@ class TorchSac(ReplayLearner):
         critic_loss = (weight * error.square()).mean(1).sum()
         self._descend(self.critic_adam, critic_loss)
         found = {"critic_loss": critic_loss.item(), "target_mean": target.mean().item()}
-        if self.updates % self.actor_freq == 0:
+        if self.updates % self.actor_update_period == 0:
             found |= self._actor_step(observation, drawn[:, 1], task, (weight > 0).float())
-        if self.updates % self.target_freq == 0:
+        if self.updates % self.target_update_period == 0:
             self.soft_update(self.target_critic, self.critic, self.tau)
         self.updates += 1
         return found | {"alpha": self.log_alpha.exp().mean().item()}

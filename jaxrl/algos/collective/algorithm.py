@@ -63,10 +63,12 @@ class Collective(Algorithm):
     """One policy for the tasks of several workers, conditioned on a task code of the last steps."""
 
     workers: str = setting("", "runs of sac, one for each task, with commas between")
-    labelled: str = setting(
+    expert_datasets: str = setting(
         "", "files of labelled sets (see jaxrl/runtime/expert_dataset.py), with commas between, beside or without"
     )
-    adopted: str = setting("", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False)
+    resolved_inputs: str = setting(
+        "", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False
+    )
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
     random_steps: int = setting(
         8000, "environment steps per task with random actions (at least an episode everywhere)", between=(1, 1e9)
@@ -76,7 +78,7 @@ class Collective(Algorithm):
     )
     worker_steps: int = setting(20_000, "then, so many in which the workers act (likewise; 0 = none)", between=(0, 1e9))
     update_interval: int = setting(8, "steps of every environment between calls of learn", between=(1, 100_000))
-    burst_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 1e9))
+    initial_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 1e9))
     updates_per_step: float = setting(
         1.0, "its updates per step of the batch of environments while it acts", between=(1e-6, 1e5)
     )
@@ -85,12 +87,12 @@ class Collective(Algorithm):
     )
     transformer_batch: int = setting(128, "windows of each", between=(1, 2**24))
     transformer_lr: float = setting(2e-4, "its learning rate (Adam)", between=RATE)
-    window: int = setting(20, "steps that the transformer reads", between=(2, 10_000))
+    context_length: int = setting(20, "steps that the transformer reads", between=(2, 10_000))
     code_size: int = setting(6, "numbers of a task code", between=(1, 2**14))
-    width: int = setting(32, "of the transformer's tokens", between=(1, 2**14))
-    hidden: int = setting(128, "units of its dense layers", between=(1, 2**16))
-    heads: int = setting(8, "of its attention", between=(1, 2**10))
-    layers: int = setting(3, "of its encoder", between=(1, 100))
+    embedding_size: int = setting(32, "of the transformer's tokens", between=(1, 2**14))
+    feedforward_size: int = setting(128, "units of its dense layers", between=(1, 2**16))
+    num_heads: int = setting(8, "of its attention", between=(1, 2**10))
+    num_layers: int = setting(3, "of its encoder", between=(1, 100))
     dropout: float = setting(0.1, "share of units that its training drops", between=(0, 0.99))
     contrast_weight: float = setting(0.25, "of InfoNCE beside the reconstruction", between=(0, 1e6))
     temperature: float = setting(0.15, "of InfoNCE", between=(1e-6, 1e6))
@@ -99,18 +101,18 @@ class Collective(Algorithm):
     batch_size: int = setting(256, "steps of each update of actor and critics", between=(1, 2**24))
     actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)", between=RATE)
-    lr_final: float = setting(
+    final_lr_fraction: float = setting(
         1.0, "learning rates fall linearly to this share of themselves at their last update", between=UNIT
     )
-    units: int = setting(300, "units of each hidden layer of actor and critics", between=(1, 2**16))
+    hidden_size: int = setting(300, "units of each hidden layer of actor and critics", between=(1, 2**16))
     depth: int = setting(2, "their hidden layers", between=(1, 100))
-    critics: int = setting(2, "critics", between=(1, 100))
+    num_critics: int = setting(2, "num_critics", between=(1, 100))
     updates_per_call: int = setting(50, "updates of an iteration that only learns", between=(1, 100_000))
 
     recurrent: ClassVar[bool] = True
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample", "zero_code")
     sources: ClassVar[tuple[str, ...]] = ("workers",)
-    recordings: ClassVar[tuple[str, ...]] = ("labelled",)
+    recordings: ClassVar[tuple[str, ...]] = ("expert_datasets",)
 
     def __post_init__(self) -> None:
         spec, action = self.spec, self.spec.action
@@ -123,17 +125,19 @@ class Collective(Algorithm):
             )
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {action}")
-        read_adopted(self.adopted or "{}", ADOPTED)
+        read_adopted(self.resolved_inputs or "{}", ADOPTED)
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
         if len(set(self.state_entries)) < len(self.state_entries):
             raise ValueError(f"state_entries {self.state_entries} name an entry twice: name each one once")
         super().__post_init__()
-        if self.width % self.heads:
-            raise ValueError(f"heads {self.heads} do not divide width {self.width}")
-        if not 2 <= self.window <= spec.horizon:
-            raise ValueError(f"window must lie between 2 and the {spec.horizon} steps of an episode, not {self.window}")
+        if self.embedding_size % self.num_heads:
+            raise ValueError(f"num_heads {self.num_heads} do not divide embedding_size {self.embedding_size}")
+        if not 2 <= self.context_length <= spec.horizon:
+            raise ValueError(
+                f"context_length must lie between 2 and the {spec.horizon} steps of an episode, not {self.context_length}"
+            )
         if self.batch_size % self.layout.shards or self.transformer_batch % self.layout.shards:
             raise ValueError(
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size} and transformer_batch "
@@ -152,7 +156,7 @@ class Collective(Algorithm):
         sources: dict[str, tuple[Source, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        return adopt_workers(spec, settings, sources["workers"], recordings.get("labelled"))
+        return adopt_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
 
     def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the dataset per environment, see `dataset.arrange`."""
@@ -160,7 +164,7 @@ class Collective(Algorithm):
 
     @property
     def _adopted(self) -> dict[str, Any]:
-        return adopted_of(self.spec, self.adopted)
+        return adopted_of(self.spec, self.resolved_inputs)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -170,7 +174,7 @@ class Collective(Algorithm):
     @property
     def _workers(self) -> int:
         """Return K. (If no worker is named, one for each of the environment's tasks.)"""
-        return len(self.workers.split(",")) if self.workers else 0 if self.labelled else self.spec.num_tasks
+        return len(self.workers.split(",")) if self.workers else 0 if self.expert_datasets else self.spec.num_tasks
 
     # Phases
 
@@ -192,7 +196,7 @@ class Collective(Algorithm):
 
         phases = (
             collect("random", self.random_steps),
-            study("burst", self.burst_updates if self._calls(self.learner_steps) else 0),
+            study("burst", self.initial_updates if self._calls(self.learner_steps) else 0),
             collect("learner", self.learner_steps, max(1, round(interval * self.updates_per_step))),
             collect("worker", self.worker_steps),
             study("transformer", self.transformer_updates),
@@ -216,7 +220,7 @@ class Collective(Algorithm):
     @property
     def labelled_rows(self) -> int:
         """Return the rows of each environment for episodes of expert datasets, in the worst split."""
-        rows, longest = self._adopted["labelled"]
+        rows, longest = self._adopted["expert_datasets"]
         return -(-rows // self.layout.num_envs) + longest
 
     @property
@@ -245,9 +249,9 @@ class Collective(Algorithm):
 
     def data_bytes(self) -> int:
         """Return the bytes of the transformer's activations for a batch, two views per window, and their gradients."""
-        tokens = 3 * self.window - 1
-        layer = tokens * (6 * self.width + 2 * self.hidden) + 3 * self.heads * tokens**2
-        return 4 * 2 * 2 * self.layers * layer * self.transformer_batch // self.layout.devices
+        tokens = 3 * self.context_length - 1
+        layer = tokens * (6 * self.embedding_size + 2 * self.feedforward_size) + 3 * self.num_heads * tokens**2
+        return 4 * 2 * 2 * self.num_layers * layer * self.transformer_batch // self.layout.devices
 
     # Networks
 
@@ -261,12 +265,12 @@ class Collective(Algorithm):
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
         dtype, worker = self.layout.compute_dtype, self.experts.worker
         encoder = TrajectoryTransformer(
-            states, self._actions, self.code_size, self.window, self.width, self.hidden, self.heads, self.layers,
+            states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size, self.num_heads, self.num_layers,
             self.dropout, dtype,
         )  # fmt: skip
-        actor, critic = (MLP(size, self.units, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
+        actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
         log_std = worker.log_std_min, worker.log_std_max
-        return Networks(encoder, actor, critic, self.critics, self.state_entries, log_std)
+        return Networks(encoder, actor, critic, self.num_critics, self.state_entries, log_std)
 
     @functools.cached_property
     def experts(self) -> Experts:
@@ -299,8 +303,8 @@ class Collective(Algorithm):
         params = CollectiveParameters(workers=stacked, **fresh_networks, **states, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(*self._rows, 1, shards, self.rows, envs)
-        if inputs and "labelled" in inputs:
-            ring = dataset.fill(ring, inputs["labelled"], self.layout)
+        if inputs and "expert_datasets" in inputs:
+            ring = dataset.fill(ring, inputs["expert_datasets"], self.layout)
         return AlgoState(params, ring)
 
     def weights(self, state: AlgoState) -> Any:
@@ -367,7 +371,7 @@ class Collective(Algorithm):
 
     def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
         """Return all full windows with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
-        return dataset.coded_windows(ring, self.window)
+        return dataset.coded_windows(ring, self.context_length)
 
     # Learning
 
@@ -403,7 +407,7 @@ class Collective(Algorithm):
 
         def stage(name: str, network: str, loss: Any, *phases: str, learning_rate: float, batch_size: int) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
-            optimizer = shrinking(self.optimizer(network), self.lr_final, updates)
+            optimizer = shrinking(self.optimizer(network), self.final_lr_fraction, updates)
             return Stage(name, network, loss, phases, updates, learning_rate, batch_size, optimizer)
 
         actor_loss = functools.partial(losses.actor_loss, self.networks)
@@ -433,7 +437,7 @@ class Collective(Algorithm):
 
         def of_row(row: Array) -> Array:
             index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
-            window = dataset.windows(ring, index, self.networks.states, self.window)
+            window = dataset.windows(ring, index, self.networks.states, self.context_length)
             return self.layout.apply(lambda window: self.networks.codes(params.encoder, window), window)
 
         codes = jax.lax.map(of_row, begin + jnp.arange(self._coded_rows, dtype=jnp.int32)).swapaxes(0, 1)

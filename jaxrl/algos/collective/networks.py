@@ -32,7 +32,7 @@ class Networks:
     encoder: TrajectoryTransformer
     actor: MLP
     critic: MLP
-    critics: int
+    num_critics: int
     entries: tuple[int, ...]
     log_std: tuple[float, float]
 
@@ -46,7 +46,7 @@ class Networks:
         return {
             "encoder": self.encoder.init(key_encoder, window),
             "actor": self.actor.init(key_actor, inputs[:, : -self.encoder.actions]),
-            "critic": jax.vmap(lambda k: self.critic.init(k, inputs))(jax.random.split(key_critic, self.critics)),
+            "critic": jax.vmap(lambda k: self.critic.init(k, inputs))(jax.random.split(key_critic, self.num_critics)),
         }
 
     def states(self, observation: Array) -> Array:

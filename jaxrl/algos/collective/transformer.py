@@ -186,44 +186,51 @@ class TrajectoryTransformer(nn.Module):
     actions: int
     code: int = 6
     steps: int = 20
-    width: int = 32
-    hidden: int = 128
-    heads: int = 8
-    layers: int = 3
+    embedding_size: int = 32
+    feedforward_size: int = 128
+    num_heads: int = 8
+    num_layers: int = 3
     dropout: float = 0.1
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, window: Window, training: bool = False) -> tuple[Array, Window]:
         """Apply the network; `training` turns dropout on, with the stream "dropout"."""
-        times = self.param("times", nn.initializers.zeros, (self.steps, self.width), jnp.float32)
+        times = self.param("times", nn.initializers.zeros, (self.steps, self.embedding_size), jnp.float32)
 
         def tokens(name: str, rows: Array) -> Array:
-            embedded = _norm(f"{name}_norm")(_linear(self.width, rows.shape[-1], self.dtype, f"{name}_in")(rows))
+            embedded = _norm(f"{name}_norm")(
+                _linear(self.embedding_size, rows.shape[-1], self.dtype, f"{name}_in")(rows)
+            )
             return embedded + times[: len(rows)]
 
         kinds = [(name, tokens(name, getattr(window, name))) for name in ("state", "action", "reward")]
         drop = nn.Dropout(self.dropout, deterministic=not training)
-        first = self.param("code_token", nn.initializers.constant(-2.0), (1, self.width), jnp.float32)
+        first = self.param("code_token", nn.initializers.constant(-2.0), (1, self.embedding_size), jnp.float32)
         x = jnp.concatenate([drop(jnp.concatenate([rows for _, rows in kinds])), first])
-        for layer in range(self.layers):
-            x = _EncoderLayer(self.width, self.hidden, self.heads, self.dropout, self.dtype, name=f"layer{layer + 1}")(
-                x, training
-            )
+        for layer in range(self.num_layers):
+            x = _EncoderLayer(
+                self.embedding_size,
+                self.feedforward_size,
+                self.num_heads,
+                self.dropout,
+                self.dtype,
+                name=f"layer{layer + 1}",
+            )(x, training)
         sizes, outputs, begin = (self.states, self.actions, 1), [], 0
         for (name, rows), size in zip(kinds, sizes, strict=True):
-            outputs.append(_linear(size, self.width, self.dtype, f"{name}_out")(x[begin : begin + len(rows)]))
+            outputs.append(_linear(size, self.embedding_size, self.dtype, f"{name}_out")(x[begin : begin + len(rows)]))
             begin += len(rows)
-        code = _linear(self.code, self.width, self.dtype, "code_out")(x[-1])
+        code = _linear(self.code, self.embedding_size, self.dtype, "code_out")(x[-1])
         return code, Window(*outputs)
 
 
 class _EncoderLayer(nn.Module):
     """Attention, then dense layers, each added to its input and normalised (Vaswani et al. 2017, arXiv 1706.03762)."""
 
-    width: int
-    hidden: int
-    heads: int
+    embedding_size: int
+    feedforward_size: int
+    num_heads: int
     dropout: float
     dtype: Any
 
@@ -232,17 +239,23 @@ class _EncoderLayer(nn.Module):
         """float32[tokens, width] -> float32[tokens, width]."""
         drop = nn.Dropout(self.dropout, deterministic=not training)
         x = _norm("attention_norm")(x + drop(self._attention(x, drop)))
-        inner = nn.relu(_linear(self.hidden, self.width, self.dtype, "fc1")(x))
-        return _norm("dense_norm")(x + drop(_linear(self.width, self.hidden, self.dtype, "fc2")(drop(inner))))
+        inner = nn.relu(_linear(self.feedforward_size, self.embedding_size, self.dtype, "fc1")(x))
+        return _norm("dense_norm")(
+            x + drop(_linear(self.embedding_size, self.feedforward_size, self.dtype, "fc2")(drop(inner)))
+        )
 
     def _attention(self, x: Array, drop: Any) -> Array:
-        heads = (len(x), self.heads, self.width // self.heads)
-        mixed = nn.Dense(3 * self.width, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform(), name="qkv")(x)
+        heads = (len(x), self.num_heads, self.embedding_size // self.num_heads)
+        mixed = nn.Dense(
+            3 * self.embedding_size, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform(), name="qkv"
+        )(x)
         query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
         scores = jnp.einsum("ihd,jhd->hij", query, key).astype(jnp.float32) / heads[-1] ** 0.5
         shares = drop(nn.softmax(scores)).astype(self.dtype)
         seen = jnp.einsum("hij,jhd->ihd", shares, value).reshape(x.shape)
-        out = nn.Dense(self.width, dtype=self.dtype, kernel_init=torch_uniform(self.width), name="out")(seen)
+        out = nn.Dense(
+            self.embedding_size, dtype=self.dtype, kernel_init=torch_uniform(self.embedding_size), name="out"
+        )(seen)
         return out.astype(jnp.float32)
 
 

@@ -19,9 +19,22 @@ from jaxrl.nn import distributions
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-ADOPTED = ("tasks", "worker", "labelled")  # task names, worker settings, rows of files and of their longest episode
+ADOPTED = (
+    "tasks",
+    "worker",
+    "expert_datasets",
+)  # task names, worker settings, rows of files and of their longest episode
 # Settings that workers must share, so that their networks can be stacked and their labels are comparable.
-ALIKE = ("units", "depth", "critics", "layer_norm", "scale_observation", "log_std_min", "log_std_max", "gamma")
+ALIKE = (
+    "hidden_size",
+    "depth",
+    "num_critics",
+    "layer_norm",
+    "scale_observation",
+    "log_std_min",
+    "log_std_max",
+    "gamma",
+)
 
 
 # Compatibility checks
@@ -52,7 +65,7 @@ def adopt_workers(
             "let the environment set them, or add labelled sets"
         )
     adopted = json.dumps(dict(zip(ADOPTED, (tasks, worker, rows), strict=True)))
-    return settings | {"workers": ",".join(source.run for source in ordered), "adopted": adopted}
+    return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": adopted}
 
 
 def adopted_of(spec: EnvSpec, text: str) -> dict[str, Any]:
