@@ -15,7 +15,7 @@ from typing import Any
 from bench import env_throughput, systems, train_throughput
 from bench.harness import measure, plots
 from envs_jax import base as environments
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
@@ -42,15 +42,15 @@ def requests(
     """Return the requests of both benchmarks for one case. Raises UsageError."""
     system = systems.find(parsed.env)
     if system is None:
-        raise UsageError(f"nothing to compare {shown(parsed.env)} with: {closest(parsed.env, systems.SYSTEMS)}")
+        raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {closest(parsed.env, systems.SYSTEMS)}")
     preset = parsed.config or system.presets.get(name, system.preset)
     flags = ["--algo", system.algo, "--env", parsed.env, *(["--config", preset] if preset else [])]
-    devices = measure.whole(parsed.devices, "--devices", 0, measure.MOST)
+    devices = measure.parse_int(parsed.devices, "--devices", 0, measure.MOST)
     asked = command_line.parse(flags, "python -m bench.compare").config
     assert asked is not None
     config = configuration.changed(asked, {"devices": devices, **case})
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
-    num_envs = measure.several(sizes, "--num_envs", 1, measure.MOST)
+    num_envs = measure.parse_list(sizes, "--num_envs", 1, measure.MOST)
     count = 1 if parsed.quick else measure.rounds(parsed.rounds)
     flying = env_throughput.Request(
         env=parsed.env,
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.env not in systems.SYSTEMS:
         known = parsed.env in environments.registered()
         advice = "it has no entry in bench.systems" if known else closest(parsed.env, systems.SYSTEMS)
-        raise UsageError(f"nothing to compare {shown(parsed.env)} with: {advice}")
+        raise UsageError(f"nothing to compare {short_repr(parsed.env)} with: {advice}")
     system = systems.find(parsed.env)
     assert system is not None
     cases = {name: dict(case) for name, case in system.cases.items()}

@@ -18,15 +18,15 @@ import jax
 from bench import systems
 from bench.harness import measure, plots
 from envs_jax import base as environments
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import EnvironmentFlags
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import scripted_names
-from jaxrl.report import flights, rates
+from jaxrl.report import rates, rollout_timing
 from jaxrl.report.console import gibibytes
-from jaxrl.report.timing import Sampler, Timing, take_turns
+from jaxrl.report.timing import Sampler, Timing, measure_interleaved
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.data_parallel import largest_divisor
 
@@ -151,7 +151,7 @@ class Member:
 
     label: str
     env: BatchedEnvironment
-    of_one: flights.Bytes
+    of_one: rollout_timing.Bytes
     num_envs: list[int]
 
 
@@ -166,8 +166,10 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
         with usage_errors():
             env = batched(environments.make(request.env, **settings))
         if request.policy not in scripted_names(env):
-            raise UsageError(f"unknown policy {shown(request.policy)}: {closest(request.policy, scripted_names(env))}")
-        of_one = flights.sizes(env)
+            raise UsageError(
+                f"unknown policy {short_repr(request.policy)}: {closest(request.policy, scripted_names(env))}"
+            )
+        of_one = rollout_timing.sizes(env)
         for num_envs in request.num_envs:
             devices = largest_divisor(num_envs, request.devices)
             together = devices * _together(request, env, of_one, num_envs // devices, limit)
@@ -185,21 +187,23 @@ def _groups(request: Request, limit: int) -> tuple[dict[tuple[int, int], list[Me
     return groups, notes
 
 
-def _together(request: Request, env: BatchedEnvironment, of_one: flights.Bytes, num_envs: int, limit: int) -> int:
+def _together(
+    request: Request, env: BatchedEnvironment, of_one: rollout_timing.Bytes, num_envs: int, limit: int
+) -> int:
     """Return how many of a device's `num_envs` environments are stepped at a time, 0 if none."""
     cut = env.spec.fixed_horizon
     if not request.at_once:
-        return flights.together(of_one, num_envs, limit, cut)
+        return rollout_timing.together(of_one, num_envs, limit, cut)
     wanted = min(request.at_once, num_envs)
     if num_envs % wanted:
         raise UsageError(f"--at_once {wanted} does not divide --num_envs {num_envs}: choose a divisor")
     if wanted < num_envs and not cut:
         raise UsageError(f"episodes of '{request.env}' differ in length: --at_once cannot cut {num_envs} environments")
-    return flights.together(of_one, wanted, limit, cut=False)
+    return rollout_timing.together(of_one, wanted, limit, cut=False)
 
 
-def _too_large(of_one: flights.Bytes, num_envs: int, limit: int) -> str:
-    needed = num_envs * flights.COPIES * (of_one.state + of_one.timestep)
+def _too_large(of_one: rollout_timing.Bytes, num_envs: int, limit: int) -> str:
+    needed = num_envs * rollout_timing.COPIES * (of_one.state + of_one.timestep)
     return f"stepping them together needs {gibibytes(needed)}, and {gibibytes(limit)} may be used"
 
 
@@ -218,21 +222,24 @@ def _group(
 ) -> tuple[list[dict[str, Any]], dict[str, Timing]]:
     """Return rows of all variants with `together` environments at a time, the baseline measured in turns."""
     say(f"measuring {_named('', together)} at a time: compiling")
-    made = {member.label: flights.Flight(member.env, together, request.policy, devices=devices) for member in members}
+    made = {
+        member.label: rollout_timing.EnvTimer(member.env, together, request.policy, devices=devices)
+        for member in members
+    }
     seconds = max(sum(flight.compile_seconds.values()) for flight in made.values())
     say(f"measuring {_named('', together)} at a time: compiled in {seconds:.1f} s, flying")
     samplers = [s for label, flight in made.items() for s in flight.samplers(f"{label} ", request.least)]
-    timings = take_turns([*([baseline] if baseline else []), *samplers], request.rounds)
+    timings = measure_interleaved([*([baseline] if baseline else []), *samplers], request.rounds)
     rows = []
     for member in members:
-        own = {stage: timings[f"{member.label} {stage}"] for stage in (*flights.STAGES, "reset")}
+        own = {stage: timings[f"{member.label} {stage}"] for stage in (*rollout_timing.STAGES, "reset")}
         for number in member.num_envs:
             rows.append(_row(made[member.label], member, number, devices, own, timings, machine_rates))
     return rows, {name: timing for name, timing in timings.items() if name.startswith("baseline ")}
 
 
 def _row(
-    flight: flights.Flight,
+    flight: rollout_timing.EnvTimer,
     member: Member,
     num_envs: int,
     devices: int,
@@ -243,7 +250,7 @@ def _row(
     """Return one row of the table."""
     together, of_one, spec = flight.num_envs, member.of_one, member.env.spec
     stages: dict[str, Any] = {}
-    for stage in flights.STAGES:
+    for stage in rollout_timing.STAGES:
         entry = measure.rate(own[stage], together)
         entry["compile_seconds"] = flight.compile_seconds[stage]
         entry["temporary_bytes_per_env"] = flight.temporary[stage]
@@ -276,16 +283,16 @@ def variants(settings: dict[str, Any], vary: str | None) -> dict[str, dict[str, 
         return {"": settings}
     name, _, values = vary.partition("=")
     if not values:
-        raise UsageError(f"--vary must be NAME=A,B (one setting and its values), not {shown(vary)}")
+        raise UsageError(f"--vary must be NAME=A,B (one setting and its values), not {short_repr(vary)}")
     if name not in settings:
-        raise UsageError(f"--vary: there is no environment setting {shown(name)}: {closest(name, settings)}")
+        raise UsageError(f"--vary: there is no environment setting {short_repr(name)}: {closest(name, settings)}")
     kind = type(settings[name])
     if kind not in (int, float, str):
         raise UsageError(f"--vary {name}: only settings that are one number or word can be varied")
     try:
         return {f"{name} {word}": settings | {name: kind(word)} for word in values.split(",")}
     except ValueError:
-        raise UsageError(f"--vary {name}: {shown(values)} must be of type {kind.__name__}") from None
+        raise UsageError(f"--vary {name}: {short_repr(values)} must be of type {kind.__name__}") from None
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
@@ -322,13 +329,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
         env=env,
         variants=variants(settings.settings(vars(parsed)), parsed.vary),
         policy=parsed.policy or (system.policy if system else "random"),
-        num_envs=measure.several(sizes, "--num_envs", 1, measure.MOST),
-        at_once=measure.whole(parsed.at_once, "--at_once", 0, measure.MOST),
+        num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
+        at_once=measure.parse_int(parsed.at_once, "--at_once", 0, measure.MOST),
         limit=measure.gibibytes_of(parsed.memory_gb),
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
         least=1e-6 if parsed.quick else 0.2,
         baseline=not parsed.no_baseline,
-        devices=measure.whole(parsed.devices, "--devices", 0, measure.MOST),
+        devices=measure.parse_int(parsed.devices, "--devices", 0, measure.MOST),
     )
     return parsed, request
 

@@ -31,7 +31,7 @@ import envs_jax
 from bench.gpu import correct, score, thunks, tuning
 from bench.harness import measure
 from bench.train_throughput import measured_phase
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.batch import batched
 from jaxrl.algos.base import Phase, start
 from jaxrl.cli import flags as command_line
@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
     _flags(parser)
     asked = parser.parse_args(list(argv))
     names = _names(asked.programs)
-    numbers = measure.several(asked.gpus, "--gpus", 1, MOST)
+    numbers = measure.parse_list(asked.gpus, "--gpus", 1, MOST)
     with tempfile.TemporaryDirectory() as dump:
         _without_gpus(Path(dump))
         path = measure.output(asked.out, KIND)
@@ -336,7 +336,7 @@ def _names(text: str | None) -> Sequence[str]:
     names = tuple(SETS) if text is None else tuple(text.replace(",", " ").split())
     for name in names or ("",):
         if name not in SETS:
-            raise UsageError(f"--programs: there is no set of programs {shown(name)}: {closest(name, SETS)}")
+            raise UsageError(f"--programs: there is no set of programs {short_repr(name)}: {closest(name, SETS)}")
     return names
 
 

@@ -25,7 +25,7 @@ from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.report import rates
-from jaxrl.report.timing import Sampler, Timing, stopwatch, take_turns
+from jaxrl.report.timing import Sampler, Timing, measure_interleaved, stopwatch
 from jaxrl.rl import opponent_pool
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
@@ -391,7 +391,7 @@ def _group(
     if torch is not None:
         samplers += torch.samplers
     say(f"measuring {', '.join(f'{size.num_envs:,}' for size in sizes)} environments: in turns")
-    timings = take_turns(samplers, request.rounds)
+    timings = measure_interleaved(samplers, request.rounds)
     return [_row(size, collecting, learning, timings, torch, machine_rates) for size in sizes]
 
 
@@ -475,7 +475,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     return parsed, Request(
         config=request.config,
-        num_envs=measure.several(sizes, "--num_envs", 1, measure.MOST),
+        num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
         seconds=seconds,
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
         torch=parsed.torch,

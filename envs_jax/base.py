@@ -45,10 +45,12 @@ def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | 
     low, high = between or (-LARGEST, LARGEST)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(low <= number <= high for number in numbers):
-        raise ValueError(f"{name} must lie between {plain(low)} and {plain(high)}, not {shown(value)}")
+        raise ValueError(
+            f"{name} must lie between {format_bound(low)} and {format_bound(high)}, not {short_repr(value)}"
+        )
 
 
-def plain(number: float) -> str:
+def format_bound(number: float) -> str:
     """Format a bound: whole numbers with commas, others in six digits."""
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
@@ -60,7 +62,7 @@ def check_settings(instance: Any) -> None:
             check_bounds(field.name, getattr(instance, field.name), field.metadata["between"])
 
 
-def shown(value: Any, most: int = 80) -> str:
+def short_repr(value: Any, most: int = 80) -> str:
     """Return the `repr` of a user's value for error messages, cut to `most` characters."""
     try:
         text = repr(value)
@@ -272,14 +274,14 @@ class Environment:
         """
         return ()
 
-    def shared(self, state: Any) -> Any:
+    def comparable_state(self, state: Any) -> Any:
         """Return the part of a state, with or without a batch axis, that is common to all variants.
 
         Integers must be equal; real numbers may differ by rounding.
         """
         return state
 
-    def portable(self) -> "Environment":
+    def for_any_device(self) -> "Environment":
         """Return the environment for policies trained in this one, with settings that work on any machine."""
         return self
 
@@ -330,24 +332,30 @@ def load(path: str, what: str) -> type:
     """Import "module:Class". Raises ValueError where it does not exist."""
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ValueError(f"{what} {shown(path)} is no class: name one as module:Class, such as my_games:Corridor")
+        raise ValueError(f"{what} {short_repr(path)} is no class: name one as module:Class, such as my_games:Corridor")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
             raise  # the module exists, one of its imports does not
-        raise ValueError(f"{what} {shown(path)}: there is no module {shown(module)} on the Python path") from None
+        raise ValueError(
+            f"{what} {short_repr(path)}: there is no module {short_repr(module)} on the Python path"
+        ) from None
     except AttributeError:
-        raise ValueError(f"{what} {shown(path)}: module {shown(module)} has no {shown(attribute)}") from None
+        raise ValueError(
+            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}"
+        ) from None
 
 
 def find(name: str) -> type[Environment]:
     """Return the environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
-        raise ValueError(f"unknown environment {shown(name)}: {closest(name, _REGISTRY)}")
+        raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Environment)):
-        raise ValueError(f"environment {shown(name)} must be a frozen dataclass that subclasses envs_jax.Environment")
+        raise ValueError(
+            f"environment {short_repr(name)} must be a frozen dataclass that subclasses envs_jax.Environment"
+        )
     return cls
 
 
@@ -361,7 +369,7 @@ def make(name: str, **settings: Any) -> Environment:
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key in settings:
         if key not in fields:
-            raise ValueError(f"environment '{name}' has no setting {shown(key)}: {closest(key, fields)}")
+            raise ValueError(f"environment '{name}' has no setting {short_repr(key)}: {closest(key, fields)}")
     env = cls(**settings)
     check_settings(env)
     return env

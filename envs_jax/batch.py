@@ -67,7 +67,7 @@ class BatchedEnvironment:
         state, timestep = jax.vmap(self.env.reset, in_axes=(0, None))(episode_keys, context)
         return BatchState(env=state, key=keys, episode=episode), timestep
 
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         """Step every copy without auto-reset; action [B, A, ...]."""
         env, timestep = jax.vmap(self.env.step, in_axes=(0, 0, None))(state.env, action, context)
         return dataclasses.replace(state, env=env), timestep
@@ -81,7 +81,7 @@ class BatchedEnvironment:
         def restart(state: BatchState) -> tuple[BatchState, TimeStep]:
             return self._start(state.key, state.episode + jnp.uint32(1), context)
 
-        played = jax.jit(self.play, inline=True)  # traced once for both branches
+        played = jax.jit(self.step_without_reset, inline=True)  # traced once for both branches
 
         def play(state: BatchState) -> tuple[BatchState, TimeStep]:
             return played(state, action, context)
@@ -120,7 +120,7 @@ class BatchLast(BatchedEnvironment):
         state, timestep = self.env.reset(jax.vmap(jax.random.fold_in)(keys, episode), context)
         return BatchState(env=batch_first(state), key=keys, episode=episode), batch_first(timestep)
 
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env, timestep = self.env.step(batch_last(state.env), batch_last(action), context)
         return dataclasses.replace(state, env=batch_first(env)), batch_first(timestep)
 
@@ -164,7 +164,7 @@ def update_statistics(spec: EnvSpec, statistics: EpisodeStatistics, timestep: Ti
     return where(timestep.first, start_statistics(timestep), continued)
 
 
-def finished(statistics: EpisodeStatistics, timestep: TimeStep) -> dict[str, Array]:
+def finished_episodes(statistics: EpisodeStatistics, timestep: TimeStep) -> dict[str, Array]:
     """Return sums over the episodes that ended at this time step [B]: {"episodes": count, name: sum of values}.
 
     "return" is the mean over agents of the undiscounted return.

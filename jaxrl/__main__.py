@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import envs_jax
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl import algos
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.presets import presets
@@ -15,7 +15,7 @@ COMMANDS = {
     "evaluate": "held-out episodes of a run beside scripted policies",
     "render": "pictures and films of episodes",
     "export": "a policy that leaves: weights and an agent for the Jidi competition",
-    "collect": "a labelled set for the collective",
+    "collect": "an expert dataset for the collective",
     "doctor": "what this machine can do, and whether a run fits",
 }
 
@@ -24,7 +24,9 @@ COMMANDS = {
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     if argv:
-        raise UsageError(f"unexpected word {shown(argv[0])}: this command takes none; see python -m jaxrl.train --help")
+        raise UsageError(
+            f"unexpected word {short_repr(argv[0])}: this command takes none; see python -m jaxrl.train --help"
+        )
     for name, text in COMMANDS.items():
         print(f"python -m jaxrl.{name:10} {text}")
     print(f"presets (--config)     {', '.join(presets())}")

@@ -330,7 +330,7 @@ class Trials:
             subprocess.run(["umount", str(disk)], check=False)
         return self.run("full")
 
-    def moved(self) -> Path:
+    def with_env_settings(self) -> Path:
         """On one device, then two, then one."""
         for share, devices in ((0.3, 1), (0.6, 2)):
             process = self.at("moved", share, "--devices", str(devices))
@@ -382,7 +382,7 @@ def main() -> int:
             "kills": [("killed", lambda: trials.killed(arguments.kills))],
             "stops": [("stopped", trials.stopped)],
             "disk": [("limited", trials.limited), ("full", trials.full)],
-            "devices": [("moved", trials.moved)],
+            "devices": [("moved", trials.with_env_settings)],
             "damage": [("damaged", trials.damaged)],
         }
         runs = {"undisturbed": trials.undisturbed}

@@ -50,7 +50,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "bicnet": DDPG | {"hidden_size": 5, "max_grad_norm": 0.1, "adam_epsilon": 1e-4},
     "sac": SAC,
-    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_update_period": 2, "target_update_period": 3, "adam_epsilon": 1e-2},
+    "sac tasks": SAC | {"n_step": 3, "layer_norm": True, "actor_update_period": 2, "target_update_period": 3,
+    "adam_epsilon": 1e-2},
 }  # fmt: skip
 UPDATES = {"coma": 2, "ddpg": 3, "bicnet": 2, "sac": 3}  # "sac tasks" has four
 

@@ -28,13 +28,17 @@ from jaxrl.runtime.memory_plan import TooLargeError
 ROOT = Path(__file__).parents[1]
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 64"
 DDPG = "--algo ddpg --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
-SAC = "--algo sac --env helpers.tiny:PointMass --hidden_size 8 --num_envs 8 --devices 1 --total_env_steps 64 --memory_gb 8"
+SAC = (
+    "--algo sac --env helpers.tiny:PointMass --hidden_size 8 --num_envs 8 --devices 1 --total_env_steps 64 "
+    "--memory_gb 8"
+)
 COMA = "--algo coma --q 5 --num_agents 2 --budget 3 --hidden_size 4 --num_envs 8 --devices 1 --total_episodes 16"
 
 # What is wrong: (arguments, a part of the sentence). {run} is a finished run of TINY, {here} a folder with files.
 USAGE = {
     "unknown flag": (f"{TINY} --num_env 8", "unknown flag '--num_env': did you mean '--num_envs'?"),
-    "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not of what"),
+    "a flag of another algorithm": (f"{TINY} --teacher_weight 3", "'--teacher_weight' is a setting of student, not "
+    "of what"),
     "a setting without a flag": ("--algo collective --resolved_inputs 3", "unknown flag '--resolved_inputs'"),
     "unknown preset": ("--config coma_qick", "there is no configuration 'coma_qick': did you mean 'coma_quick'?"),
     "unknown algorithm": ("--algo comma", "unknown algorithm 'comma': did you mean 'coma'?"),
@@ -90,7 +94,8 @@ USAGE = {
         f"{DDPG} --observation obs35 --beans 4", "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4"
     ),
     "an unknown observation": (f"{DDPG} --observation obs36", "unknown observation 'obs36': did you mean 'obs35'?"),
-    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0", "2,000 exceeds the 8"),
+    "a batch larger than the replay": (f"{DDPG} --batch_size 2000 --buffer_size 800 --learning_starts 0",
+    "2,000 exceeds the 8"),
     "a replay beyond all numbers": (f"{DDPG} --buffer_size 1{'0' * 12}", "are the most: lower buffer_size"),
     "masks that are not there": (f"{DDPG} --masks false", "give --masking false"),
     "masks of another kind": ("--algo ddpg --env coverage --masking true", "give --masking false"),

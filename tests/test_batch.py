@@ -12,7 +12,7 @@ from jax.extend.core import jaxprs_in_params
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import pytree
-from envs_jax.batch import BatchedEnvironment, batched, finished, start_statistics, update_statistics, where
+from envs_jax.batch import BatchedEnvironment, batched, finished_episodes, start_statistics, update_statistics, where
 
 COPIES, STEPS = 6, 30
 
@@ -182,7 +182,7 @@ def test_lock_step_ends_every_third_step(lock_step: Flight) -> None:
 
 def test_play_does_not_restart(mixed: Flight) -> None:
     t = int(np.flatnonzero(mixed.done.any(1))[0])
-    state, timestep = mixed.batch.play(mixed.states[t], mixed.actions[t], ())
+    state, timestep = mixed.batch.step_without_reset(mixed.states[t], mixed.actions[t], ())
     assert not np.any(timestep.first)
     assert_equal(state.episode, mixed.states[t].episode)
 
@@ -290,7 +290,7 @@ def test_statistics_equal_a_plain_loop(stream: tuple[EnvSpec, list[TimeStep]]) -
     reductions = {"last": lambda x: x[-1], "sum": sum, "max": max, "any": lambda x: float(any(x))}
     statistics = start_statistics(timesteps[0])
     update = jax.jit(lambda statistics, timestep: update_statistics(spec, statistics, timestep))
-    sums = jax.jit(finished)
+    sums = jax.jit(finished_episodes)
     episodes: list[list[TimeStep]] = [[row(timesteps[0], copy)] for copy in range(3)]
     seen = 0
     for timestep in timesteps[1:]:

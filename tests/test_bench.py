@@ -20,7 +20,7 @@ from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import networks
-from jaxrl.report import flights, rates
+from jaxrl.report import rates, rollout_timing
 from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan
 
@@ -106,22 +106,22 @@ def test_rates_and_roofline():
 
 
 def test_bytes_of_a_step():
-    of_one = flights.Bytes(state=100, timestep=10, view=5)
-    assert [of_one.needed(stage) for stage in flights.STAGES] == [200, 215, 215]
-    found = flights.sizes(batched(Corridor(num_agents=2)))
+    of_one = rollout_timing.Bytes(state=100, timestep=10, view=5)
+    assert [of_one.needed(stage) for stage in rollout_timing.STAGES] == [200, 215, 215]
+    found = rollout_timing.sizes(batched(Corridor(num_agents=2)))
     assert found.view == 2 * (5 + 10 + 2) * 4  # float32 views of both agents
     assert found.state == 2 * 4 + 4 + 8 + 8 + 4  # positions, time, key; key and number of the episode
 
 
 def test_how_many_are_stepped_together():
-    of_one = flights.Bytes(state=900, timestep=100, view=0)
-    each = flights.COPIES * 1000
-    assert flights.together(of_one, 4096, each * 10**6, cut=True) == memory_plan.CPU_FLIGHT
-    assert flights.together(of_one, 90, each * 10**6, cut=True) == 45
-    assert flights.together(of_one, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
-    assert flights.together(of_one, 4096, each - 1, cut=True) == 0
-    assert flights.together(of_one, 4096, each * 4096, cut=False) == 4096
-    assert flights.together(of_one, 4096, each * 4095, cut=False) == 0
+    of_one = rollout_timing.Bytes(state=900, timestep=100, view=0)
+    each = rollout_timing.COPIES * 1000
+    assert rollout_timing.together(of_one, 4096, each * 10**6, cut=True) == memory_plan.CPU_ROLLOUT
+    assert rollout_timing.together(of_one, 90, each * 10**6, cut=True) == 45
+    assert rollout_timing.together(of_one, 4096, int(each * 10 / memory_plan.SHARE) + each, cut=True) == 8
+    assert rollout_timing.together(of_one, 4096, each - 1, cut=True) == 0
+    assert rollout_timing.together(of_one, 4096, each * 4096, cut=False) == 4096
+    assert rollout_timing.together(of_one, 4096, each * 4095, cut=False) == 0
 
 
 class Clock:
@@ -255,7 +255,7 @@ def test_environment_throughput(entry, devices, sizes):
         row["together"] == 4
         and row["devices"] == devices
         and row["steps"] == 10
-        and set(row["stages"]) == set(flights.STAGES)
+        and set(row["stages"]) == set(rollout_timing.STAGES)
     )
     for stage in row["stages"].values():
         assert len(stage["samples"]) == 2 and stage["rate"] == 4 / stage["median"]
@@ -269,17 +269,17 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
     env = make("coverage", q=2, budget=1, num_agents=1)
     made = []
 
-    class Fake(flights.Flight):
+    class Fake(rollout_timing.EnvTimer):
         def __init__(self, env, num_envs, policy, devices):
             made.append((num_envs, devices))
-            self.env, self.num_envs, self.stages, self.steps = env, num_envs, flights.STAGES, 2
-            self.compile_seconds = dict.fromkeys((*flights.STAGES, "reset"), 1.0)
-            self.temporary = dict.fromkeys(flights.STAGES, 0.0)
+            self.env, self.num_envs, self.stages, self.steps = env, num_envs, rollout_timing.STAGES, 2
+            self.compile_seconds = dict.fromkeys((*rollout_timing.STAGES, "reset"), 1.0)
+            self.temporary = dict.fromkeys(rollout_timing.STAGES, 0.0)
 
         def samplers(self, prefix="", least=0.1):
-            return [lambda: {f"{prefix}{name}": 2.0 for name in (*flights.STAGES, "reset")}]
+            return [lambda: {f"{prefix}{name}": 2.0 for name in (*rollout_timing.STAGES, "reset")}]
 
-    monkeypatch.setattr(flights, "Flight", Fake)
+    monkeypatch.setattr(rollout_timing, "EnvTimer", Fake)
     settings = dataclasses.asdict(env)
     request = env_throughput.Request("coverage", {"": settings}, "random", (1, 64, 1024, 4096), baseline=False)
     found = env_throughput.run(request, RATES, silent)
@@ -299,11 +299,11 @@ def test_sizes_flown_in_parts_are_measured_once(monkeypatch):
 
 def test_the_stages_play_the_same_episodes():
     env = batched(Corridor(num_agents=2, length=3))
-    alone = flights.Flight(env, 6, seed=3, stages=())
-    flight = flights.Flight(env, 6, seed=3, devices=2)
+    alone = rollout_timing.EnvTimer(env, 6, seed=3, stages=())
+    flight = rollout_timing.EnvTimer(env, 6, seed=3, devices=2)
     assert np.array_equal(alone._tape, flight._tape) and len(flight._tape.sharding.device_set) == 2
     ends = {}
-    for stage in flights.STAGES:
+    for stage in rollout_timing.STAGES:
         program = flight._programs[stage]
         state, timestep, _ = program(*flight._reset(flight._keys), flight._tape, flight._keys)
         ends[stage] = state.env.position

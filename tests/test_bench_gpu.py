@@ -19,7 +19,7 @@ import pytest
 from bench import train_throughput
 from bench.gpu import __main__ as command
 from bench.gpu import correct, job, peers, results, score, watch
-from bench.gpu.hidden_size import PARTS, UNITS, Unit
+from bench.gpu.units import PARTS, UNITS, Unit
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner, records
 from bench.parity.comparison import Comparison, Figure

@@ -22,7 +22,7 @@ from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
 from envs_jax.testing import check_env
 from jaxrl import algos
-from jaxrl.algos.base import AlgoState, Source, Trajectory, start
+from jaxrl.algos.base import AlgoState, Trajectory, UpstreamRun, start
 from jaxrl.algos.collective import algorithm, dataset, losses, transformer
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.stages import fit
@@ -30,7 +30,7 @@ from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
-from jaxrl.rl.replay import GOES_ON, TERMINATED, Replay
+from jaxrl.rl.replay import CONTINUES, TERMINATED, Replay
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
@@ -38,7 +38,7 @@ from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import read_run
 from jaxrl.runtime.data_parallel import DataParallel
-from jaxrl.runtime.expert_dataset import LabelledSet
+from jaxrl.runtime.expert_dataset import ExpertDataset
 
 CORNERS = {"near": 0, "far": 1, "nearer": 2}
 
@@ -76,9 +76,10 @@ class Corners(PointMass):
 
 TINY = {
     "random_steps": 16, "learner_steps": 16, "worker_steps": 16, "update_interval": 3, "initial_updates": 4,
-    "transformer_updates": 4, "transformer_batch": 8, "context_length": 4, "embedding_size": 8, "feedforward_size": 8, "num_heads": 2, "num_layers": 1,
+    "transformer_updates": 4, "transformer_batch": 8, "context_length": 4, "embedding_size": 8, "feedforward_size": 8,
+    "num_heads": 2, "num_layers": 1,
     "actor_updates": 4, "critic_updates": 4, "batch_size": 8, "hidden_size": 8, "updates_per_call": 2, "dropout": 0.0,
-    "resolved_inputs": '{"worker": {"units": 8, "gamma": 0.5}}', "state_entries": (1, 0),
+    "resolved_inputs": '{"worker": {"hidden_size": 8, "gamma": 0.5}}', "state_entries": (1, 0),
 }  # fmt: skip
 NET = TrajectoryTransformer(3, 2, 6, 4, 8, 8, 2, 2, 0.0)
 
@@ -120,16 +121,16 @@ def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
     after = (shard, row + 1, env)
     return {
         "task_names": tasks,
-        "task": host.seen["task"][shard, row, env],
-        "step": host.answer["step"][shard, row, env],
-        "observation": host.seen["observation"][shard, row, env],
-        "action": host.answer["action"][shard, row, env],
+        "task": host.observation["task"][shard, row, env],
+        "step": host.action["step"][shard, row, env],
+        "observation": host.observation["observation"][shard, row, env],
+        "action": host.action["action"][shard, row, env],
         "reward": host.reward[after][:, 0],
-        "next_observation": host.seen["observation"][after],
+        "next_observation": host.observation["observation"][after],
         "terminated": host.end[after] == TERMINATED,
-        "mu": host.answer["mu"][shard, row, env],
-        "log_std": host.answer["log_std"][shard, row, env],
-        "value": host.answer["value"][shard, row, env],
+        "mu": host.action["mu"][shard, row, env],
+        "log_std": host.action["log_std"][shard, row, env],
+        "value": host.action["value"][shard, row, env],
     }
 
 
@@ -206,7 +207,7 @@ def test_contrast_by_hand() -> None:
 
     def loss(tasks: list[int], weight: list[float], rows: slice = slice(None)) -> float:
         one, two = (
-            transformer.Views(code.astype(np.float32), np.array(tasks, np.int32), np.array(weight, np.float32))
+            transformer.CodeBatch(code.astype(np.float32), np.array(tasks, np.int32), np.array(weight, np.float32))
             for code in (first, second)
         )
         return float(contrast(jax.tree.map(lambda x: x[rows], one), two, np.int32(rows.start or 0)))
@@ -359,12 +360,12 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring, worker = jax.tree.map(np.asarray, state.split), algo.experts.worker
     for task in (0, 1):
-        chosen = (ring.seen["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
+        chosen = (ring.observation["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
-        mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.seen["observation"][chosen][:, None]))
-        np.testing.assert_allclose(ring.answer["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
-        np.testing.assert_allclose(ring.answer["log_std"][chosen], log_std[:, 0], rtol=1e-4)
-    assert {0, 1} == set(ring.seen["task"].ravel().tolist())
+        mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.observation["observation"][chosen][:, None]))
+        np.testing.assert_allclose(ring.action["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
+        np.testing.assert_allclose(ring.action["log_std"][chosen], log_std[:, 0], rtol=1e-4)
+    assert {0, 1} == set(ring.observation["task"].ravel().tolist())
 
 
 @pytest.mark.long
@@ -399,8 +400,8 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     window = dataset.windows(state.split, index, algo.networks.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
-    np.testing.assert_allclose(state.split.answer["code"][:, :-1], codes, atol=1e-4)
-    before = studied["states"]["transformer"][0].split.answer["code"]
+    np.testing.assert_allclose(state.split.action["code"][:, :-1], codes, atol=1e-4)
+    before = studied["states"]["transformer"][0].split.action["code"]
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
 
 
@@ -408,24 +409,24 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
 def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring = jax.tree.map(np.asarray, state.split)
-    begins = ring.answer["step"][:, :-1] == 0
+    begins = ring.action["step"][:, :-1] == 0
     assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
-    assert (ring.end[:, 8] != GOES_ON).all()
+    assert (ring.end[:, 8] != CONTINUES).all()
     for env in range(4):
-        held_out = ring.answer["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
+        held_out = ring.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
         wanted = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
     found = recorded(state.split, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
     went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
     np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
-    assert found["value"][4] == ring.answer["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
+    assert found["value"][4] == ring.action["value"][0, 4, 0] and found["reward"][4] == ring.reward[0, 5, 0, 0]
 
 
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = LabelledSet(environment="corners", **recorded(state.split, algo.tasks))
+    made = ExpertDataset(environment="corners", **recorded(state.split, algo.tasks))
     expert_dataset.write(tmp_path / "set.npz", made)
     found = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
@@ -442,14 +443,14 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
     algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
-    ring = begun(algo, {"expert_datasets": algo.arrange(own)}).split
+    ring = begun(algo, {"expert_datasets": algo.to_dataset(own)}).split
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
     for name in ("step", "observation", "action", "reward", "next_observation", "terminated", "mu", "log_std", "value"):
         np.testing.assert_array_equal(found[name][order], own[name][wanted], err_msg=name)
     np.testing.assert_array_equal(found["task"][order], 2 - own["task"][wanted])  # push is 0 there and 2 here
-    held_out = np.asarray(ring.answer["held_out"]) & np.asarray(usable(ring))
+    held_out = np.asarray(ring.action["held_out"]) & np.asarray(usable(ring))
     assert held_out.sum() == 2 + 3  # the first of five episodes of each task
 
 
@@ -460,7 +461,7 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
         DataParallel(4, 2),
         **TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"},
     )
-    state = begun(algo, {"expert_datasets": algo.arrange(vars(made()))})
+    state = begun(algo, {"expert_datasets": algo.to_dataset(vars(made()))})
     _, actor, _ = algo.stages
     given = actor, algo.layout, algo.networks
     compiled = jax.jit(lambda p: fit(*given, p, state.split, algo._coded(p), jax.random.key(1), 2))
@@ -474,7 +475,8 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
 
 
 LABELLED = {
-    "expert_datasets": "a.npz", "resolved_inputs": json.dumps({"tasks": ["push", "pull"], "expert_datasets": [len(made()) + 10, 5]})
+    "expert_datasets": "a.npz", "resolved_inputs": json.dumps({"tasks": ["push", "pull"],
+    "expert_datasets": [len(made()) + 10, 5]})
 }  # fmt: skip
 
 
@@ -488,7 +490,7 @@ LABELLED = {
 def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
     """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""
     one, eight = (make_trainer(Collective, Corners(), 8, devices, True, **TINY | settings) for devices in (1, 8))
-    inputs = {"expert_datasets": one.algo.arrange(vars(made()))} if "expert_datasets" in settings else None
+    inputs = {"expert_datasets": one.algo.to_dataset(vars(made()))} if "expert_datasets" in settings else None
     state = one.init(jax.random.key(0), inputs)
     with Checkpoints(tmp_path) as checkpoints:
         for number, phase in enumerate(one.algo.phases, 1):
@@ -535,7 +537,7 @@ def test_value_labels_are_of_the_step_itself() -> None:
     extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
     trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
     ring = jax.jit(algo.experts.store)(workers, state.split, trajectory, row(7.0, True), jax.random.key(2))
-    value = np.asarray(ring.answer["value"])[0]
+    value = np.asarray(ring.action["value"])[0]
     np.testing.assert_allclose(value[0], 1 + 0.5 * 3, rtol=1e-5)
     np.testing.assert_allclose(value[1], [7 + 0.5 * 3, 7], rtol=1e-5)
 
@@ -545,7 +547,7 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     policy, state = algo.weights(begin), np.ones((3, 2), np.float32)
     window = Window(*(np.full((3, *shape), one, np.float32) for shape, one in (((4, 2), 1), ((3, 2), 0), ((3, 1), 0))))
     code = jax.jit(algo.networks.codes)(policy["encoder"], window)
-    gaussian, answer = jax.jit(algo.networks.gaussian), jax.jit(algo.networks.answer, static_argnums=2)
+    gaussian, answer = jax.jit(algo.networks.gaussian), jax.jit(algo.networks.action_distribution, static_argnums=2)
     answers = [answer(policy, window, zero) for zero in (False, True)]
     for own, found in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
         wanted = gaussian(policy["actor"], own, state)
@@ -584,7 +586,10 @@ def test_the_task_is_learned_from_the_window() -> None:
 
 # ---------------------------------------------------------------- runs of workers
 
-WORKER = "--algo sac --env test_collective:Corners --num_envs 4 --hidden_size 8 --batch_size 8 --total_env_steps 32 --devices 1"
+WORKER = (
+    "--algo sac --env test_collective:Corners --num_envs 4 --hidden_size 8 --batch_size 8 --total_env_steps 32 "
+    "--devices 1"
+)
 FLAGS = {name: value for name, value in TINY.items() if name not in ("resolved_inputs", "state_entries")}
 STUDY = "--algo collective --config {here}/tiny.yaml --devices 1"
 
@@ -682,7 +687,10 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     assert train.main([*argv, "--max_seconds", "0.001"]) == 0
     run = (here / "latest").read_text().strip()
     (here / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
-    sizes = "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
+    sizes = (
+        "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 "
+        "--teacher_until_step 24 --devices 1"
+    )
     argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
     capsys.readouterr()
     assert train.main([*argv, "--teacher", run]) == 1
@@ -694,7 +702,10 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
 def test_a_student_of_a_run(
     workers: dict[str, str], collective_run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 --teacher_until_step 24 --devices 1"
+    sizes = (
+        "--num_envs 4 --hidden_size 8 --batch_size 8 --random_steps 0 --teacher_constant_steps 8 "
+        "--teacher_until_step 24 --devices 1"
+    )
     (tmp_path / "student.yaml").write_text("algo: student\nenv: test_collective:Corners\n")
     argv = ["--config", str(tmp_path / "student.yaml"), *sizes.split(), "--runs", str(tmp_path)]
     argv += ["--total_env_steps", "64"]
@@ -709,7 +720,7 @@ def test_a_student_of_a_run(
     state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
         assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
-    rho = np.asarray(state.split.answer["rho"])[:, :16]
+    rho = np.asarray(state.split.action["rho"])[:, :16]
     assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
     assert jaxrl.cli.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
 
@@ -729,7 +740,7 @@ def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2
-    assert "observations of the labelled sets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
+    assert "observations of the expert datasets have 3 numbers, those of 'corners' 4" in capsys.readouterr().err
     broken = dataclasses.asdict(made()) | {"version": 1}
     np.savez(here / "set.npz", **{name: value for name, value in broken.items() if name != "mu"})
     assert train.main(argv) == 1
@@ -743,7 +754,7 @@ WRONG = {
     "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
     "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker knows one"),
     "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: make it the same"),
-    "another network": ("{wide},{far}", "{wide} was trained with units 16, {far} with 8: take workers that are alike"),
+    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: take workers that are alike"),
     "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they are (3,)"),
 }  # fmt: skip
 
@@ -772,10 +783,10 @@ def test_workers_of_another_algorithm_or_environment() -> None:
     spec, layout = Corners().spec, DataParallel(4)
     algo = Collective(spec, layout, **TINY)
     with pytest.raises(ValueError, match="a was trained with collective: workers are runs of sac"):
-        Collective.adopt(spec, {}, {"workers": (Source("a", algo, {}),)}, {})
+        Collective.resolve_inputs(spec, {}, {"workers": (UpstreamRun("a", algo, {}),)}, {})
     sac = Sac(dataclasses.replace(spec, name="room"), layout, batch_size=8, buffer_size=100)
     with pytest.raises(ValueError, match="a was trained on 'room', not on 'corners'"):
-        Collective.adopt(spec, {}, {"workers": (Source("a", sac, {}),)}, {})
+        Collective.resolve_inputs(spec, {}, {"workers": (UpstreamRun("a", sac, {}),)}, {})
 
 
 # ---------------------------------------------------------------- settings
@@ -792,9 +803,13 @@ def test_names_and_the_environment_of_these_tests() -> None:
         ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
         ({}, {"state_entries": (1, 1)}, "name an entry twice: name each one once"),
-        ({}, {"resolved_inputs": "[]"}, "adopted is written by the run itself: leave it out"),
-        ({}, {"resolved_inputs": "{"}, "adopted is written by the run itself: leave it out"),
-        ({}, {"resolved_inputs": '{"worker": {}, "foo": 1}'}, "adopted is written by the run itself: leave it out"),
+        ({}, {"resolved_inputs": "[]"}, "resolved_inputs is written by the run itself: leave it out"),
+        ({}, {"resolved_inputs": "{"}, "resolved_inputs is written by the run itself: leave it out"),
+        (
+            {},
+            {"resolved_inputs": '{"worker": {}, "foo": 1}'},
+            "resolved_inputs is written by the run itself: leave it out",
+        ),
         ({}, {"random_steps": 0}, "random_steps must lie between 1 and 1e+09, not 0"),
         ({}, {"worker_steps": -1}, "worker_steps must lie between 0 and 1e+09, not -1"),
         ({}, {"actor_lr": 0.0}, "actor_lr must lie between 1e-12 and 10, not 0.0"),

@@ -11,7 +11,7 @@ from helpers.tiny import Corridor, TinyQ
 
 from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
-from envs_jax.base import setting, shown
+from envs_jax.base import setting, short_repr
 from jaxrl.algos import find as find_algo
 from jaxrl.cli import presets, train
 from jaxrl.cli.flags import parse
@@ -294,9 +294,9 @@ def test_yaml_without_a_value(line: str, wanted: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["x" * 5000, 10**4000, ["x"] * 5000, {"k": "v" * 5000}, "\n\x1b[2J" * 100])
 def test_values_are_shortened(value: Any) -> None:
-    found = shown(value)
+    found = short_repr(value)
     assert len(found) <= 80 and found.isprintable()
-    assert shown(value, 20)[:15] == repr(value)[:15]
+    assert short_repr(value, 20)[:15] == repr(value)[:15]
 
 
 def test_every_setting_has_a_sentence() -> None:

@@ -14,7 +14,7 @@ from envs_jax.batch import batched
 from envs_jax.coverage import belief, communication, observation, sensor, terrain, world
 from envs_jax.coverage.maps import dense, fixed_point
 from envs_jax.coverage.maps import windows as windows_backend
-from envs_jax.coverage.maps.types import Survey
+from envs_jax.coverage.maps.types import Measurements
 
 
 def number(pair):
@@ -214,7 +214,7 @@ def test_readings_resized_as_on_accelerators_are_those_on_cpus(monkeypatch):
     def measured(key):
         state = env._draw_mission(key)
         received, source = env._draw(state, state.positions)
-        return dense.measured(env.mapper, Survey(state.terrain, state.positions, received, source))
+        return dense.measured(env.mapper, Measurements(state.terrain, state.positions, received, source))
 
     keys = jax.random.split(jax.random.key(0), 8)
     on_cpus = jax.jit(jax.vmap(measured))(keys)

@@ -9,7 +9,7 @@ from envs_jax.batch import batched
 from envs_jax.coverage import maps, sensor, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps import dense, fixed_point, pallas
-from envs_jax.coverage.maps.types import Mapper, Survey, empty
+from envs_jax.coverage.maps.types import Mapper, Measurements, empty
 
 UPDATES = 3
 
@@ -28,7 +28,7 @@ def surveys(mapper, copies, families, recorded):
             source = rng.random((copies, agents, n, n)) < 0.4
         else:
             source = sensor.Noise(rng.integers(0, 2**32, (copies, (agents + 1) // 2, 2), np.uint32))
-        return Survey(ground, positions, received, source)
+        return Measurements(ground, positions, received, source)
 
     return [survey() for _ in range(UPDATES)]
 

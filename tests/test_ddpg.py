@@ -23,7 +23,7 @@ from jaxrl import algos
 from jaxrl.algos import ddpg, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
-from jaxrl.rl.replay import GOES_ON, TERMINATED
+from jaxrl.rl.replay import CONTINUES, TERMINATED
 from jaxrl.runtime.data_parallel import DataParallel
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
@@ -101,10 +101,10 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     update = jax.jit(lambda params, sample: algo.update(algo.pack(params), sample))
     for number, batch in enumerate(batches(5, 64), 1):
         expected = reference.update(batch)
-        end = np.where(batch["done"] > 0, TERMINATED, GOES_ON).astype(np.uint8)
+        end = np.where(batch["done"] > 0, TERMINATED, CONTINUES).astype(np.uint8)
         sample = {
             "observation": batch["observation"].astype(np.int16), "next_observation": batch["next"].astype(np.int16),
-            "answer": batch["vector"], "reward": batch["reward"][:, None], "end": end[:, None],
+            "action": batch["vector"], "reward": batch["reward"][:, None], "end": end[:, None],
             "weight": np.ones(64, np.float32),
         }  # fmt: skip
         packed, metrics, _ = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
@@ -243,7 +243,7 @@ def test_targets_and_losses_by_hand() -> None:
     weight = np.array([1.0, 0.5, 0.0, 1.0, 1.0], np.float32)
     sample = {
         "observation": boards[0], "next_observation": boards[1], "mask": mask[0], "next_mask": mask[1],
-        "reward": reward, "end": end, "answer": action, "weight": weight,
+        "reward": reward, "end": end, "action": action, "weight": weight,
     }  # fmt: skip
     sample = jax.tree.map(jnp.asarray, sample)
 
@@ -369,7 +369,9 @@ def test_capacity_in_steps_and_in_bytes() -> None:
     by_bytes = Ddpg(SNAKES, DataParallel(4), buffer_gb=0.001)
     assert by_bytes.rows == 1_000_000 // (4 * row)
     ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).split
-    stored = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.seen, ring.answer, ring.reward, ring.end)))
+    stored = sum(
+        x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.observation, ring.action, ring.reward, ring.end))
+    )
     assert 0.99e6 < stored <= 1e6
 
 
@@ -395,7 +397,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (SNAKES, {"update_interval": 2, "updates_per_step": 0.2}, "less than one update: raise one of them"),
         (SNAKES, {"update_interval": 200, "buffer_size": 100}, "fewer than update_interval 200"),
         (SNAKES, {"buffer_size": 60}, "steps that the replay holds"),
-        (SNAKES, {"learning_starts": 200_000}, "warmup 200,000 exceeds the"),
+        (SNAKES, {"learning_starts": 200_000}, "learning_starts 200,000 exceeds the"),
     ],
 )
 def test_impossible_settings_are_refused(spec: EnvSpec, settings: dict[str, Any], sentence: str) -> None:

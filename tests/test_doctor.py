@@ -9,7 +9,7 @@ import pytest
 from jaxrl.cli import doctor
 from jaxrl.cli.doctor import Finding, Nvidia
 from jaxrl.report import rates
-from jaxrl.report.timing import Timing, seconds_of, stopwatch, take_turns
+from jaxrl.report.timing import Timing, measure_interleaved, seconds_of, stopwatch
 from jaxrl.runtime import memory_plan
 
 TINY = [
@@ -183,7 +183,7 @@ def test_a_terminal_gets_colours(monkeypatch, capsys):
 def test_rates_are_work_over_time(monkeypatch):
     monkeypatch.undo()
     seconds = {"copy": 0.5, "fresh": 1.0, "float32": 2.0, "bfloat16": 4.0, "dense": 8.0, "patches": 16.0}
-    monkeypatch.setattr(rates, "take_turns", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {name: Timing((s,)) for name, s in seconds.items()})
     found = rates.measure(16, methods=("dense", "patches"), quick=True)
     assert found.copy == 2 * 4 * 2**18 / 0.5 and found.fresh == found.copy / 2
     assert found.matmul == {"float32": 2 * 64**3 / 2, "bfloat16": 2 * 64**3 / 4}
@@ -196,7 +196,7 @@ def test_float32_products_are_not_tf32(monkeypatch):
     monkeypatch.undo()
     asked = {}
     monkeypatch.setattr(rates, "repeated", lambda name, body, carry, least: asked.setdefault(name, (body, carry)))
-    monkeypatch.setattr(rates, "take_turns", lambda *_: {n: Timing((1.0,)) for n in (*asked, "copy", "fresh")})
+    monkeypatch.setattr(rates, "measure_interleaved", lambda *_: {n: Timing((1.0,)) for n in (*asked, "copy", "fresh")})
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert set(rates.measure(4, methods=("conv",), quick=True).matmul) == {"float32", "tf32", "bfloat16"}
     programs = {name: str(jax.make_jaxpr(body)(carry)) for name, (body, carry) in asked.items() if name != "conv"}
@@ -236,7 +236,7 @@ def test_turns_and_medians():
 
         return sample
 
-    found = take_turns([sampler("a", [9.0, 1.0, 2.0, 6.0]), sampler("b", [9.0, 4.0, 4.0, 4.0])], rounds=3)
+    found = measure_interleaved([sampler("a", [9.0, 1.0, 2.0, 6.0]), sampler("b", [9.0, 4.0, 4.0, 4.0])], rounds=3)
     assert calls == ["a", "b"] * 4
     assert found["a"].seconds == (1.0, 2.0, 6.0) and found["a"].median == 2.0 and found["a"].spread == 2.5
     assert found["b"].spread == 0.0

@@ -342,8 +342,8 @@ class TwoContexts(Broken):
 class MixingBatch(BatchedEnvironment):
     """Copies see each other."""
 
-    def play(self, state: BatchState, action: Any, context: Any) -> Any:
-        state, timestep = super().play(state, action, context)
+    def step_without_reset(self, state: BatchState, action: Any, context: Any) -> Any:
+        state, timestep = super().step_without_reset(state, action, context)
         return state, dataclasses.replace(timestep, reward=timestep.reward + timestep.reward.mean(0, keepdims=True))
 
 

@@ -37,7 +37,7 @@ def run(tmp_path_factory) -> Path:
 def test_numbers_equal_a_walk_by_hand():
     """ "right" walks straight to the end: everything follows from where the held-out episodes start."""
     wanted, episodes, seed = corridor(), 12, 5
-    ((_, curves),) = reports.fly(wanted, ["right"], episodes, seed)
+    ((_, curves),) = reports.rollout(wanted, ["right"], episodes, seed)
     env, key = wanted.env.env, held_out_key(seed, "evaluation")
     start = jax.jit(lambda i: env.reset(jax.random.fold_in(key_of_env(key, i), np.uint32(0)), ())[0].position[0])
     starts = [int(start(np.int32(i))) for i in range(episodes)]
@@ -74,8 +74,8 @@ def test_all_policies_start_alike_and_differ_later():
 
 def test_chunks_and_devices_change_nothing():
     wanted = corridor(num_agents=2)
-    whole = dict(reports.fly(wanted, ["random", "right"], 7, seed=0))
-    parts = dict(reports.fly(wanted, ["random", "right"], 7, seed=0, devices=3, chunk=2))
+    whole = dict(reports.rollout(wanted, ["random", "right"], 7, seed=0))
+    parts = dict(reports.rollout(wanted, ["random", "right"], 7, seed=0, devices=3, chunk=2))
     for name, curves in whole.items():
         for metric, curve in curves.items():
             assert curve.shape == (7, 7)
@@ -188,7 +188,7 @@ def test_a_run_beside_every_baseline(run, capsys):
 def test_a_policy_moves_to_settings_that_fit(run):
     settings = {"num_agents": 2, "length": 4, "horizon": 9}
     moved = load(run, "helpers.tiny:Corridor", settings)
-    ((_, curves),) = reports.fly(moved, ["learned"], 4, 0)
+    ((_, curves),) = reports.rollout(moved, ["learned"], 4, 0)
     assert curves["return"].shape == (10, 4)
     with pytest.raises(policies.UsageError, match="does not fit length 7"):
         load(run, "helpers.tiny:Corridor", {**settings, "horizon": 6, "length": 7})

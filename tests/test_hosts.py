@@ -28,7 +28,8 @@ COMA = (
     "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
 )
 DDPG = (
-    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 --hidden_size 8 "
+    "--algo ddpg --env snakes_3v3 --max_steps 6 --num_envs 8 --batch_size 8 --buffer_size 512 --learning_starts 8 "
+    "--hidden_size 8 "
     "--depth 1 --update_interval 4 --total_env_steps 192 --eval_every 3 --eval_episodes 8 --checkpoint_every 3 "
     "--exact_sharding"
 )
@@ -339,7 +340,7 @@ def test_the_guard_tells_of_an_abort_in_one_sentence(
 ) -> None:
     stack = "F1121 10:00:00.000000 7 client.h:77] Terminating process because the JAX distributed service detected " \
         "fatal errors. absl::Status: UNAVAILABLE: Socket closed\n*** stack trace"  # fmt: skip
-    note = "Path(os.environ['JAXRL_GUARDED'].partition(':')[2], 'run').write_text('runs/a/0001')"
+    note = "Path(os.environ['JAXRL_SUPERVISED'].partition(':')[2], 'run').write_text('runs/a/0001')"
     with pytest.raises(UserError) as caught:
         guarded(f"{note}; os.write(2, {stack!r}.encode()); os.abort()", monkeypatch, tmp_path)
     assert str(caught.value) == (

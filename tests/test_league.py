@@ -133,14 +133,14 @@ def test_each_scripted_player_is_the_level_of_its_name():
     levels = {"random": "0", "level1": "1", "level2": "2", "level3": "3", "level4": "4", "evasion": "evasion"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
-        np.testing.assert_array_equal(context, wanted.moved({"opponent": levels[name]}).context)
-    assert list(wanted.moved({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == ["random", "level3"]
+        np.testing.assert_array_equal(context, wanted.with_env_settings({"opponent": levels[name]}).context)
+    assert list(wanted.with_env_settings({"opponent": "0:1,3:2"}).env.env.match_rules.opponents) == ["random", "level3"]
 
 
 def test_a_scripted_player_plays_as_it_does_alone():
     alone = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS, side="both")))
-    among = alone.moved({"opponent": "0,3"})
-    ((_, curves),) = reports.fly(alone.moved({"opponent": "3"}), ["level2"], 30, seed=1)
+    among = alone.with_env_settings({"opponent": "0,3"})
+    ((_, curves),) = reports.rollout(alone.with_env_settings({"opponent": "3"}), ["level2"], 30, seed=1)
     ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
     for name, values in ended.items():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
@@ -180,7 +180,7 @@ def test_players_of_a_league(two):
 
 def test_a_rival_from_outside_must_be_there(two):
     with pytest.raises(league.UsageError, match=r"nobody is there to play the other team: .* --opponent 0,1,2"):
-        two[0].moved({"opponent": "self"}).evaluator(["learned"], 2)
+        two[0].with_env_settings({"opponent": "self"}).evaluator(["learned"], 2)
 
 
 @pytest.mark.parametrize(
@@ -213,11 +213,11 @@ def _match(first: str, second: str, difference: float, half: float, win: float) 
 def test_verdicts_go_by_the_interval():
     matches = [_match("sampled", "random", 2.0, 0.5, 0.9), _match("sampled", "level1", -0.4, 0.5, 0.5),
                _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
-    (sentence,) = league.verdicts(matches, "sampled", "score_difference", "max")
+    (sentence,) = league.conclusions(matches, "sampled", "score_difference", "max")
     assert sentence == ("By the 95 % interval of its score_difference, sampled beats random; loses to level2; "
                         "cannot be told from level1.")  # fmt: skip
-    assert "beats level2; loses to random" in league.verdicts(matches, "sampled", "score_difference", "min")[0]
-    assert league.verdicts(matches, "learned", "score_difference", "max") == []
+    assert "beats level2; loses to random" in league.conclusions(matches, "sampled", "score_difference", "min")[0]
+    assert league.conclusions(matches, "learned", "score_difference", "max") == []
 
 
 def test_draws_count_for_both_sides(two):

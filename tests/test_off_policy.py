@@ -18,7 +18,7 @@ from envs_jax import TimeStep
 from jaxrl.algos.base import total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
-from jaxrl.rl.replay import GOES_ON, TERMINATED, TRUNCATED
+from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
 from jaxrl.runtime.checkpoint import Checkpoints
 
 TRAINED = ("ddpg expected",)  # in every run; the others at night
@@ -57,18 +57,18 @@ def test_the_replay_holds_what_was_played(case: str) -> None:
         assert ring.filled == rows - 1 == 24 + trainer.algo.n_step
         for age in range(rows - 1, 0, -1):
             row, after = (head - age) % rows, (head - age + 1) % rows
-            wanted = follows(ring.seen["observation"][row].astype(float), ring.answer[row])
+            wanted = follows(ring.observation["observation"][row].astype(float), ring.action[row])
             for env in range(ring.end.shape[1]):
-                if ring.end[row, env] == GOES_ON:
-                    np.testing.assert_allclose(ring.seen["observation"][after, env], wanted[env], atol=1e-6)
+                if ring.end[row, env] == CONTINUES:
+                    np.testing.assert_allclose(ring.observation["observation"][after, env], wanted[env], atol=1e-6)
                 else:
                     ended_rows += 1
-                    assert not np.allclose(ring.seen["observation"][after, env], wanted[env], atol=1e-3)
-                    assert (ring.reward[after, env] == 0).all() and ring.end[after, env] == GOES_ON
+                    assert not np.allclose(ring.observation["observation"][after, env], wanted[env], atol=1e-3)
+                    assert (ring.reward[after, env] == 0).all() and ring.end[after, env] == CONTINUES
         ends |= set(ring.end.ravel().tolist())
     assert ended_rows >= 40 and TRUNCATED in ends
     if case == "ddpg expected":
-        assert TERMINATED in ends and ring.seen["observation"].dtype == np.float16
+        assert TERMINATED in ends and ring.observation["observation"].dtype == np.float16
 
 
 @dataclasses.dataclass(frozen=True)

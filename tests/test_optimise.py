@@ -71,7 +71,7 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     for name, shape in algo._seen.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
-    batch["answer"] = np.zeros((1, 4, *algo._answer.shape), algo._answer.dtype)
+    batch["action"] = np.zeros((1, 4, *algo._action_spec.shape), algo._action_spec.dtype)
     noise = jax.eval_shape(lambda: algo._noise(jax.random.key(0), 4))
     if noise is not None:
         batch["noise"] = jnp.full((1, *noise.shape), 0.3)

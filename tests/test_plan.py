@@ -75,7 +75,7 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
         for every in (0, 1)
     )
     assert "evaluation" not in quiet.parts
-    flying = 3 * memory_plan.flying_bytes(batched(Corridor())) * 2000
+    flying = 3 * memory_plan.rollout_env_bytes(batched(Corridor())) * 2000
     assert loud.parts["evaluation"] == max(0, flying - loud.parts["trajectory"]) > 0
 
 
@@ -181,7 +181,7 @@ def test_chunks_divide_and_stay_within_their_share(limit: int, layout: dict[str,
     flown = envs["num_envs"] // (4 if layout.get("exact") else envs["devices"])
     assert flown % made.rollout == 0
     assert 3000 * 4 % made.learn == 0
-    per_env = 3 * memory_plan.flying_bytes(batched(Corridor()))
+    per_env = 3 * memory_plan.rollout_env_bytes(batched(Corridor()))
     assert made.rollout == 1 or made.rollout * per_env <= memory_plan.SHARE * limit
     assert made.learn == 1 or made.learn * 1000 <= memory_plan.SHARE * limit
 

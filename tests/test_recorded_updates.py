@@ -204,7 +204,7 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]:
     """A recorded batch as `update` takes it, [1, M, ...]."""
-    names = {"observation": "observation", "next": "next_observation", answer: "answer"}
+    names = {"observation": "observation", "next": "next_observation", answer: "action"}
     names |= {name: name for name in ("reward", "end", "weight", "mask", "next_mask", "noise", "task")}
     return {names[name]: values[None] for name, values in batch.items() if name in names}
 
@@ -231,7 +231,7 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
         if algo.spec.num_tasks == 1:
             batch.pop("task", None)
         if "mask" in batch:
-            batch["answer"] = jnp.argmax(batch["answer"], axis=-1).astype(jnp.uint8)
+            batch["action"] = jnp.argmax(batch["action"], axis=-1).astype(jnp.uint8)
         params, metrics = step(params, batch, np.uint32(number), np.asarray(update["batch"]["rate"]))
         check_metrics(update, metrics, number)
         write = lambda name: to_vector if name.endswith("actor") else critics_to  # noqa: E731

@@ -38,7 +38,7 @@ def shown(coverage) -> viewing.Record:
 
 def test_the_episode_is_the_evaluated_one(coverage, shown):
     """(Information gain decides by real numbers, which the tests' quick compiler rounds by the size of the batch.)"""
-    ((_, curves),) = reports.fly(coverage, ["random"], 6, seed=7)
+    ((_, curves),) = reports.rollout(coverage, ["random"], 6, seed=7)
     drawn = render.record(coverage, "random", 4, 7, {})
     for name, curve in curves.items():
         np.testing.assert_array_equal(drawn.curves[name], curve[:, 4], err_msg=name)

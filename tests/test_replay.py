@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from envs_jax import Box
 from jaxrl.rl import replay as replays
-from jaxrl.rl.replay import GOES_ON, TERMINATED, TRUNCATED, Marks, Replay
+from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED, Priorities, Replay
 
 SHARDS, ENVS, AGENTS = 2, 3, 2
 SEEN = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}
@@ -31,12 +31,12 @@ class Stream:
     def _see(self) -> None:
         size = self.num_envs
         end = self.random.choice(
-            [GOES_ON, TERMINATED, TRUNCATED], size, p=[1 - self.end_chance, self.end_chance / 2, self.end_chance / 2]
+            [CONTINUES, TERMINATED, TRUNCATED], size, p=[1 - self.end_chance, self.end_chance / 2, self.end_chance / 2]
         )
         reward = self.random.normal(size=(size, AGENTS)).astype(np.float32)
         if self.rows:
-            end[self.rows[-1]["end"] != GOES_ON] = GOES_ON  # a first row, with reward 0
-            reward[self.rows[-1]["end"] != GOES_ON] = 0.0
+            end[self.rows[-1]["end"] != CONTINUES] = CONTINUES  # a first row, with reward 0
+            reward[self.rows[-1]["end"] != CONTINUES] = 0.0
         ids = self.count * size + np.arange(size)
         board = ids[:, None, None] % 7 + np.arange(AGENTS * 4).reshape(1, AGENTS, 4)
         self.rows.append({"id": ids, "board": board, "reward": reward, "end": end})
@@ -59,12 +59,12 @@ class Stream:
         kept = self.rows[-size:]
         for env in range(self.num_envs):
             for first in range(len(kept) - n):
-                if kept[first]["end"][env] != GOES_ON:
+                if kept[first]["end"][env] != CONTINUES:
                     continue
                 later = []
                 for row in kept[first + 1 : first + 1 + n]:
                     later.append(row)
-                    if row["end"][env] != GOES_ON:
+                    if row["end"][env] != CONTINUES:
                         break
                 found[int(kept[first]["id"][env])] = {
                     "answer": kept[first]["answer"][env],
@@ -87,7 +87,7 @@ write = jax.jit(replays.write, donate_argnums=0)
 @functools.partial(jax.jit, static_argnames=("number", "n"))
 def draw(replay: Replay, key: Any, number: int, n: int) -> Any:
     keys = jax.random.split(key, SHARDS)
-    choose = lambda key, end, head, filled: replays.choose(key, end, head, filled, number, n)  # noqa: E731
+    choose = lambda key, end, head, filled: replays.sample_uniform(key, end, head, filled, number, n)  # noqa: E731
     index, weight = jax.vmap(choose)(keys, replay.end, replay.head, replay.filled)
     sample = jax.vmap(lambda shard, index: replays.gather(shard, index, n))(replay, index)
     returns = jax.vmap(jax.vmap(lambda r, e: replays.n_step_return(r, e, 0.9)))(sample.reward, sample.end)
@@ -113,13 +113,13 @@ def test_samples_are_those_of_a_python_list(
     sample, weight, (returns, discount) = jax.tree.map(np.asarray, draw(replay, jax.random.key(seed), 256, n))
     drawn = set()
     for shard, m in np.argwhere(weight == 1):
-        first = int(sample.seen["id"][shard, m])
+        first = int(sample.observation["id"][shard, m])
         window = allowed[first]
         drawn.add(first)
         assert first % (SHARDS * ENVS) // ENVS == shard  # no sample leaves its shard
-        assert (sample.answer[shard, m] == window["answer"]).all()
-        assert (sample.seen["board"][shard, m] == window["board"]).all()
-        assert sample.next_seen["id"][shard, m] == window["next"]
+        assert (sample.action[shard, m] == window["answer"]).all()
+        assert (sample.observation["board"][shard, m] == window["board"]).all()
+        assert sample.next_observation["id"][shard, m] == window["next"]
         by_hand = sum(0.9**k * reward for k, reward in enumerate(window["rewards"]))
         assert (np.abs(returns[shard, m] - by_hand) <= 1e-6 + 1e-5 * np.abs(by_hand)).all()
         behind = 0.0 if window["end"] == TERMINATED else 0.9 ** len(window["rewards"])
@@ -140,7 +140,7 @@ def test_all_windows_are_drawn_equally_often() -> None:
     allowed = stream.windows(8, 2)
     assert np.asarray(weight).mean() > 0.99
     for shard in range(SHARDS):
-        ids = sample.seen["id"][shard][weight[shard] == 1]
+        ids = sample.observation["id"][shard][weight[shard] == 1]
         mine = [i for i in allowed if i % (SHARDS * ENVS) // ENVS == shard]
         share = np.array([(ids == i).mean() for i in mine])
         error = np.sqrt(1 / len(mine) / len(ids))
@@ -150,12 +150,12 @@ def test_all_windows_are_drawn_equally_often() -> None:
 def test_n_step_returns_by_hand() -> None:
     reward = np.float32([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     cases = {
-        (GOES_ON, GOES_ON, GOES_ON): (1 + 1 + 1, 0.125),
-        (GOES_ON, GOES_ON, TERMINATED): (3, 0.0),
-        (GOES_ON, GOES_ON, TRUNCATED): (3, 0.125),
-        (GOES_ON, TRUNCATED, TERMINATED): (2, 0.25),
-        (TERMINATED, GOES_ON, GOES_ON): (1, 0.0),
-        (TRUNCATED, GOES_ON, TERMINATED): (1, 0.5),
+        (CONTINUES, CONTINUES, CONTINUES): (1 + 1 + 1, 0.125),
+        (CONTINUES, CONTINUES, TERMINATED): (3, 0.0),
+        (CONTINUES, CONTINUES, TRUNCATED): (3, 0.125),
+        (CONTINUES, TRUNCATED, TERMINATED): (2, 0.25),
+        (TERMINATED, CONTINUES, CONTINUES): (1, 0.0),
+        (TRUNCATED, CONTINUES, TERMINATED): (1, 0.5),
     }
     of = jax.jit(lambda end: replays.n_step_return(reward, end, 0.5))
     for end, (expected, discount) in cases.items():
@@ -170,16 +170,16 @@ def test_n_step_returns_by_hand() -> None:
 def test_rows_lie_where_a_list_has_them_and_are_written_in_place() -> None:
     stream, replay = Stream(0, 0.2), empty(7)
     for steps in (1, 3, 6, 2):
-        before, old = replay.seen["board"].unsafe_buffer_pointer(), replay
+        before, old = replay.observation["board"].unsafe_buffer_pointer(), replay
         replay = write(replay, *stream.steps(steps))
-        assert old.seen["board"].is_deleted() and replay.seen["board"].unsafe_buffer_pointer() == before
+        assert old.observation["board"].is_deleted() and replay.observation["board"].unsafe_buffer_pointer() == before
     assert int(replay.head[0]) == 12 % 7 and int(replay.filled[0]) == 6
     for age, row in enumerate(reversed(stream.rows[-7:])):
         slot = (12 - age) % 7
-        ids = np.asarray(replay.seen["id"][:, slot]).reshape(-1)
+        ids = np.asarray(replay.observation["id"][:, slot]).reshape(-1)
         np.testing.assert_array_equal(ids, row["id"])
         np.testing.assert_array_equal(replay.end[:, slot].reshape(-1), row["end"])
-    assert replay.seen["board"].dtype == jnp.int8 and replay.answer.dtype == jnp.uint8
+    assert replay.observation["board"].dtype == jnp.int8 and replay.action.dtype == jnp.uint8
 
 
 def test_a_write_needs_no_second_ring() -> None:
@@ -239,10 +239,10 @@ def test_a_resumed_replay_draws_the_same() -> None:
 @functools.partial(jax.jit, static_argnames=("number", "n"))
 def draw_by_priority(replay: Replay, key: Any, number: int, n: int, beta: float) -> Any:
     keys = jax.random.split(key, SHARDS)
-    choose = lambda key, priority, head, filled: replays.choose_by_priority(  # noqa: E731
+    choose = lambda key, priority, head, filled: replays.sample_prioritized(  # noqa: E731
         key, priority, head, filled, number, n, beta
     )
-    return jax.vmap(choose)(keys, replay.marks.priority, replay.head, replay.filled)
+    return jax.vmap(choose)(keys, replay.priorities.priority, replay.head, replay.filled)
 
 
 def test_priorities_decide_how_often_a_window_is_drawn() -> None:
@@ -251,19 +251,19 @@ def test_priorities_decide_how_often_a_window_is_drawn() -> None:
     replay = write(replay, *stream.steps(5))
     allowed = stream.windows(8, 2)
     random = np.random.default_rng(0)
-    errors = random.exponential(size=replay.marks.priority.shape).astype(np.float32)
+    errors = random.exponential(size=replay.priorities.priority.shape).astype(np.float32)
     every = jnp.arange(8 * ENVS)
 
-    def mark(marks: Marks, error: Any) -> Marks:
+    def mark(priorities: Priorities, error: Any) -> Priorities:
         return replays.set_priorities(
-            marks, every, error.reshape(-1), (marks.priority > 0).reshape(-1).astype(jnp.float32), 0.5
+            priorities, every, error.reshape(-1), (priorities.priority > 0).reshape(-1).astype(jnp.float32), 0.5
         )
 
-    marks = jax.jit(jax.vmap(mark))(replay.marks, jnp.asarray(errors))
-    replay = dataclasses.replace(replay, marks=marks)
+    priorities = jax.jit(jax.vmap(mark))(replay.priorities, jnp.asarray(errors))
+    replay = dataclasses.replace(replay, priorities=priorities)
     index, weight = map(np.asarray, draw_by_priority(replay, jax.random.key(2), 100_000, 2, jnp.float32(1.0)))
     for shard in range(SHARDS):
-        ids = np.asarray(replay.seen["id"][shard]).reshape(-1)
+        ids = np.asarray(replay.observation["id"][shard]).reshape(-1)
         mine = [i for i, name in enumerate(ids) if int(name) in allowed and name % (SHARDS * ENVS) // ENVS == shard]
         mass = np.sqrt(errors[shard].reshape(-1)[mine] + 1e-6)
         expected = mass / mass.sum()
@@ -279,16 +279,16 @@ def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
     replay = write(replay, *stream.steps(4))
     raised = lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5)  # noqa: E731
     big = jax.jit(jax.vmap(raised))
-    replay = write(dataclasses.replace(replay, marks=big(replay.marks)), *stream.steps(2))
-    priority, end = np.asarray(replay.marks.priority), np.asarray(replay.end)
-    np.testing.assert_allclose(priority[:, 4:6], np.where(end[:, 4:6] == GOES_ON, 4.0, 0.0))
+    replay = write(dataclasses.replace(replay, priorities=big(replay.priorities)), *stream.steps(2))
+    priority, end = np.asarray(replay.priorities.priority), np.asarray(replay.end)
+    np.testing.assert_allclose(priority[:, 4:6], np.where(end[:, 4:6] == CONTINUES, 4.0, 0.0))
     assert not priority[:, 6:].any()  # not answered, or never written
 
 
 def test_of_two_errors_of_one_row_the_larger_counts() -> None:
-    marks = Marks(jnp.full((4, ENVS), 9.0), jnp.float32(9.0))
+    priorities = Priorities(jnp.full((4, ENVS), 9.0), jnp.float32(9.0))
     index, error = jnp.array([5, 2, 5, 7]), jnp.array([3.0, -1.0, 2.0, 50.0])
-    new = jax.jit(replays.set_priorities)(marks, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
+    new = jax.jit(replays.set_priorities)(priorities, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
     flat = np.asarray(new.priority).reshape(-1)
     np.testing.assert_allclose(flat[[5, 2, 7, 0]], [3.0, 1.0, 9.0, 9.0], rtol=1e-5)
     assert float(new.largest) == 9.0

@@ -256,7 +256,7 @@ def test_time_left_is_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None
     [(0.4, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min"), (273_600, "3 d 4 h")],
 )
 def test_durations(value: float, text: str) -> None:
-    assert console.duration(value) == text
+    assert console.format_duration(value) == text
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_durations(value: float, text: str) -> None:
     [(0, "0"), (950, "950"), (3.21, "3.21"), (999.7, "1 k"), (12_345, "12.3 k"), (4.56e6, "4.56 M"), (7e12, "7 T")],
 )
 def test_short_counts(value: float, text: str) -> None:
-    assert console.short(value) == text
+    assert console.format_si(value) == text
 
 
 # Devices

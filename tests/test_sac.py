@@ -142,7 +142,7 @@ def made_up(seed: int = 0, task: Any = (0, 1, 0, 1, 0, 1)) -> dict[str, Any]:
     ends = [[0, 0], [0, TERMINATED], [0, TRUNCATED], [TERMINATED, 0], [TRUNCATED, TERMINATED], [0, 0]]
     batch = {
         "observation": random.normal(size=(m, 1, OBS)), "next_observation": random.normal(size=(m, 1, OBS)),
-        "answer": random.uniform(-1, 1, (m, 1, ACTIONS)), "reward": random.normal(size=(m, 2, 1)),
+        "action": random.uniform(-1, 1, (m, 1, ACTIONS)), "reward": random.normal(size=(m, 2, 1)),
         "weight": np.array([1.0, 1, 1, 1, 1, 0]), "noise": random.normal(size=(m, 2, 1, ACTIONS)),
     }  # fmt: skip
     batch = {name: value.astype(np.float32) for name, value in batch.items()}
@@ -180,7 +180,7 @@ def test_targets_and_losses_of_an_update() -> None:
     wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
     np.testing.assert_allclose(jax.jit(algo._target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
 
-    values = np.asarray(values_of(params.critic, sample["observation"], sample["answer"]))
+    values = np.asarray(values_of(params.critic, sample["observation"], sample["action"]))
     by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
     new, metrics, _ = update(params, batch, np.uint32(2))
     assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
@@ -349,7 +349,10 @@ def test_the_point_mass_keeps_the_contract(settings: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_a_run_from_random_steps_to_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --hidden_size 8 --batch_size 16 "
+    flags = (
+        "--algo jaxrl.algos.sac:Sac --env helpers.tiny:PointMass --tasks 2 --num_envs 8 --hidden_size 8 "
+        "--batch_size 16 "
+    )
     flags += f"--random_steps 32 --total_env_steps 128 --eval_every 20 --eval_episodes 8 --runs {tmp_path}"
     assert jaxrl.cli.train.main(flags.split()) == 0
     run = (tmp_path / "latest").read_text().strip()

@@ -11,7 +11,7 @@ import pytest
 from envs_jax.base import Array, Box, Discrete, EnvSpec
 from jaxrl.algos.base import AlgoState, Phase, count, start
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.rl.replay import Marks
+from jaxrl.rl.replay import Priorities
 from jaxrl.runtime.data_parallel import DataParallel
 
 BOARDS = EnvSpec("boards", 1, Box((3,)), Discrete(2), horizon=50)
@@ -42,7 +42,7 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
     rows = state.split.marks.priority.shape[1]
     often = jnp.where(jnp.arange(rows) % 2 == 0, 16.0, 1.0)[None, :, None]
     ring = dataclasses.replace(
-        state.split, marks=Marks(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
+        state.split, marks=Priorities(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
     )
 
     @jax.jit
@@ -67,7 +67,7 @@ def test_every_update_draws_a_batch_of_its_own(prioritized: bool) -> None:
         state.split, reward=reward, filled=jnp.full_like(state.split.filled, reward.shape[1] - 1)
     )
     if prioritized:
-        ring = dataclasses.replace(ring, marks=Marks(jnp.ones_like(ring.marks.priority), jnp.ones(1)))
+        ring = dataclasses.replace(ring, marks=Priorities(jnp.ones_like(ring.marks.priority), jnp.ones(1)))
     learn = jax.jit(lambda state, key: algo.learn(state, None, None, key, start(), Phase("train", 1, 4))[1])
     means = np.asarray(learn(AlgoState(state.replicated, ring), jax.random.key(2))["target_mean"])
     assert len(set(means.tolist())) == 4

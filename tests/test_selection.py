@@ -108,7 +108,7 @@ def test_training_selection_and_evaluation_start_from_other_states(
 
     monkeypatch.setattr(Evaluator, "compiled", lambda self, final=False: evaluation)
     points = load(None, "helpers.tiny:PointMass", dataclasses.asdict(PointMass()))
-    list(reports.fly(points, ["random"], 8, SEED))
+    list(reports.rollout(points, ["random"], 8, SEED))
 
     places = {"training": np.asarray(setup.trainer.init(jax.random.key(SEED)).env.env.place)}
     reset = jax.jit(lambda key: setup.env.reset(jax.vmap(key_of_env, in_axes=(None, 0))(key, jnp.arange(8)), ())[0])

@@ -24,7 +24,8 @@ BOARD = {"height": 6, "width": 8, "snakes": 4, "beans": 4, "max_steps": 12}
 SELF = (
     "--algo ddpg --env snakes --height 4 --width 5 --snakes 2 --beans 2 --max_steps 5 --opponent self:3,0:1 "
     "--observation obs_full --reward lives --num_envs 16 --logical_shards 4 --batch_size 16 --buffer_size 800 "
-    "--hidden_size 8 --depth 1 --num_critics 1 --n_step 1 --learning_starts 16 --self_play 2 --self_play_every 4 --total_env_steps 640 "
+    "--hidden_size 8 --depth 1 --num_critics 1 --n_step 1 --learning_starts 16 --self_play 2 --self_play_every 4 "
+    "--total_env_steps 640 "
     "--eval_every 0 --exact_sharding --devices 1"
 )
 
@@ -45,7 +46,7 @@ class Echo(BatchedEnvironment):
     def opponent_view(self, state: Any) -> Any:
         return 100 * state, jax.random.split(jax.random.key(0), len(state))
 
-    def play(self, state: Any, action: Array, context: Any) -> Any:
+    def step_without_reset(self, state: Any, action: Array, context: Any) -> Any:
         assert context == "own"
         return state, action
 
@@ -57,14 +58,14 @@ class Echo(BatchedEnvironment):
 def test_each_group_of_games_is_played_by_its_snapshot(group: int, players: list[int]) -> None:
     env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), group, snapshots=2, every=1)  # type: ignore[arg-type]
     own = jnp.full((8, 1), 7)
-    _, action = env.play(jnp.arange(8), own, ("own", jnp.array([1, 2])))
+    _, action = env.step_without_reset(jnp.arange(8), own, ("own", jnp.array([1, 2])))
     np.testing.assert_array_equal(action, np.stack([np.full(8, 7), np.array(players) + 100 * np.arange(8)], 1))
 
 
 def test_games_that_do_not_divide_are_refused() -> None:
     env: Any = SelfPlay(None, Echo(None), Sum(None, DataParallel(8)), 3, snapshots=2, every=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="8 games do not divide into groups of 3 for each of 2 snapshots"):
-        env.play(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
+        env.step_without_reset(jnp.arange(8), jnp.zeros((8, 1)), ("own", jnp.array([1, 2])))
 
 
 def test_the_oldest_snapshot_is_replaced() -> None:
@@ -90,14 +91,16 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
     keys, random = jax.random.split(jax.random.key(3), 5), np.random.default_rng(0)
     one, seen = jax.jit(with_self.reset)(keys, with_self.context(start()))
     both, shown = jax.jit(outside.reset)(keys, outside.context(start()))
-    opponents, play, play_both = (jax.jit(f) for f in (with_self.opponent_view, with_self.play, outside.play))
+    opponents, play, play_both = (
+        jax.jit(f) for f in (with_self.opponent_view, with_self.step_without_reset, outside.step_without_reset)
+    )
     drawn = []
     for _ in range(12):
         theirs, opponent_keys = opponents(one)
         np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), shown.observation)
         drawn.append(jax.random.bits(opponent_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
-        one, seen = play(one, action, with_self.context(start()))
+        one, observation = play(one, action, with_self.context(start()))
         both, shown = play_both(both, action, outside.context(start()))
         for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(both.env.game), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -111,7 +114,7 @@ def test_scripted_games_of_a_mixture_ignore_the_opponents() -> None:
     other, _ = jax.jit(plain.reset)(keys, plain.context(start()))
     scripted = np.asarray(one.env.level) == 1
     assert 8 < scripted.sum() < 32
-    play, play_plain = jax.jit(mixed.play), jax.jit(plain.play)
+    play, play_plain = jax.jit(mixed.step_without_reset), jax.jit(plain.step_without_reset)
     for _ in range(6):
         action = jnp.asarray(random.integers(0, 4, (40, 4)), jnp.int32)
         one, _ = play(one, action, mixed.context(start()))

@@ -291,7 +291,10 @@ def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A worker of reach, hardly trained."""
     root = tmp_path_factory.mktemp("runs")
-    argv = "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --hidden_size 8 --batch_size 8"
+    argv = (
+        "--algo sac --env reach --horizon 12 --num_envs 8 --devices 1 --total_env_steps 64 --hidden_size 8 "
+        "--batch_size 8"
+    )
     assert train.main([*argv.split(), "--random_steps", "0", "--eval_every", "0", "--runs", str(root)]) == 0
     return Path((root / "latest").read_text().strip())
 

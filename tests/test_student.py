@@ -14,7 +14,7 @@ from helpers.tiny import PointMass
 
 from envs_jax.base import Box, EnvSpec
 from jaxrl.algos import student
-from jaxrl.algos.base import Source
+from jaxrl.algos.base import UpstreamRun
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
@@ -55,13 +55,13 @@ def test_rewards_hold_the_help() -> None:
     batch = {
         "reward": np.float32([[[[1.0]], [[2.0]]]]),
         "rho": np.float32([[[[0.25]], [[1.0]]]]),
-        "answer": {"action": np.zeros((1, 2, 1, 3), np.float32)},
+        "action": {"action": np.zeros((1, 2, 1, 3), np.float32)},
     }
     build_run = jax.jit(algo._prepared)
     for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
         prepared = build_run(batch, np.float32(step))
         np.testing.assert_allclose(np.ravel(prepared["reward"]), [1 + weight * 0.25, 2 + weight])
-        assert prepared["answer"].shape == (1, 2, 1, 3)
+        assert prepared["action"].shape == (1, 2, 1, 3)
 
 
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
@@ -69,7 +69,7 @@ def test_every_reward_of_a_window_holds_its_own_help() -> None:
     algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
     ring = jax.jit(algo._empty_replay)()
     rows = np.arange(ring.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
-    ring = dataclasses.replace(ring, answer=ring.answer | {"rho": rows})
+    ring = dataclasses.replace(ring, action=ring.action | {"rho": rows})
     index = np.array([[1, ring.end.shape[1] * 2 - 2]], np.int32)
     last = float(rows[0, -1, 0, 0])
     wanted = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
@@ -136,10 +136,10 @@ def test_the_teachers_window_is_that_of_the_collective() -> None:
     assert ring.head[0] == 12
     for env in range(8):
         shard, lane = divmod(env, ring.end.shape[2])
-        seen = ring.seen["observation"][shard, :12, lane, 0]
+        seen = ring.observation["observation"][shard, :12, lane, 0]
         np.testing.assert_array_equal(window.state[env], seen[[9, 9, 10, 11]])  # row 9 begins an episode
         np.testing.assert_array_equal(window.action[env, 0], 0.0)
-        np.testing.assert_array_equal(window.action[env, 1:3], ring.answer["action"][shard, 9:11, lane, 0])
+        np.testing.assert_array_equal(window.action[env, 1:3], ring.action["action"][shard, 9:11, lane, 0])
         np.testing.assert_array_equal(window.reward[env, :, 0], [0, *ring.reward[shard, 10:12, lane, 0]])
 
 
@@ -179,14 +179,14 @@ def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_
             assert int(metrics.not_finite) == -1
             if phase.name == "demonstration":
                 ring = jax.tree.map(np.asarray, state.algo.split)
-                np.testing.assert_allclose(ring.answer["action"][:, :9], math.tanh(0.2), rtol=1e-5)
-                np.testing.assert_allclose(ring.answer["rho"][:, :9], 1.0)
+                np.testing.assert_allclose(ring.action["action"][:, :9], math.tanh(0.2), rtol=1e-5)
+                np.testing.assert_allclose(ring.action["rho"][:, :9], 1.0)
             if phase.name == "imitation":
                 assert np.abs(np.asarray(best_action(trainer, state)) - math.tanh(0.2)).mean() < 0.1
                 loss = np.asarray(metrics.learning["imitation_loss"])[: int(left)]
                 assert loss[-1].mean() < 0.1
             if phase.name == "random":  # random actions come behind the demonstration
-                taken = np.asarray(state.algo.split.answer["action"])[:, 9:12]
+                taken = np.asarray(state.algo.split.action["action"])[:, 9:12]
                 assert taken.std() > 0.4
 
 
@@ -210,8 +210,11 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
         ({"resolved_inputs": ""}, "a student needs a teacher: name a run of collective with --teacher RUN"),
         ({"resolved_inputs": "", "teacher_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
         ({"imitation_batch": 0}, "imitation_batch must lie between 1 and"),
-        ({"resolved_inputs": "null"}, "adopted is written by the run itself: leave it out"),
-        ({"resolved_inputs": '{"window": 401}'}, "window must lie between 2 and the 400 steps of an episode, not 401"),
+        ({"resolved_inputs": "null"}, "resolved_inputs is written by the run itself: leave it out"),
+        (
+            {"resolved_inputs": '{"context_length": 401}'},
+            "context_length must lie between 2 and the 400 steps of an episode, not 401",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
@@ -222,16 +225,16 @@ def test_impossible_settings_are_refused(settings: dict, sentence: str) -> None:
 def test_teachers_that_do_not_fit() -> None:
     layout = DataParallel(1)
     made = {name: field.default for name, field in Collective.__dataclass_fields__.items()}
-    teacher = Source("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
-    adopted = Student.adopt(ARM, {"tau": 0.1}, {"teacher": (teacher,)}, {})
+    teacher = UpstreamRun("a", Collective(ARM, layout, **TEACHER), made | TEACHER)
+    adopted = Student.resolve_inputs(ARM, {"tau": 0.1}, {"teacher": (teacher,)}, {})
     assert (
         adopted["tau"] == 0.1 and json.loads(adopted["resolved_inputs"])["context_length"] == TEACHER["context_length"]
     )
     assert Student(ARM, layout, **adopted).teacher_algo.hidden_size == TEACHER["hidden_size"]
-    assert not Student.adopt(ARM, adopted, {"teacher": ()}, {})[
+    assert not Student.resolve_inputs(ARM, adopted, {"teacher": ()}, {})[
         "resolved_inputs"
     ]  # the former run's teacher is not ours
-    sac = Source("b", Sac(ARM, layout), {})
+    sac = UpstreamRun("b", Sac(ARM, layout), {})
     for found, spec, sentence in (
         ((teacher, teacher), ARM, "a student has one teacher, --teacher names 2"),
         ((sac,), ARM, "b was trained with sac: a teacher is a run of collective"),
@@ -239,4 +242,4 @@ def test_teachers_that_do_not_fit() -> None:
         ((teacher,), dataclasses.replace(ARM, observation=Box((4,))), r"a has observations of shape \(5,\), here"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            Student.adopt(spec, {}, {"teacher": found}, {})
+            Student.resolve_inputs(spec, {}, {"teacher": found}, {})

@@ -163,9 +163,11 @@ WRONG = {
     "a better observation": ("--config ddpg", "the actor of this run has 263 inputs, 2 layers of 256 units, layer n"),
     "a ReLU": ("--config ddpg_competition --first_layer relu", "give --first_layer linear --scale_observation false"),
     "scaled": ("--config ddpg_competition --scale_observation", "give --first_layer linear --scale_observation false"),
-    "two critics": ("--config ddpg_competition --num_critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, 4 outp"
+    "two critics": ("--config ddpg_competition --num_critics 2", "actor.pth holds 26 inputs, 2 layers of 256 units, "
+    "4 outp"
                     "uts, the critic of this run has 2 times 30 inputs"),
-    "another algorithm": ("--config coma_quick --hidden_size 4", "holds weights of the published snakes trainer: use them"),
+    "another algorithm": ("--config coma_quick --hidden_size 4", "holds weights of the published snakes trainer: use "
+    "them"),
 }  # fmt: skip
 
 

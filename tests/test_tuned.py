@@ -76,7 +76,7 @@ def test_other_devices_and_other_sizes_take_nothing(plain: Run, table: Path) -> 
         {"rollout_chunk": 5, "learn_chunk": 7},  # divide nothing
         {"rollout_chunk": -4, "learn_chunk": -8},
         {"rollout_chunk": "4", "learn_chunk": 8.0, "compiler_options": 3},
-        {"rollout_chunk": True, "flights": 4},
+        {"rollout_chunk": True, "rollout_timing": 4},
     ],
 )
 def test_what_cannot_be_used_is_left_out(entry: dict[str, Any], plain: Run, table: Path) -> None:

@@ -34,10 +34,10 @@ class Paced(Corridor):
     def variants(self) -> tuple[dict[str, Any], ...]:
         return tuple({"way": way} for way in self.offered) if self.way == "auto" else ()
 
-    def shared(self, state: CorridorState) -> Any:
+    def comparable_state(self, state: CorridorState) -> Any:
         return state.position[..., : self.num_agents], state.t, state.key
 
-    def portable(self) -> "Paced":
+    def for_any_device(self) -> "Paced":
         return dataclasses.replace(self, way="slow")
 
     def _stored(self, state: CorridorState) -> CorridorState:
@@ -71,7 +71,7 @@ class Deadly(Paced):
 
 def look(*ways: str) -> variants.Found:
     changes = [{"way": way} for way in ways]
-    return variants.look(Paced(), changes, copies=2, steps=4, rounds=2)
+    return variants.benchmark_variants(Paced(), changes, copies=2, steps=4, rounds=2)
 
 
 @pytest.mark.parametrize(("ways", "taken"), [(("slow", "quick"), "quick"), (("quick", "slow"), "quick")])
@@ -240,16 +240,16 @@ BACKENDS = ({"map_backend": "dense"}, {"map_backend": "pallas"})
 
 def test_pallas_and_dense_are_compared_away_from_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     env = COVERAGE
-    assert env.variants() == () and env.portable() is env
+    assert env.variants() == () and env.for_any_device() is env
     kernels = dataclasses.replace(env, map_backend="pallas")
-    assert kernels.portable() == env
+    assert kernels.for_any_device() == env
     monkeypatch.setattr("envs_jax.coverage.env.on_cpu", lambda: False)
     assert env.variants() == BACKENDS
-    assert kernels.portable() is kernels and kernels.variants() == ()
+    assert kernels.for_any_device() is kernels and kernels.variants() == ()
 
 
 @pytest.mark.long
 def test_interpreted_kernels_agree() -> None:
-    found = variants.look(COVERAGE, BACKENDS, copies=1, steps=1, rounds=1)
+    found = variants.benchmark_variants(COVERAGE, BACKENDS, copies=1, steps=1, rounds=1)
     assert not found["failures"] and variants.agrees(found["differences"]["map_backend pallas"])
     assert set(found["seconds"]) == {"map_backend dense", "map_backend pallas"}

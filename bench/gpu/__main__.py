@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.gpu import results
 from bench.gpu.units import LEAST, PARTS, UNITS, Unit
 from bench.harness import measure
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 
@@ -62,7 +62,7 @@ def _named(text: str | None, flag: str, what: str, known: Sequence[str]) -> Sequ
     names = text.replace(",", " ").split()
     for name in names or ("",):
         if name not in known:
-            raise UsageError(f"{flag}: there is no {what} {shown(name)}: {closest(name, known)}")
+            raise UsageError(f"{flag}: there is no {what} {short_repr(name)}: {closest(name, known)}")
     return names
 
 

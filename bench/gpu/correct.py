@@ -21,7 +21,7 @@ import numpy as np
 import envs_jax
 from bench import train_throughput
 from bench.gpu import job, results
-from bench.gpu.hidden_size import GRAPHS
+from bench.gpu.units import GRAPHS
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
 from bench.parity import reach as reach_parity

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from bench.harness import measure
 from jaxrl.report import rates
-from jaxrl.report.timing import stopwatch, take_turns
+from jaxrl.report.timing import measure_interleaved, stopwatch
 
 OPERATIONS = 512  # length of the chain for counting launches
 GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}
@@ -46,6 +46,6 @@ def launches(quick: bool, folder: Path) -> dict[str, Any]:
         options = {"xla_gpu_enable_command_buffer": kinds} if on_gpu else None
         program = jax.jit(chain, compiler_options=options).lower(tiny).compile()
         samplers.append(stopwatch(name, functools.partial(program, tiny), 0.0 if quick else 0.1))
-    timings = take_turns(samplers, 1 if quick else 5)
+    timings = measure_interleaved(samplers, 1 if quick else 5)
     rows = [[f"a kernel of 32 numbers, {name}", 1e6 * t.median / number, "us"] for name, t in timings.items()]
     return {"rows": rows, "operations": number, "seconds": {name: t.plain() for name, t in timings.items()}}

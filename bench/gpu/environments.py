@@ -15,7 +15,7 @@ SIZES = {
 }
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "coverage": ("coverage", {"q": 2}),
-    "snakes_3v3": ("snakes", {"height": 3, "hidden_size": 4, "snakes": 2, "beans": 1}),
+    "snakes_3v3": ("snakes", {"height": 3, "width": 4, "snakes": 2, "beans": 1}),
     "reach": ("reach", {"horizon": 4}),
 }
 

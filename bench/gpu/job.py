@@ -24,7 +24,8 @@ SMALL = "--num_envs 8 --hidden_size 8 --buffer_size 512 --batch_size 8"
 QUICK = {  # the same tiny programs for all parts of a rehearsal, which is bound by the compiler
     "coma": "--config coma_quick --hidden_size 8 --num_agents 2 --budget 2 --q 2 --num_envs 2 --batch_transitions 6 "
     "--num_minibatches 1 --num_epochs 1",
-    "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --learning_starts 0 --opponent 0 "
+    "ddpg": "--config ddpg_quick --env snakes --height 3 --width 4 --snakes 2 --beans 1 --learning_starts 0 "
+    "--opponent 0 "
     f"{SMALL}",
     "sac": f"--config sac_quick --random_steps 0 {SMALL}",
 }
@@ -90,7 +91,7 @@ def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run
 
 def _config(missions: int, quick: bool) -> Config:
     request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
-    return variants.settled(request.config, missions, measure.say)
+    return variants.with_fastest_variant(request.config, missions, measure.say)
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bench.train_throughput import measured_phase
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.report.cache import cache_folder, default_folder
-from jaxrl.report.timing import Timing, stopwatch, take_turns
+from jaxrl.report.timing import Timing, measure_interleaved, stopwatch
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, tuned, variants
 from jaxrl.runtime.build import Run, build_run
@@ -127,7 +127,7 @@ def _config(job: str, quick: bool) -> Config:
     """Return the configuration of a job, with the variant of its environment that is fastest here."""
     request = command_line.parse((main_job.QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
-    return variants.settled(config, config.run.num_envs, measure.say)
+    return variants.with_fastest_variant(config, config.run.num_envs, measure.say)
 
 
 def _laid_out(config: Config) -> Config:
@@ -197,7 +197,7 @@ def _compare(job: str, candidates: Mapping[str, Mapping[str, Any]], quick: bool,
     if usual in skipped:
         raise UserError(f"{usual} cannot be run: {skipped[usual]}")
     iterations = config.run.block_iterations
-    timings = take_turns(samplers, 2 if quick else ROUNDS)
+    timings = measure_interleaved(samplers, 2 if quick else ROUNDS)
     best = winner(timings, usual)
     kept = _keep(setups[usual], candidates[best], quick) if keep and best != usual else {}
     rows: list[list[Any]] = [

@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.cli.flags import Parser
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
@@ -57,19 +57,19 @@ def add_common(flags: argparse.ArgumentParser, num_envs: str) -> None:
     flags.add_argument("--quick", action="store_true", help="a rehearsal in seconds: the figures mean nothing")
 
 
-def several(text: str, flag: str, low: int, high: int) -> list[int]:
+def parse_list(text: str, flag: str, low: int, high: int) -> list[int]:
     """Parse whole numbers separated by commas. Raises UsageError."""
     words = text.replace(",", " ").split()
     if not words:
         raise UsageError(
             f"{flag} names no number: give one, or several with commas between, such as {low},{min(64, high)}"
         )
-    return sorted({whole(word, flag, low, high) for word in words})
+    return sorted({parse_int(word, flag, low, high) for word in words})
 
 
 def rounds(text: str) -> int:
     """Parse --rounds. Raises UsageError."""
-    return whole(text, "--rounds", 1, 1000)
+    return parse_int(text, "--rounds", 1, 1000)
 
 
 def gibibytes_of(text: str) -> int:
@@ -79,7 +79,7 @@ def gibibytes_of(text: str) -> int:
     except ValueError:
         number = -1.0
     if not 0 <= number < 2**30:
-        raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not {shown(text)}")
+        raise UsageError(f"--memory_gb must be a number of GiB, 0 or above, not {short_repr(text)}")
     return int(number * memory_plan.GIB)
 
 
@@ -90,7 +90,7 @@ def positive(text: str, flag: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UsageError(f"{flag} must be a number above 0, not {shown(text)}")
+        raise UsageError(f"{flag} must be a number above 0, not {short_repr(text)}")
     return number
 
 
@@ -103,7 +103,7 @@ def output(text: str | None, kind: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(text) if text else RESULTS / f"{kind}_{jax.default_backend()}_{stamp}.json"
     if path.suffix != ".json":
-        raise UsageError(f"--out must end in .json, not {shown(path.name)}")
+        raise UsageError(f"--out must end in .json, not {short_repr(path.name)}")
     try:
         if path.is_dir():
             raise UsageError(f"--out {path} is a directory: name a file in it")

@@ -16,11 +16,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from bench.harness import measure
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.report.console import duration, gibibytes, short
+from jaxrl.report.console import format_duration, format_si, gibibytes
 
 Table = tuple[str, list[str], list[list[str]]]  # title, headings, rows
 
@@ -52,13 +52,13 @@ def _env_tables(result: dict[str, Any]) -> list[Table]:
         stages = row["stages"]
         line = [f"{row['num_envs']:,}", f"{row['together']:,}"]
         line += [_rate(stages[name]) + _times(stages[name].get("times_baseline")) for name in stages]
-        line += [short(row["reset"]["rate"]), _percent(stages["observation"].get("roofline"))]
+        line += [format_si(row["reset"]["rate"]), _percent(stages["observation"].get("roofline"))]
         line += [f"{row['compile_seconds']:.1f} s", gibibytes_small(row["state_bytes_per_env"])]
         line += [gibibytes_small(stages["observation"]["temporary_bytes_per_env"])]
         rows.append([row["variant"], *line] if varied else line)
     if baseline:
         line = [_baseline(result), "1", *(_rate(baseline[name]) for name in ("rules", "observation", "policy"))]
-        line += [short(baseline["reset"]["rate"]), "", "", "", ""]
+        line += [format_si(baseline["reset"]["rate"]), "", "", "", ""]
         rows.append(["", *line] if varied else line)
     title = f"{result['env']}: env steps/s by stage" + (f" (times {_baseline(result)})" if baseline else "")
     return [(title, ["variant", *head] if varied else head, rows)]
@@ -73,14 +73,18 @@ def _train_tables(result: dict[str, Any]) -> list[Table]:
     for row in result["rows"]:
         about = "~" if row["projected"] else ""
         line = [f"{row['num_envs']:,}", about + duration_small(row["iteration_seconds"])]
-        line += [about + short(row["env_steps_per_second"]), about + short(row["updates_per_second"])]
-        line += [short(row["collect"]["rate"]), short(row["learn"]["rate"]), _percent(row["learn"]["of_matmul"])]
+        line += [about + format_si(row["env_steps_per_second"]), about + format_si(row["updates_per_second"])]
+        line += [
+            format_si(row["collect"]["rate"]),
+            format_si(row["learn"]["rate"]),
+            _percent(row["learn"]["of_matmul"]),
+        ]
         line += [_percent(row["learn"]["of_convolution"]), f"{row['compile_seconds']:.1f} s"]
         line += [gibibytes(row["bytes_per_device"])]
         if torch:
             theirs = row["torch"]
-            line += [f"~{short(theirs['env_steps_per_second'])}{_times(theirs['times'])}" if theirs else ""]
-            line += [short(theirs["learn"]["rate"]) if theirs else ""]
+            line += [f"~{format_si(theirs['env_steps_per_second'])}{_times(theirs['times'])}" if theirs else ""]
+            line += [format_si(theirs["learn"]["rate"]) if theirs else ""]
         rows.append(line)
     if torch:
         head += ["torch steps/s (times)", "torch FLOP/s"]
@@ -115,7 +119,7 @@ def _baseline(result: dict[str, Any]) -> str:
 
 
 def _rate(entry: dict[str, Any]) -> str:
-    return short(entry["rate"])
+    return format_si(entry["rate"])
 
 
 def _times(factor: float | None) -> str:
@@ -133,7 +137,7 @@ def gibibytes_small(number: float) -> str:
 
 def duration_small(seconds: float) -> str:
     """Format seconds, also fractions of one."""
-    return duration(seconds) if seconds >= 10 else f"{seconds:.3g} s"
+    return format_duration(seconds) if seconds >= 10 else f"{seconds:.3g} s"
 
 
 # Output
@@ -149,10 +153,10 @@ def heading(result: dict[str, Any]) -> list[str]:
         f"jax {record['jax']}, Python {record['python']}, {record['started']}, load {record['load']:.1f}",
     ]
     if rates:
-        products = ", ".join(f"{name} {short(value)}FLOP/s" for name, value in rates["matmul"].items())
-        convolutions = ", ".join(f"{name} {short(value)}FLOP/s" for name, value in rates["convolution"].items())
+        products = ", ".join(f"{name} {format_si(value)}FLOP/s" for name, value in rates["matmul"].items())
+        convolutions = ", ".join(f"{name} {format_si(value)}FLOP/s" for name, value in rates["convolution"].items())
         lines.append(
-            f"measured here: memory {short(rates['copy'])}B/s (fresh pages {short(rates['fresh'])}B/s), matrix "
+            f"measured here: memory {format_si(rates['copy'])}B/s (fresh pages {format_si(rates['fresh'])}B/s), matrix "
             f"products {products}, convolution of width {rates['width']} {convolutions}"
         )
     return lines
@@ -297,7 +301,8 @@ def main(argv: Sequence[str]) -> int:
             show(result, path)
         except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
             raise UserError(
-                f"{path} is no whole result of a benchmark ({type(error).__name__}: {shown(str(error))}): measure anew"
+                f"{path} is no whole result of a benchmark ({type(error).__name__}: {short_repr(str(error))}): "
+                f"measure anew"
             ) from None
     return 0
 

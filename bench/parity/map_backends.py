@@ -30,9 +30,9 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--steps", default="15", metavar="N", help="of each mission (default: 15)")
     flags.add_argument("--belief_dtype", default="int16", metavar="NAME", help="int16 or float32 (default: int16)")
     chosen = flags.parse_args(list(argv))
-    num_envs = measure.whole(chosen.num_envs, "--num_envs", 1, measure.MOST)
-    steps = measure.whole(chosen.steps, "--steps", 1, 15)
-    settings = {"q": measure.whole(chosen.q, "--q", 1, 1000), "belief_dtype": chosen.belief_dtype}
+    num_envs = measure.parse_int(chosen.num_envs, "--num_envs", 1, measure.MOST)
+    steps = measure.parse_int(chosen.steps, "--steps", 1, 15)
+    settings = {"q": measure.parse_int(chosen.q, "--q", 1, 1000), "belief_dtype": chosen.belief_dtype}
     with usage_errors():
         first, second = (envs_jax.make("coverage", **settings, map_backend=backend) for backend in chosen.backends)
     exact, real = variants.compare((first, second), num_envs, steps)

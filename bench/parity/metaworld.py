@@ -25,7 +25,7 @@ from envs_jax.reach.env import Reach
 from envs_jax.reach.reward import MOST
 from envs_jax.reach.types import TARGET_UNIT
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, usage_errors
 
 KIND = "reach_parity"
@@ -240,8 +240,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", default="0", metavar="N", help="of pairs of puck and goal, and of policies")
     parser.add_argument("--out", metavar="FILE", help=f"JSON result (default: bench/results/{KIND}_<time>.json)")
     parsed = parser.parse_args(list(argv))
-    parsed.episodes = whole(parsed.episodes, "--episodes", 1, 10_000)
-    parsed.seed = whole(parsed.seed, "--seed", 0, 2**31 - 1)
+    parsed.episodes = parse_int(parsed.episodes, "--episodes", 1, 10_000)
+    parsed.seed = parse_int(parsed.seed, "--seed", 0, 2**31 - 1)
     parsed.policies = parsed.policies.split(",")
     for name in parsed.policies:
         if name not in POLICIES:

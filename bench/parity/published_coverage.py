@@ -20,9 +20,9 @@ import numpy as np
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.evaluation import policies
-from jaxrl.evaluation.reports import fly
+from jaxrl.evaluation.reports import rollout
 from jaxrl.report.cache import enable_compilation_cache
 
 MISSIONS = 50  # per published figure
@@ -130,12 +130,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", default="0", metavar="N", help="of the missions (default: 0)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
-    episodes = whole(parsed.episodes, "--episodes", 2, 1_000_000)
-    seed = whole(parsed.seed, "--seed", 0, 2**32 - 1)
+    episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
+    seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
     rows: list[dict[str, Any]] = []
     for case in CASES:
         wanted = policies.load(None, "coverage", case.settings)
-        for _, curves in fly(wanted, [case.policy], episodes, seed):
+        for _, curves in rollout(wanted, [case.policy], episodes, seed):
             rows += compare(case, curves)
         print(table(rows[-6:]), flush=True)
     result = measure.header("coverage.published", argv, quick=False) | {

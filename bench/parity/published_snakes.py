@@ -22,10 +22,10 @@ import numpy as np
 from bench.harness import measure
 from bench.reference.snakes import opponents, oracle
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies
-from jaxrl.evaluation.reports import fly
+from jaxrl.evaluation.reports import rollout
 from jaxrl.report.cache import enable_compilation_cache
 
 ERRORS = 3.0
@@ -84,7 +84,7 @@ def play(case: Case, episodes: int, seed: int) -> Games:
     """Play games of a case in JAX."""
     policy = {"0": "random", "evasion": "evasion"}.get(case.one, f"level{case.one}")
     wanted = policies.load(None, "snakes", {"opponent": case.two})
-    ((_, curves),) = fly(wanted, [policy], episodes, seed)
+    ((_, curves),) = rollout(wanted, [policy], episodes, seed)
     return {name: curves[name][-1].astype(np.float64) for name in (*SCORES, *RESULTS, *EVENTS)}
 
 
@@ -163,8 +163,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--engine", default="jax", metavar="NAME", help="jax or numpy, the oracle (default: jax)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
-    episodes = whole(parsed.episodes, "--episodes", 2, 1_000_000)
-    seed = whole(parsed.seed, "--seed", 0, 2**32 - 1)
+    episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
+    seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
     if parsed.engine not in ENGINES:
         raise UsageError(f"--engine must be one of {', '.join(ENGINES)}, not '{parsed.engine}'")
     rows: list[dict[str, Any]] = []

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.harness import measure
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.yaml_files import read_mapping
@@ -153,8 +153,8 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
     parsed = flags.parse_args(list(argv))
     asked = read_plan(Path(parsed.plan))
-    seeds = measure.several(parsed.seeds, "--seeds", 0, 2**31)
-    jobs = whole(parsed.jobs, "--jobs", 1, 64)
+    seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
+    jobs = parse_int(parsed.jobs, "--jobs", 1, 64)
     path = measure.output(parsed.out, KIND)
     result = measure.header(KIND, argv, False) | {"plan": asked, "note": parsed.note, "jobs": jobs}
     result["notes"] = []  # speed is not measured

@@ -22,7 +22,7 @@ from bench.harness import measure
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import neighbour_accuracy
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.report.writer import read_metrics
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--seed", default="0", metavar="N", help="of the choice of windows (default: 0)")
     flags.add_argument("--results", default=str(measure.RESULTS), metavar="DIR", help="folder of the two files")
     asked = flags.parse_args(list(argv))
-    most, seed = whole(asked.windows, "--windows", 2, 2**20), whole(asked.seed, "--seed", 0, 2**31)
+    most, seed = parse_int(asked.windows, "--windows", 2, 2**20), parse_int(asked.seed, "--seed", 0, 2**31)
     algo, state, step = load_state(asked.run)
     if not isinstance(algo, Collective):
         raise UsageError(f"{asked.run} was trained with {type(algo).__name__.lower()}: name a run of collective")

@@ -19,7 +19,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import networks
 from jaxrl.report import rates
-from jaxrl.report.timing import take_turns
+from jaxrl.report.timing import measure_interleaved
 
 KIND = "convolution"
 WIDTHS = "16,32,64,128,256"
@@ -42,7 +42,7 @@ def run(
         totals = dict.fromkeys(methods, 0.0)
         work = 0
         for name, layer in rates.layers(width, channels).items():
-            timings = take_turns(
+            timings = measure_interleaved(
                 [rates.convolution(method, layer, samples, method, dtype, least) for method in methods], rounds
             )
             flop = layer.flop(samples)
@@ -91,9 +91,9 @@ def main(argv: Sequence[str]) -> int:
     dtype = parsed.dtype or ("float32" if platform == "cpu" else "bfloat16")
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"--dtype: unknown dtype '{dtype}': {closest(dtype, ('float32', 'bfloat16'))}")
-    widths = measure.several(parsed.widths, "--widths", 1, 4096)
-    samples = measure.whole(parsed.samples, "--samples", 1, 2**20)
-    channels = measure.whole(parsed.channels, "--channels", 1, 1024)
+    widths = measure.parse_list(parsed.widths, "--widths", 1, 4096)
+    samples = measure.parse_int(parsed.samples, "--samples", 1, 2**20)
+    channels = measure.parse_int(parsed.channels, "--channels", 1, 1024)
     rounds = measure.rounds(parsed.rounds)
     least = 0.2
     if parsed.quick:

@@ -19,7 +19,7 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
 from bench.harness import measure
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.evaluate import FILE
 from jaxrl.cli.flags import Parser
@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--reach must be a finite score, not {asked.reach}")
     if Path(asked.name).name != asked.name or asked.name in ("", ".", ".."):
         raise UsageError(
-            f"--name {shown(asked.name)} must be a name without folders: the files go to {measure.RESULTS}"
+            f"--name {short_repr(asked.name)} must be a name without folders: the files go to {measure.RESULTS}"
         )
     result = summary([read(run, asked.training) for run in asked.runs], asked.name)
     result |= {"training": asked.training, "note": asked.note}

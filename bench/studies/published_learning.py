@@ -20,7 +20,7 @@ from bench.reference.snakes.oracle import Game
 from bench.systems.snakes import TorchGames
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UserError
 
 PRESET = "ddpg_competition"
@@ -51,9 +51,9 @@ def main(argv: Sequence[str]) -> int:
                         "published trainer since December 2021")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
-    episodes = whole(parsed.episodes, "--episodes", 1, 1_000_000)
-    number = whole(parsed.games, "--games", 2, 1_000_000)
-    seed = whole(parsed.seed, "--seed", 0, 2**31 - 1)
+    episodes = parse_int(parsed.episodes, "--episodes", 1, 1_000_000)
+    number = parse_int(parsed.games, "--games", 2, 1_000_000)
+    seed = parse_int(parsed.seed, "--seed", 0, 2**31 - 1)
     try:
         require_torch().set_num_threads(1)
     except ImportError as error:

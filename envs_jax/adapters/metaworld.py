@@ -193,7 +193,7 @@ class RealReach(ReachBatch):
             return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
         return self.vectors[number % len(self.vectors)]
 
-    def play(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
+    def step_without_reset(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
         """Step every arm one control period with actions float32[B, 1, 4]."""
         steps = [arm.step(one[0]) for arm, one in zip(self.arms, np.asarray(action, np.float32), strict=True)]
         observations, rewards, successes = zip(*steps, strict=True)

@@ -30,7 +30,7 @@ from envs_jax.coverage import (
     terrain,
     world,
 )
-from envs_jax.coverage.maps.types import Maps, Report, Survey, empty
+from envs_jax.coverage.maps.types import Maps, Measurements, Report, empty
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.types import PATHS, Settings, State
@@ -104,7 +104,7 @@ class Coverage(Settings):
             received: bool[A, A], [i, j] = agent i receives the message of agent j.
             source: `sensor.Noise`, or readings bool[A, n, n] (true = read as class 1; read inside footprints only).
         """
-        survey = Survey(state.terrain, positions, received, source)
+        survey = Measurements(state.terrain, positions, received, source)
         updated, report = maps.choose(self.map_backend, self.q, batched=False).update(self.mapper, state.maps, survey)
         return self._conclude(state, survey, updated, report)
 
@@ -127,13 +127,13 @@ class Coverage(Settings):
             return ()
         return {"map_backend": "dense"}, {"map_backend": "pallas"}
 
-    def shared(self, state: State) -> tuple[Array, Array]:
+    def comparable_state(self, state: State) -> tuple[Array, Array]:
         beliefs = state.maps.beliefs[..., : self.n, : self.n]
         if beliefs.dtype == jnp.float32:  # stored beliefs are exact in either form
             beliefs = jax.lax.bitcast_convert_type(beliefs, jnp.int32)
         return beliefs, state.maps.sums.counts
 
-    def portable(self) -> "Coverage":
+    def for_any_device(self) -> "Coverage":
         interpreted = self.map_backend == "pallas" and on_cpu()
         return dataclasses.replace(self, map_backend="auto") if interpreted else self
 
@@ -175,7 +175,7 @@ class Coverage(Settings):
         received = communication.received(positions, state.reach, links)
         return received, sensor.noise(state.key, index, self.num_agents)
 
-    def _conclude(self, state: State, survey: Survey, updated: Maps, report: Report) -> tuple[State, TimeStep]:
+    def _conclude(self, state: State, survey: Measurements, updated: Maps, report: Report) -> tuple[State, TimeStep]:
         """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
         earned = jnp.stack(
@@ -230,7 +230,7 @@ class CoverageBatch(BatchedEnvironment):
         states, timestep = self._advance(states, states.positions)
         return BatchState(env=states, key=keys, episode=episode), timestep
 
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         env = self._coverage
         positions = jax.vmap(functools.partial(actions.move, num_actions=env.num_actions))(state.env.positions, action)
         states, timestep = self._advance(state.env, positions)
@@ -240,7 +240,7 @@ class CoverageBatch(BatchedEnvironment):
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
         env = self._coverage
         received, source = jax.vmap(env._draw)(states, positions)
-        survey = Survey(states.terrain, positions, received, source)
+        survey = Measurements(states.terrain, positions, received, source)
         backend = maps.choose(env.map_backend, env.q, batched=True)
         updated, report = backend.update_batch(env.mapper, states.maps, survey)
         return jax.vmap(env._conclude)(states, survey, updated, report)

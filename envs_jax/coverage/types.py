@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, shown
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps.types import Mapper, Maps
@@ -42,7 +42,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"coverage: unknown {name} {shown(value)}: {closest(str(value), names)}")
+        raise ValueError(f"coverage: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Settings(Environment):
         if not 0.0 < self.prior < 1.0:
             raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, without the ends")
         if len(self.class_weights) != 2:
-            raise ValueError(f"coverage: class_weights {shown(self.class_weights)} must be two numbers")
+            raise ValueError(f"coverage: class_weights {short_repr(self.class_weights)} must be two numbers")
         _known("terrain", self.terrain, TERRAINS)
         _known("start", self.start, STARTS)
         _known("reward_timing", self.reward_timing, TIMINGS)

@@ -124,7 +124,9 @@ class Reach(Settings):
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
-        paid = reward.pay(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(grip_error)
+        paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(
+            grip_error
+        )
         success = (far <= reward.RADIUS) & (grip_error <= 0.0) & ~start
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(

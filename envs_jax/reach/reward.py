@@ -33,7 +33,7 @@ def distance(tool: Array, point: Array) -> Array:
     return _length(tool - point)
 
 
-def pay(name: str, far: Array, point: Array, reset: Reset) -> Array:
+def reward_of(name: str, far: Array, point: Array, reset: Reset) -> Array:
     """Reward of a distance, formula "v2" (0 to 10) or "v1" (thousands), as in Meta-World's versions of the task.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 
 ALL = "all"
 ANY_WIDTH = (0.0, 1.0)
@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[Task, ...]:
     names = list(TASKS) if text == ALL else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in TASKS:
-            raise ValueError(f"reach: unknown task {shown(name)}: {closest(name, (*TASKS, ALL))}")
+            raise ValueError(f"reach: unknown task {short_repr(name)}: {closest(name, (*TASKS, ALL))}")
     if len(set(names)) < len(names):
-        raise ValueError(f"reach: task {shown(text)} names a task twice: name each one once")
+        raise ValueError(f"reach: task {short_repr(text)} names a task twice: name each one once")
     return tuple(TASKS[name] for name in names)

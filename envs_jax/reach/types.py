@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, shown
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
 from envs_jax.reach import constants, reward, tasks
 
 GOALS = ("pool", "order", "uniform")
@@ -39,7 +39,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"reach: unknown {name} {shown(value)}: {closest(str(value), names)}")
+        raise ValueError(f"reach: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,11 +112,11 @@ class Snakes(Settings):
     def _advance(self, state: State, words: Array, action: Array) -> tuple[State, TimeStep]:
         """Step with random words uint32[:, ...] and actions int32[A, ...]."""
         board, snakes, beans = self.board, self.snakes, self.beans
-        wanted = snakes if self.takes_opponents else self.num_agents
+        wanted = snakes if self.accepts_opponent_actions else self.num_agents
         if len(action) != wanted:
             raise ValueError(
                 f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
-                + ("; 'self' needs a run with --self_play" if self.takes_opponents else "")
+                + ("; 'self' needs a run with --self_play" if self.accepts_opponent_actions else "")
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)

@@ -13,7 +13,7 @@ import itertools
 
 import jax.numpy as jnp
 
-from envs_jax.base import Array, closest, shown
+from envs_jax.base import Array, closest, short_repr
 from envs_jax.snakes.opponents import NAMES
 
 OUTSIDE = "outside"
@@ -54,7 +54,9 @@ def _number(text: str, whole: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value <= _LARGEST:
-        raise ValueError(f"snakes: {shown(text)} in the opponent {shown(whole)} is not a number from 0 to {_LARGEST:g}")
+        raise ValueError(
+            f"snakes: {short_repr(text)} in the opponent {short_repr(whole)} is not a number from 0 to {_LARGEST:g}"
+        )
     return value
 
 
@@ -65,12 +67,13 @@ def _mixture(text: str, whole: str) -> tuple[float, ...]:
         if name not in PLAYERS:
             known = (*PLAYERS, *PUBLISHED, OUTSIDE)
             raise ValueError(
-                f"snakes: unknown player {shown(name)} in the opponent {shown(whole)}: {closest(name, known)}"
+                f"snakes: unknown player {short_repr(name)} in the opponent {short_repr(whole)}: {closest(name, known)}"
             )
         weights[PLAYERS.index(name)] += _number(weight, whole) if weight else 1.0
     if not sum(weights) > 0.0:
         raise ValueError(
-            f"snakes: all weights of {shown(text)} in the opponent {shown(whole)} are 0; make one of them positive"
+            f"snakes: all weights of {short_repr(text)} in the opponent {short_repr(whole)} are 0; make one of them "
+            f"positive"
         )
     return tuple(weight / sum(weights) for weight in weights)
 
@@ -92,7 +95,7 @@ def parse(text: str) -> Schedule:
     shares = tuple(_number(share, text) if at else 0.0 for _, at, share in parts)
     if shares[0] != 0.0 or shares[-1] > 1.0 or any(a >= b for a, b in itertools.pairwise(shares)):
         raise ValueError(
-            f"snakes: the shares of training in the opponent {shown(text)} are {shown(shares)}; they must "
+            f"snakes: the shares of training in the opponent {short_repr(text)} are {short_repr(shares)}; they must "
             "begin with 0, rise from part to part and end at 1 at most"
         )
     return Schedule(shares, tuple(_mixture(mixture, text) for mixture, _, _ in parts))

@@ -56,6 +56,6 @@ def with_opponents(env: Settings, state: State, word: Array, action: Array) -> A
         players,
         env.exclusive_beans,
     )
-    if env.takes_opponents:
+    if env.accepts_opponent_actions:
         others = jnp.where((state.level == schedule.SELF)[None], action[half:], others)
     return jnp.concatenate([action[:half], others])

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, shown
+from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
 from envs_jax.snakes import reward, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board
 from envs_jax.snakes.room import always_room
@@ -40,7 +40,7 @@ class State:
 
 def _known(name: str, value: str, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ValueError(f"snakes: unknown {name} {shown(value)}: {closest(str(value), names)}")
+        raise ValueError(f"snakes: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Settings(Environment):
             )
         schedule.parse(self.opponent)
         if self.eval_opponent == schedule.OUTSIDE or schedule.SELF in schedule.parse(self.eval_opponent).used:
-            raise ValueError(f"snakes: eval_opponent is {shown(self.eval_opponent)}; choose scripted players")
+            raise ValueError(f"snakes: eval_opponent is {short_repr(self.eval_opponent)}; choose scripted players")
 
     # Derived values
 
@@ -131,6 +131,6 @@ class Settings(Environment):
         return schedule.parse(self.opponent)
 
     @property
-    def takes_opponents(self) -> bool:
+    def accepts_opponent_actions(self) -> bool:
         """True if some games' other team is played from outside: `step` takes its actions after the learner's."""
         return self.scripted and schedule.SELF in self.schedule.used

@@ -1,6 +1,6 @@
 """Algorithms by name. Each file holds the equations of one algorithm on top and its wiring below."""
 
-from envs_jax.base import closest, load, shown
+from envs_jax.base import closest, load, short_repr
 from jaxrl.algos.base import Algorithm
 
 ALGORITHMS = {
@@ -17,10 +17,10 @@ ALGORITHMS = {
 def find(name: str) -> type[Algorithm]:
     """Return the class of a registered algorithm or of a user's "module:Class". Raises ValueError if there is none."""
     if ":" not in name and name not in ALGORITHMS:
-        raise ValueError(f"unknown algorithm {shown(name)}: {closest(name, ALGORITHMS)}")
+        raise ValueError(f"unknown algorithm {short_repr(name)}: {closest(name, ALGORITHMS)}")
     cls = load(ALGORITHMS.get(name, name), "algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         raise ValueError(
-            f"algorithm {shown(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
+            f"algorithm {short_repr(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
         )
     return cls

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, shown
+from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
 from envs_jax.progress import Progress, add, count, start, total
 from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import DataParallel
@@ -26,8 +26,8 @@ __all__ = [
     "Mode",
     "Phase",
     "Progress",
-    "Source",
     "Trajectory",
+    "UpstreamRun",
     "add",
     "count",
     "setting",
@@ -88,19 +88,21 @@ class Trajectory:
     extras: Any
 
 
-def read_adopted(text: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the mapping that an `adopt` wrote as JSON, with these names only. Raises ValueError for anything else."""
+def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
+    """Parse the JSON object that `resolve_inputs` wrote, with these names only. Raises ValueError for anything else."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
         found = None
     if not isinstance(found, dict) or not found.keys() <= set(names):
-        raise ValueError("adopted is written by the run itself: leave it out, it follows from the runs that are named")
+        raise ValueError(
+            "resolved_inputs is written by the run itself: leave it out, it follows from the runs that are named"
+        )
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class UpstreamRun:
     """A run that a setting refers to.
 
     Attributes:
@@ -166,14 +168,16 @@ class Algorithm:
             for name in given:
                 if name not in self.parts:
                     known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
-                    raise ValueError(f"{what} names {shown(name)}: {known}")
+                    raise ValueError(f"{what} names {short_repr(name)}: {known}")
 
     parts: ClassVar[tuple[str, ...]] = ()  # parts for which the user may supply a network or an optimizer
     meaning: ClassVar[tuple[str, ...]] = ()  # settings that must be equal, besides shapes, for weights to be compatible
     recurrent: ClassVar[bool] = False  # whether acting needs a carry (see `init_carry`)
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
-    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, comma-separated, see `adopt`
-    recordings: ClassVar[tuple[str, ...]] = ()  # settings (str) that name expert datasets, see `adopt` and `arrange`
+    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, comma-separated, see `resolve_inputs`
+    recordings: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings (str) that name expert datasets, see `resolve_inputs` and `to_dataset`
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -188,17 +192,17 @@ class Algorithm:
         return num_envs
 
     @classmethod
-    def adopt(
+    def resolve_inputs(
         cls,
         spec: EnvSpec,
         settings: dict[str, Any],
-        sources: dict[str, tuple[Source, ...]],
+        sources: dict[str, tuple[UpstreamRun, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
         """Return a new run's settings, with what it takes from the runs and datasets that they name.
 
         The command reads the files and calls this once. `weights` of each run's state, {setting: one per run, in the
-        order of the returned setting}, and `arrange` of the datasets become the `inputs` of `init`.
+        order of the returned setting}, and `to_dataset` of the datasets become the `inputs` of `init`.
 
         Args:
             spec: of the environment.
@@ -212,8 +216,8 @@ class Algorithm:
         del spec, sources, recordings
         return settings
 
-    def arrange(self, recording: dict[str, Any]) -> Any:
-        """Return the arrays that `init` receives for a dataset, given as in `adopt`."""
+    def to_dataset(self, recording: dict[str, Any]) -> Any:
+        """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
         raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
@@ -236,7 +240,7 @@ class Algorithm:
             return self.optimizer(part)
         return given if packed is None else optimizers.of_tree(given, packed)
 
-    def rate_of(self, part: str, rate: Array | float) -> Array | float:
+    def learning_rate_of(self, part: str, rate: Array | float) -> Array | float:
         """Return the learning rate of a part, 1 where the user's optimizer has its own."""
         return 1.0 if part in self.custom.optimizers else rate
 
@@ -254,7 +258,7 @@ class Algorithm:
         return 0
 
     @property
-    def store_setting(self) -> str | None:
+    def storage_setting(self) -> str | None:
         """Return the setting that controls storage besides the trajectory, for advice; None if nothing is stored."""
         return None
 

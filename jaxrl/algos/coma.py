@@ -167,7 +167,8 @@ class Coma(Algorithm):
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
         if self.batches.size < 1:
             raise ValueError(
-                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical shard: "
+                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical "
+                f"shard: "
                 "lower it or raise num_envs"
             )
 
@@ -383,7 +384,7 @@ class Coma(Algorithm):
         def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
             new = optimizers.apply_gradients(
-                self.optimizer_of(name), gradient, params, state, self.rate_of(name, decayed)
+                self.optimizer_of(name), gradient, params, state, self.learning_rate_of(name, decayed)
             )
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
             return *kept, optimizers.norm(gradient)
@@ -414,7 +415,7 @@ class Coma(Algorithm):
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
         logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
         action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
-        action, extras = team.choose_in_turn(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
+        action, extras = team.sample_sequentially(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
         return action, actor, extras
 
     # Networks

@@ -122,22 +122,22 @@ class Ddpg(OffPolicy):
         return self.spec.action.n
 
     @property
-    def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def _observation_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         mask = jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.bool_)
-        return super()._seen | ({"mask": mask} if self.masking else {})
+        return super()._observation_spec | ({"mask": mask} if self.masking else {})
 
-    def _look(self, timestep: TimeStep) -> dict[str, Array]:
+    def _observations(self, timestep: TimeStep) -> dict[str, Array]:
         mask = self._mask(timestep)
-        return super()._look(timestep) | ({} if mask is None else {"mask": mask})
+        return super()._observations(timestep) | ({} if mask is None else {"mask": mask})
 
     @property
-    def _answer(self) -> jax.ShapeDtypeStruct:
+    def _action_spec(self) -> jax.ShapeDtypeStruct:
         """Return the shape of a stored action: the vector that critics take as input, or the action."""
         if self.action_gradient == "softmax":
             return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
         return jax.ShapeDtypeStruct((self.spec.num_agents,), jnp.uint8 if self._actions <= 256 else jnp.int32)
 
-    def _answers(self, trajectory: Trajectory) -> Array:
+    def _stored_actions(self, trajectory: Trajectory) -> Array:
         return trajectory.extras["vector"] if self.action_gradient == "softmax" else trajectory.action
 
     def _noise(self, key: Array, number: int) -> Array | None:
@@ -311,7 +311,7 @@ class Ddpg(OffPolicy):
         return self._returns(sample, value)
 
     def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
-        answer = sample["answer"]
+        answer = sample["action"]
         if self.action_gradient == "expected":
             values = self.values(critic, sample["observation"])
             chosen = jnp.broadcast_to(answer.astype(jnp.int32)[None], values.shape[:-1])

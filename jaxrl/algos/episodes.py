@@ -74,7 +74,8 @@ class Minibatches:
         ]
         if episodes != usual:
             lines.append(
-                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} missions a training step: "
+                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} missions a "
+                f"training step: "
                 f"minibatches have {episodes / usual:.3g} times as many samples, and an equal number of missions makes "
                 f"{usual / episodes:.3g} times as many updates; more minibatches, higher learning rates and shorter "
                 "schedules compensate."

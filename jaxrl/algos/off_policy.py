@@ -16,7 +16,7 @@ from envs_jax.base import Array, Box, TimeStep
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
 from jaxrl.nn import optimizers
 from jaxrl.rl import replay
-from jaxrl.rl.replay import Marks, Replay
+from jaxrl.rl.replay import Priorities, Replay
 
 MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
 
@@ -134,7 +134,7 @@ class OffPolicy(Algorithm):
             most = (replay.MOST_ROWS - 1) * self.layout.shards
             raise ValueError(
                 f"the replay would hold {self.rows * self.layout.num_envs:,} steps, and {most:,} are the most: lower "
-                f"{self.store_setting}"
+                f"{self.storage_setting}"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
             name, held = (
@@ -143,7 +143,7 @@ class OffPolicy(Algorithm):
             )
             raise ValueError(
                 f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
-                f"{self.store_setting}"
+                f"{self.storage_setting}"
             )
 
     @classmethod
@@ -185,21 +185,21 @@ class OffPolicy(Algorithm):
         return self.spec.observation
 
     @property
-    def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of a row's observation part (`Replay.seen`), by the names that `_look` returns."""
+    def _observation_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of `Replay.observation` of a row, by the names that `_observations` returns."""
         dtype = replay.storage_dtype(self._observation, self.replay_dtype)
         return {"observation": jax.ShapeDtypeStruct((self.spec.num_agents, *self._observation.shape), dtype)}
 
-    def _look(self, timestep: TimeStep) -> dict[str, Array]:
-        """Return the entries of `_seen` for time steps with any leading axes."""
+    def _observations(self, timestep: TimeStep) -> dict[str, Array]:
+        """Return the entries of `_observation_spec` for time steps with any leading axes."""
         return {"observation": timestep.observation}
 
     @property
-    def _answer(self) -> Any:
-        """Return the shapes of a row's action part (`Replay.answer`)."""
-        raise NotImplementedError("an off-policy algorithm needs `_answer`")
+    def _action_spec(self) -> Any:
+        """Return the shapes of a row's action part (`Replay.action`)."""
+        raise NotImplementedError("an off-policy algorithm needs `_action_spec`")
 
-    def _answers(self, trajectory: Trajectory) -> Any:
+    def _stored_actions(self, trajectory: Trajectory) -> Any:
         """Return the action part [T, B, ...] of a trajectory."""
         return trajectory.action
 
@@ -217,7 +217,7 @@ class OffPolicy(Algorithm):
 
     @property
     def _row_bytes(self) -> int:
-        return replay.row_bytes(self._seen, self._answer, self.spec.num_agents, self.prioritized)
+        return replay.row_bytes(self._observation_spec, self._action_spec, self.spec.num_agents, self.prioritized)
 
     @property
     def rows(self) -> int:
@@ -227,7 +227,7 @@ class OffPolicy(Algorithm):
         return replay.rows_for(self.buffer_size, self.layout.num_envs, self.n_step)
 
     @property
-    def store_setting(self) -> str:
+    def storage_setting(self) -> str:
         return "buffer_gb" if self.buffer_gb else "buffer_size"
 
     def largest_chunk(self) -> int:
@@ -344,7 +344,7 @@ class OffPolicy(Algorithm):
     def _empty_replay(self) -> Replay:
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         sizes = (self.spec.num_agents, shards, self.rows, envs)
-        return replay.create(self._seen, self._answer, *sizes, self.prioritized)
+        return replay.create(self._observation_spec, self._action_spec, *sizes, self.prioritized)
 
     def learn(
         self,
@@ -371,11 +371,13 @@ class OffPolicy(Algorithm):
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are sampled at once: fewer, larger operations
-        chosen = () if self.prioritized else jax.vmap(lambda pair: self._choose(ring, pair[0], beta))(keys)
+        chosen = () if self.prioritized else jax.vmap(lambda pair: self._sample_index(ring, pair[0], beta))(keys)
 
         def update(carry: tuple[Any, Any], row: tuple[Array, Any, Array]) -> Any:
-            (params, marks), ((key_choice, key_noise), chosen, number) = carry, row
-            index, weight = chosen or self._choose(dataclasses.replace(ring, marks=marks), key_choice, beta)
+            (params, priorities), ((key_choice, key_noise), chosen, number) = carry, row
+            index, weight = chosen or self._sample_index(
+                dataclasses.replace(ring, priorities=priorities), key_choice, beta
+            )
             batch = self._gather(ring, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
             if noise is not None:
@@ -383,17 +385,17 @@ class OffPolicy(Algorithm):
             params, metrics, error = self.update(params, self._prepared(batch, env_steps), number, rates)
             if self.prioritized:
 
-                def mark(marks: Marks, index: Array, error: Array, weight: Array) -> Marks:
-                    return replay.set_priorities(marks, index, error, weight, self.priority_alpha)
+                def mark(priorities: Priorities, index: Array, error: Array, weight: Array) -> Priorities:
+                    return replay.set_priorities(priorities, index, error, weight, self.priority_alpha)
 
-                rows = (marks, index, error, batch["weight"])
-                marks = layout.map_shards(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
-            return (params, marks), jnp.stack([metrics[name] for name in self.metric_names])  # one write
+                rows = (priorities, index, error, batch["weight"])
+                priorities = layout.map_shards(lambda rows: jax.vmap(mark)(*rows), rows, axis=0)
+            return (params, priorities), jnp.stack([metrics[name] for name in self.metric_names])  # one write
 
         rows = (keys, chosen, self._numbers(progress, phase))
-        (params, marks), table = jax.lax.scan(update, (self.pack(state.replicated), ring.marks), rows)
+        (params, priorities), table = jax.lax.scan(update, (self.pack(state.replicated), ring.priorities), rows)
         metrics = {name: table[:, k] for k, name in enumerate(self.metric_names)}
-        return AlgoState(self.unpack(params), dataclasses.replace(ring, marks=marks)), metrics
+        return AlgoState(self.unpack(params), dataclasses.replace(ring, priorities=priorities)), metrics
 
     def _numbers(self, progress: Progress, phase: Phase) -> Array:
         """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
@@ -408,30 +410,32 @@ class OffPolicy(Algorithm):
         """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet."""
         step = trajectory.timestep
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
-        rows = {name: value.astype(self._seen[name].dtype) for name, value in self._look(step).items()}
-        seen = jax.tree.map(join, rows, self._look(last))
+        rows = {
+            name: value.astype(self._observation_spec[name].dtype) for name, value in self._observations(step).items()
+        }
+        seen = jax.tree.map(join, rows, self._observations(last))
         end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
-        return replay.write(ring, seen, self._answers(trajectory), join(step.reward, last.reward), end)
+        return replay.write(ring, seen, self._stored_actions(trajectory), join(step.reward, last.reward), end)
 
-    def _choose(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
+    def _sample_index(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
         """Sample window starts in this device's shards, int32[S, m], with weights float32[S, m]."""
         number, n = self.batch_size // self.layout.shards, self.n_step
         keys = self.layout.shard_keys(key)
         if self.prioritized:
 
-            def choose(key: Array, marks: Marks, head: Array, filled: Array) -> tuple[Array, Array]:
-                return replay.choose_by_priority(key, marks.priority, head, filled, number, n, beta)
+            def choose(key: Array, priorities: Priorities, head: Array, filled: Array) -> tuple[Array, Array]:
+                return replay.sample_prioritized(key, priorities.priority, head, filled, number, n, beta)
 
-            rows = (keys, ring.marks, ring.head, ring.filled)
+            rows = (keys, ring.priorities, ring.head, ring.filled)
             return self.layout.map_shards(lambda rows: jax.vmap(choose)(*rows), rows, axis=0)
-        uniform = lambda key, end, head, filled: replay.choose(key, end, head, filled, number, n)  # noqa: E731
+        uniform = lambda key, end, head, filled: replay.sample_uniform(key, end, head, filled, number, n)  # noqa: E731
         return jax.vmap(uniform)(keys, ring.end, ring.head, ring.filled)
 
     def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
         """Return the batch that starts at int32[S, m], leaves [S, m, ...], without its weights."""
         sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
-        batch = {"answer": sample.answer, "reward": sample.reward, "end": sample.end, **sample.seen}
-        return batch | {f"next_{name}": value for name, value in sample.next_seen.items()}
+        batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
+        return batch | {f"next_{name}": value for name, value in sample.next_observation.items()}
 
     def update(
         self, params: Any, batch: dict[str, Array], number: Array | None = None, rates: Array | float = 1.0
@@ -479,7 +483,7 @@ class OffPolicy(Algorithm):
     ) -> tuple[Array, Array | None, Any, Array]:
         """Take one step [P] on a network and its target, if any: parameters, target, optimizer state, gradient norm."""
         params, state = optimizers.apply_gradients(
-            self.optimizer_of(name), gradient, params, state, self.rate_of(name, rate)
+            self.optimizer_of(name), gradient, params, state, self.learning_rate_of(name, rate)
         )
         if target is not None:
             target = (1 - self.tau) * target + self.tau * params

@@ -167,22 +167,22 @@ class Sac(OffPolicy):
         return math.prod(self._box.shape)
 
     @property
-    def _seen(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def _observation_spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         task = jax.ShapeDtypeStruct((), jnp.uint8 if self.spec.num_tasks <= 256 else jnp.int32)
-        return super()._seen | ({"task": task} if self.spec.num_tasks > 1 else {})
+        return super()._observation_spec | ({"task": task} if self.spec.num_tasks > 1 else {})
 
-    def _look(self, timestep: TimeStep) -> dict[str, Array]:
-        return super()._look(timestep) | ({"task": timestep.task} if self.spec.num_tasks > 1 else {})
+    def _observations(self, timestep: TimeStep) -> dict[str, Array]:
+        return super()._observations(timestep) | ({"task": timestep.task} if self.spec.num_tasks > 1 else {})
 
     @property
-    def _answer(self) -> Any:
+    def _action_spec(self) -> Any:
         """Return the shape of stored actions, which lie in [-1, 1]."""
         return jax.ShapeDtypeStruct((self.spec.num_agents, self._actions), jnp.float32)
 
-    def _answers(self, trajectory: Trajectory) -> Any:
-        return self._inward(trajectory.action)
+    def _stored_actions(self, trajectory: Trajectory) -> Any:
+        return self._normalize_action(trajectory.action)
 
-    def _inward(self, action: Array) -> Array:
+    def _normalize_action(self, action: Array) -> Array:
         """Rescale actions [..., A, *box] of the environment to float32[..., A, n] in [-1, 1]."""
         lead = action.shape[: action.ndim - len(self._box.shape)]
         action = action.reshape(*lead, self._actions).astype(jnp.float32)
@@ -257,7 +257,7 @@ class Sac(OffPolicy):
         """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
         mean, log_std = self.gaussian(policy, timestep.observation)
         if mode == "greedy":
-            return self._outward(jnp.tanh(mean)), actor, ()
+            return self._denormalize_action(jnp.tanh(mean)), actor, ()
         random = None
         if mode == "explore" and self.random_steps:
             per_call = self.update_interval * self.layout.num_envs
@@ -270,9 +270,9 @@ class Sac(OffPolicy):
                 return action
             return jnp.where(random, jax.random.uniform(key_random, mean.shape, minval=-1.0, maxval=1.0), action)
 
-        return self._outward(jax.vmap(one)(mean, log_std, keys)), actor, ()
+        return self._denormalize_action(jax.vmap(one)(mean, log_std, keys)), actor, ()
 
-    def _outward(self, action: Array) -> Array:
+    def _denormalize_action(self, action: Array) -> Array:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box, [B, A, ...]."""
         if not self._unit:
             outward = self._box.low + self._half_width * (action + 1)
@@ -336,7 +336,7 @@ class Sac(OffPolicy):
             )
             log_alpha, alpha_optimizer = optimizers.apply_gradients(
                 self.optimizer_of("alpha"), gradient["log_alpha"], params.log_alpha, params.alpha_optimizer,
-                self.rate_of("alpha", self.alpha_lr * rates),
+                self.learning_rate_of("alpha", self.alpha_lr * rates),
             )  # fmt: skip
             return actor, actor_optimizer, log_alpha, alpha_optimizer, norm
 
@@ -375,4 +375,4 @@ class Sac(OffPolicy):
         return self._returns(sample, soft_value(values, log_prob, alpha))
 
     def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
-        return self.values(critic, sample["observation"], sample["answer"])
+        return self.values(critic, sample["observation"], sample["action"])

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Source, Trajectory, read_adopted, setting, total
+from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, UpstreamRun, read_resolved, setting, total
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
@@ -29,7 +29,8 @@ from jaxrl.rl.replay import Replay
 IMITATIONS = 50  # updates per iteration of the imitation phase
 # Settings that determine the teacher's networks.
 TEACHES = (
-    "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size", "num_heads", "num_layers", "hidden_size", "depth",
+    "resolved_inputs", "state_entries", "context_length", "code_size", "embedding_size", "feedforward_size",
+    "num_heads", "num_layers", "hidden_size", "depth",
 )  # fmt: skip
 
 
@@ -74,7 +75,8 @@ class Student(Sac):
     )
     imitation_episodes: int = setting(
         0, "episodes that the teacher plays before all else (at least one in each environment), to which the policy is "
-        "fitted; their steps count in the total, not in teacher_constant_steps and teacher_until_step, and stay in the replay; "
+        "fitted; their steps count in the total, not in teacher_constant_steps and teacher_until_step, and stay in "
+        "the replay; "
         "0 = none",
         between=(0, 2**24),
     )  # fmt: skip
@@ -94,7 +96,8 @@ class Student(Sac):
             return
         if not self.random_steps + self.teacher_constant_steps < self.teacher_until_step < 2**24:
             raise ValueError(
-                f"teacher_until_step must lie above random_steps + teacher_constant_steps ({self.random_steps + self.teacher_constant_steps:,}) and "
+                f"teacher_until_step must lie above random_steps + teacher_constant_steps "
+                f"({self.random_steps + self.teacher_constant_steps:,}) and "
                 f"below {2**24:,}, not be {self.teacher_until_step:,}"
             )
         if self.imitation_episodes and self.imitation_batch % self.layout.shards:
@@ -104,11 +107,11 @@ class Student(Sac):
             )
 
     @classmethod
-    def adopt(
+    def resolve_inputs(
         cls,
         spec: EnvSpec,
         settings: dict[str, Any],
-        sources: dict[str, tuple[Source, ...]],
+        sources: dict[str, tuple[UpstreamRun, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the settings with those of the teacher's networks."""
@@ -130,7 +133,7 @@ class Student(Sac):
         """Return the teacher's algorithm; its minibatches are as small as allowed."""
         if not self.resolved_inputs:
             return None
-        settings = read_adopted(self.resolved_inputs, TEACHES)
+        settings = read_resolved(self.resolved_inputs, TEACHES)
         settings["state_entries"] = tuple(settings.get("state_entries", ()))
         settings |= dict.fromkeys(("batch_size", "transformer_batch"), self.layout.shards)
         return Collective(self.spec, self.layout, **settings)
@@ -159,16 +162,16 @@ class Student(Sac):
     # Replay contents
 
     @property
-    def _answer(self) -> Any:
+    def _action_spec(self) -> Any:
         """Return the shapes of actions and, with a teacher, of the agreement and of the teacher's action to imitate."""
-        action = super()._answer
+        action = super()._action_spec
         if self.teacher_algo is None:
             return action
         taught = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
         return taught | ({"mu": action, "log_std": action} if self.imitation_episodes else {})
 
-    def _answers(self, trajectory: Trajectory) -> Any:
-        action = super()._answers(trajectory)
+    def _stored_actions(self, trajectory: Trajectory) -> Any:
+        action = super()._stored_actions(trajectory)
         return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
 
     def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
@@ -176,8 +179,8 @@ class Student(Sac):
         batch = super()._gather(ring, index)
         if self.teacher_algo is None:
             return batch
-        of_shard = lambda rows, index: replay.from_row(rows, index, self.n_step)  # noqa: E731
-        return batch | {"rho": jax.vmap(of_shard)(ring.answer["rho"], index)}
+        of_shard = lambda rows, index: replay.gather_window(rows, index, self.n_step)  # noqa: E731
+        return batch | {"rho": jax.vmap(of_shard)(ring.action["rho"], index)}
 
     def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
         """Add the teacher's bonus to the rewards."""
@@ -194,7 +197,7 @@ class Student(Sac):
         paid = self.layout.apply(
             lambda sample: sample["reward"] + weight * sample["rho"], {name: batch[name] for name in ("reward", "rho")}
         )
-        return batch | {"answer": batch["answer"]["action"], "reward": paid}
+        return batch | {"action": batch["action"]["action"], "reward": paid}
 
     # Protocol
 
@@ -231,15 +234,21 @@ class Student(Sac):
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, actor, extras
-        memory, own, steps = teacher.watch(actor, timestep), self._inward(action)[:, 0], total(progress.env_steps)
+        memory, own, steps = (
+            teacher.observe(actor, timestep),
+            self._normalize_action(action)[:, 0],
+            total(progress.env_steps),
+        )
         asked = steps < self._steps_before + (self.teacher_until_step if self.teacher_weight else 0)
         mean, log_std = jax.lax.cond(
-            asked, lambda: teacher.networks.answer(policy["teacher"], memory.window), lambda: (own, jnp.zeros_like(own))
+            asked,
+            lambda: teacher.networks.action_distribution(policy["teacher"], memory.window),
+            lambda: (own, jnp.zeros_like(own)),
         )
         mean = jnp.tanh(mean)
         if self.imitation_episodes:
             own = jnp.where(steps < self._steps_before, mean, own)
-            action = self._outward(own[:, None])
+            action = self._denormalize_action(own[:, None])
         rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
         extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}
         if self.imitation_episodes:
@@ -271,10 +280,10 @@ class Student(Sac):
 
         def update(carry: Any, key: Array) -> Any:
             actor, optimizer = carry
-            index, weight = drawing._choose(ring, key, jnp.float32(0))
+            index, weight = drawing._sample_index(ring, key, jnp.float32(0))
             batch = self._gather(ring, index)
             sample = {"observation": batch["observation"], "weight": weight}
-            sample |= {name: batch["answer"][name] for name in ("mu", "log_std")}
+            sample |= {name: batch["action"][name] for name in ("mu", "log_std")}
             gradient, (value, _) = self.layout.gradient(loss, actor, sample)
             actor, _, optimizer, norm = self.layout.deterministic(functools.partial(self._step, "actor"))(
                 gradient, actor, None, optimizer, jnp.float32(self.actor_lr)

@@ -48,7 +48,7 @@ class ActorCritic:
         return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
 
-def choose_in_turn(
+def sample_sequentially(
     spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Array, greedy: bool
 ) -> tuple[Array, dict[str, Array]]:
     """Select the actions of a team one agent after another, so that a mask may depend on earlier actions.

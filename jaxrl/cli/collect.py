@@ -1,4 +1,4 @@
-"""python -m jaxrl.collect RUN --out FILE.npz: a labelled set of what several policies come across.
+"""python -m jaxrl.collect RUN --out FILE.npz: an expert dataset of what several policies come across.
 
 RUN is a run of sac (or of an algorithm made after it) on reach, the expert whose labels are written: mu, log_std and
 value. Episodes are played in the run's environment or, with --simulator metaworld, in real Meta-World, by the policies
@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import base as environments
-from envs_jax.base import Array, closest, shown
+from envs_jax.base import Array, closest, short_repr
 from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import several, whole
+from jaxrl.cli.values import parse_int, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.policies import EvalPolicy, parse
@@ -32,7 +32,7 @@ from jaxrl.integrations.metaworld import Simulator
 from jaxrl.nn import distributions
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.expert_dataset import LabelledSet
+from jaxrl.runtime.expert_dataset import ExpertDataset
 from jaxrl.runtime.load import load_policy
 
 EXPERTS = ("policy", "scripted")
@@ -64,7 +64,7 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
 
 def collect(
     subject: EvalPolicy, weights: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
-) -> LabelledSet:
+) -> ExpertDataset:
     """Return an expert dataset of episodes played by the policies `names` in turn.
 
     Args:
@@ -100,7 +100,7 @@ def collect(
     if world.task is not None:
         names_of_tasks, fields["task"] = (world.task,), np.zeros_like(fields["task"])
     never = np.zeros(len(fields["step"]), bool)  # episodes only end by truncation
-    return LabelledSet(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
+    return ExpertDataset(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
 
 
 def _tasks_of_run(subject: EvalPolicy) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def _tasks_of_run(subject: EvalPolicy) -> tuple[str, ...]:
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the labelled set to write, an .npz file")
+    parser.add_argument("--out", metavar="FILE", help="the expert dataset to write, an .npz file")
     parser.add_argument(
         "--episodes", default=str(_EPISODES), metavar="N", help=f"of all policies together (default: {_EPISODES})"
     )
@@ -148,13 +148,13 @@ def main(argv: Sequence[str]) -> int:
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
     if flags.expert not in EXPERTS:
-        raise UsageError(f"unknown expert {shown(flags.expert)}: {closest(flags.expert, EXPERTS)}")
-    names = several(flags.policy)
+        raise UsageError(f"unknown expert {short_repr(flags.expert)}: {closest(flags.expert, EXPERTS)}")
+    names = parse_list(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: take some of {_POLICIES}")
-    episodes = whole(flags.episodes, "--episodes", len(names), _MOST_EPISODES)
-    seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
-    lanes = min(whole(flags.chunk, "--chunk", 1, _MOST_EPISODES), -(-episodes // len(names)))
+    episodes = parse_int(flags.episodes, "--episodes", len(names), _MOST_EPISODES)
+    seed = parse_int(flags.seed, "--seed", 0, 2**32 - 1)
+    lanes = min(parse_int(flags.chunk, "--chunk", 1, _MOST_EPISODES), -(-episodes // len(names)))
     task = metaworld.own_task(flags)
     wanted = read() if task is None else read("task")
     metaworld.reach_of(wanted)

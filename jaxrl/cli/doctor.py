@@ -21,15 +21,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError
-from jaxrl.report import flights, rates
+from jaxrl.report import rates, rollout_timing
 from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.report.console import gibibytes, short
-from jaxrl.report.timing import take_turns
+from jaxrl.report.console import format_si, gibibytes
+from jaxrl.report.timing import measure_interleaved
 from jaxrl.runtime import build, memory_plan, run_directory
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import load as loading
@@ -244,14 +244,14 @@ def _counted(names: Sequence[str]) -> str:
 def look_at_rates(width: int, quick: bool) -> list[Finding]:
     """Measure the rates of the first device."""
     found = rates.measure(width, quick=quick, rounds=1 if quick else 3)
-    findings = [Finding("memory copy", f"{short(found.copy)}B/s read and written together")]
+    findings = [Finding("memory copy", f"{format_si(found.copy)}B/s read and written together")]
     if jax.default_backend() == "cpu" and found.fresh < DEAR_PAGES * found.copy:
-        findings.append(Finding("fresh memory", f"{short(found.fresh)}B/s{huge_pages()}", "hint"))
-    findings += [Finding(f"matmul {name}", f"{short(value)}FLOP/s") for name, value in found.matmul.items()]
+        findings.append(Finding("fresh memory", f"{format_si(found.fresh)}B/s{huge_pages()}", "hint"))
+    findings += [Finding(f"matmul {name}", f"{format_si(value)}FLOP/s") for name, value in found.matmul.items()]
     findings += [
         Finding(
             "convolution",
-            f"{short(value)}FLOP/s forward and backward ({found.width} channels, {found.dtype}, method {name})",
+            f"{format_si(value)}FLOP/s forward and backward ({found.width} channels, {found.dtype}, method {name})",
         )
         for name, value in found.convolution.items()
     ]
@@ -269,19 +269,19 @@ def huge_pages() -> str:
 def look_at_environment(setup: build.Run, quick: bool) -> list[Finding]:
     """Measure the speed of some copies of the environment under a random policy, without learning."""
     local, env = setup.trainer.layout.local_envs, setup.eval_env
-    of_one = flights.sizes(env)
-    number = flights.together(of_one, local, setup.plan.limit, env.spec.fixed_horizon)
+    of_one = rollout_timing.sizes(env)
+    number = rollout_timing.together(of_one, local, setup.plan.limit, env.spec.fixed_horizon)
     number = min(number, 2 if quick else MOST_FLOWN)
     name = setup.config.env
     if not number:
         return [Finding("environment", f"{name} was not measured: memory is too small to step it")]
-    flight = flights.Flight(env, number, stages=("policy",))
-    timing = take_turns(flight.samplers(), rounds=1 if quick else 3)["policy"]
+    flight = rollout_timing.EnvTimer(env, number, stages=("policy",))
+    timing = measure_interleaved(flight.samplers(), rounds=1 if quick else 3)["policy"]
     size = gibibytes(of_one.state) if of_one.state >= 2**20 else f"{of_one.state:,} bytes"
     return [
         Finding(
             "environment",
-            f"{name}: {short(number / timing.median)} steps/s, {number:,} at a time, random policy, "
+            f"{name}: {format_si(number / timing.median)} steps/s, {number:,} at a time, random policy, "
             f"no learning; {size} each; compiled in {flight.compile_seconds['policy']:.1f} s",
         )
     ]
@@ -352,7 +352,7 @@ def show(section: Section) -> None:
     console.print(table)
 
 
-def examine(config: Config | None, compile_it: bool, quick: bool) -> bool:
+def run_checks(config: Config | None, compile_it: bool, quick: bool) -> bool:
     """Check everything, printing as results arrive; return whether all is well. Raises UsageError."""
     sections: list[list[Finding]] = []
 
@@ -396,7 +396,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
     if any(word in ("-h", "--help") for word in others):
         print(own.format_help())
     if parsed.compile.lower() not in ("true", "false", "yes", "no", "1", "0"):
-        raise UsageError(f"--compile must be true or false, not {shown(parsed.compile)}")
+        raise UsageError(f"--compile must be true or false, not {short_repr(parsed.compile)}")
     compile_it = parsed.compile.lower() in ("true", "yes", "1")
     if not others:
         if compile_it:
@@ -408,7 +408,7 @@ def parse(argv: Sequence[str]) -> tuple[Config | None, bool, bool]:
     if request.resume is not None:
         config = configuration.resumed(config, request.changes)
     else:
-        config = loading.with_sources(config)
+        config = loading.resolve_config(config)
     return config, compile_it, parsed.quick
 
 
@@ -417,4 +417,4 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     config, compile_it, quick = parse(argv)
     enable_compilation_cache()
-    return 0 if examine(config, compile_it, quick) else 1
+    return 0 if run_checks(config, compile_it, quick) else 1

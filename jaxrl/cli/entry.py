@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.cli import interrupt
 from jaxrl.common.errors import UserError, one_line
 
@@ -45,7 +45,7 @@ def exit_on_error(main: Callable[[Sequence[str]], int]) -> Callable[..., int]:
             platforms = os.environ.get("JAX_PLATFORMS")
             if not platforms or _backend_works():
                 raise
-            sentence = f"JAX_PLATFORMS={shown(platforms)} is nothing that JAX can use here: unset it"
+            sentence = f"JAX_PLATFORMS={short_repr(platforms)} is nothing that JAX can use here: unset it"
             print(f"error: {sentence}", file=sys.stderr)
             return 1
 

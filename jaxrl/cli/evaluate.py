@@ -23,12 +23,12 @@ from typing import Any
 import jax
 
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.values import several, whole
+from jaxrl.cli.values import parse_int, parse_list
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import output, write_atomically
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import EvalPolicy, load, parse
-from jaxrl.evaluation.reports import compete, compete_in_league, evaluate
+from jaxrl.evaluation.reports import evaluate, play_league, play_matches
 from jaxrl.evaluation.tables import show, show_league, show_matches
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
@@ -79,11 +79,11 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
-    episodes = 0 if flags.episodes is None else whole(flags.episodes, "--episodes", 1, _MOST_EPISODES)
-    seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
-    chunk = whole(flags.chunk, "--chunk", 0, _MOST_EPISODES)
+    episodes = 0 if flags.episodes is None else parse_int(flags.episodes, "--episodes", 1, _MOST_EPISODES)
+    seed = parse_int(flags.seed, "--seed", 0, 2**32 - 1)
+    chunk = parse_int(flags.chunk, "--chunk", 0, _MOST_EPISODES)
     present = jax.local_device_count()
-    devices = present if flags.devices is None else whole(flags.devices, "--devices", 1, present)
+    devices = present if flags.devices is None else parse_int(flags.devices, "--devices", 1, present)
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     task = metaworld.own_task(flags)
     wanted = read() if task is None else read("task")
@@ -101,14 +101,14 @@ def main(argv: Sequence[str]) -> int:
         players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
         raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
     usual = [*league.ranked(wanted), *rules.baselines] if rules and wanted.run else list(wanted.policies)
-    names = usual if flags.policy is None else several(flags.policy)
+    names = usual if flags.policy is None else parse_list(flags.policy)
     if not names:
         raise UsageError(f"--policy names no policy: choose from {', '.join(wanted.policies)}")
     for name in names:
         wanted.check_policy(name)
     if rules and flags.at is not None:
         raise UsageError(f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out")
-    at = sorted(whole(word, "--at", 0, wanted.env.spec.horizon) for word in several(flags.at or ""))
+    at = sorted(parse_int(word, "--at", 0, wanted.env.spec.horizon) for word in parse_list(flags.at or ""))
     path = _own_file(wanted, names, usual)
     if flags.simulator and path:
         path = None if task else path.with_name(REAL_FILE.format(simulator=flags.simulator))
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         usual_lanes = metaworld.ARMS if flags.simulator == "metaworld" else episodes
         world = metaworld.world_of(flags.simulator, wanted, task, min(chunk or usual_lanes, episodes))
     if rules:
-        report = compete(wanted, names, episodes or rules.num_games, seed, devices, chunk, say)
+        report = play_matches(wanted, names, episodes or rules.num_games, seed, devices, chunk, say)
         show_matches(report, wanted.description, names[0])
     else:
         report = evaluate(wanted, names, episodes or _EPISODES, seed, at, devices, chunk, say, world)
@@ -133,7 +133,7 @@ def _set_for_matches(wanted: EvalPolicy) -> EvalPolicy:
     """Apply the environment's settings for matches, except those that the user gave."""
     rules = wanted.env.env.match_rules
     settings = rules.settings if rules else {}
-    return wanted.moved({name: value for name, value in settings.items() if name not in wanted.given})
+    return wanted.with_env_settings({name: value for name, value in settings.items() if name not in wanted.given})
 
 
 def _league(
@@ -144,13 +144,13 @@ def _league(
         raise UsageError("--against plays a run against others: name the run first")
     if flags.at is not None:
         raise UsageError("--at shows steps of an episode, --against the end of games: leave one of them out")
-    players = None if flags.policy is None else several(flags.policy)
+    players = None if flags.policy is None else parse_list(flags.policy)
     others = [
         load(run, config.env, config.env_settings, not flags.last) for run, config in map(read_run, flags.against)
     ]
     found = league.league([wanted, *others], players)
     path = output(flags.json, "--json") if flags.json else None
-    report = compete_in_league(found, episodes or found.rules.num_games, seed, devices, chunk, say)
+    report = play_league(found, episodes or found.rules.num_games, seed, devices, chunk, say)
     show_league(report)
     _write(path, report)
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
     flags = parser.parse_args(list(argv))
     if flags.format not in FORMATS:
-        named = f"unknown format {shown(flags.format)}: {closest(flags.format, FORMATS)}" if flags.format else None
+        named = f"unknown format {short_repr(flags.format)}: {closest(flags.format, FORMATS)}" if flags.format else None
         raise UsageError(named or f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")

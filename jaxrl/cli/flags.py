@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
 from envs_jax import base as environments
-from envs_jax.base import plain, shown
+from envs_jax.base import format_bound, short_repr
 from jaxrl import algos
 from jaxrl.cli.presets import base
 from jaxrl.common.errors import UsageError, usage_errors
@@ -68,10 +68,10 @@ class Parser(argparse.ArgumentParser):
         if message.startswith(prefix):
             word = (message.removeprefix(prefix).split() or [" "])[0].split("=")[0]
             if not word.startswith("-"):
-                raise UsageError(f"unexpected word {shown(word)}: flags begin with --")
+                raise UsageError(f"unexpected word {short_repr(word)}: flags begin with --")
             if self.trains and (owners := _owners(word.removeprefix("--"))):
                 raise UsageError(f"'{word}' is a setting of {' and '.join(owners)}, not of what is to be trained here")
-            raise UsageError(f"unknown flag {shown(word)}: {suggestion(word, self.flags())}")
+            raise UsageError(f"unknown flag {short_repr(word)}: {suggestion(word, self.flags())}")
         missing = re.fullmatch(r"argument (\S+): expected one argument", message)
         raise UsageError(f"{missing[1]} needs a value" if missing else message)
 
@@ -107,7 +107,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
 
 # Settings of a run listed first in the help, and those listed where an environment has this attribute.
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
-_SHOWN_WITH = {"self_play": "takes_opponents", "self_play_every": "takes_opponents"}
+_SHOWN_WITH = {"self_play": "accepts_opponent_actions", "self_play_every": "accepts_opponent_actions"}
 
 
 def parse(
@@ -177,7 +177,7 @@ def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
 
 def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> None:
     value = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    bounds = "" if field.between is None else f"{plain(field.between[0])} to {plain(field.between[1])}; "
+    bounds = "" if field.between is None else f"{format_bound(field.between[0])} to {format_bound(field.between[1])}; "
     text = f"{field.help} ({bounds}default: {value if value != '' else 'empty'})".replace("%", "%%")
     alone: dict[str, Any] = {"nargs": "?", "const": "true"} if field.kind is bool else {}
     text = argparse.SUPPRESS if hidden else text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from envs_jax import base as environments
-from envs_jax.base import Environment, closest, shown
+from envs_jax.base import Environment, closest, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import is_file
@@ -37,7 +37,7 @@ def find_preset(name: str) -> Path:
     stem = path.stem if path.suffix == ".yaml" else name
     if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
         return presets()[stem]
-    raise UsageError(f"there is no configuration {shown(name)}: {closest(stem, presets())}")
+    raise UsageError(f"there is no configuration {short_repr(name)}: {closest(stem, presets())}")
 
 
 def base(algo: str | None, config: str | None, env: str | None) -> Config:

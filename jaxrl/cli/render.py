@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.viewing import Record, Viewer
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.evaluate import FILE
-from jaxrl.cli.values import whole
+from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, output, write_atomically
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy, parse
@@ -99,7 +99,7 @@ def read_references(path: Path, subject: EvalPolicy, name: str) -> dict[str, dic
         if report["score_mode"] not in ("min", "max"):
             raise ValueError("score_mode is neither min nor max")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {shown(str(error))}"
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {short_repr(str(error))}"
         raise UserError(f"{path} is not an evaluation that jaxrl.evaluate wrote ({reason})") from None
     sign = 1 if report["score_mode"] == "min" else -1
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
@@ -192,9 +192,9 @@ def _rate(text: str | None) -> float | None:
     try:
         rate = float(text)
     except ValueError:
-        raise UsageError(f"--frames-per-second must be a number, not {shown(text)}") from None
+        raise UsageError(f"--frames-per-second must be a number, not {short_repr(text)}") from None
     if not 0.1 <= rate <= 50:
-        raise UsageError(f"--frames-per-second must lie between 0.1 and 50, not {shown(rate)}")
+        raise UsageError(f"--frames-per-second must lie between 0.1 and 50, not {short_repr(rate)}")
     return rate
 
 
@@ -203,7 +203,7 @@ def _out(text: str | None) -> Path:
         raise UsageError("say what to write: --out mission.html (or .gif, .png)")
     suffix = Path(text).suffix
     if suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--out {text}: cannot write {shown(suffix)} files; {closest(suffix.lower(), SUFFIXES)}")
+        raise UsageError(f"--out {text}: cannot write {short_repr(suffix)} files; {closest(suffix.lower(), SUFFIXES)}")
     return output(text, "--out")
 
 
@@ -214,8 +214,8 @@ def main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.render", __doc__, _flags)
-    episode = whole(flags.episode, "--episode", 0, 2**31 - 1)
-    seed = whole(flags.seed, "--seed", 0, 2**32 - 1)
+    episode = parse_int(flags.episode, "--episode", 0, 2**31 - 1)
+    seed = parse_int(flags.seed, "--seed", 0, 2**32 - 1)
     rate = _rate(flags.frames_per_second)
     path = _out(flags.out)
     subject = _with_opponents(read())
@@ -256,7 +256,7 @@ def _with_opponents(subject: EvalPolicy) -> EvalPolicy:
     if rules is None or not own or subject.given & frozenset(rules.settings):
         return subject
     evaluated = subject.env.env.for_evaluation()
-    return subject.moved({name: getattr(evaluated, name) for name in subject.settings})
+    return subject.with_env_settings({name: getattr(evaluated, name) for name in subject.settings})
 
 
 def _references(given: str | None, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.text import Text
 
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
@@ -222,14 +222,14 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) ->
     rules = _rules_of(first)
     wanted = {name: first.settings[name] for name in first.given if name in rules.league}
     settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **wanted}
-    moved = [run.moved(settings) for run in runs]
+    moved = [run.with_env_settings(settings) for run in runs]
     rules = _rules_of(moved[0])
     if rules.outside is None:
         told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
         raise UsageError(f"runs cannot meet where the other team is played as {told} says: leave it out")
     for name in scripted or ():
         if name not in rules.opponents:
-            raise UsageError(f"unknown player {shown(name)}: {closest(name, rules.opponents)}")
+            raise UsageError(f"unknown player {short_repr(name)}: {closest(name, rules.opponents)}")
     names = [str(run.run_name) for run in runs]
     if len(set(names)) < len(names):  # runs of several folders may share a name
         names = [str(run.run) for run in runs]
@@ -247,7 +247,7 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
         assert other.run and other.config
         if run.run.resolve() == other.run.resolve():
             raise UsageError(f"{run.run} is named twice: against itself a policy is neither better nor worse")
-        games = [_rules_of(one.moved(one.config.env_settings)).game for one in (run, other) if one.config]
+        games = [_rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
         odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if odd:
             told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]
@@ -297,7 +297,7 @@ def league_tables(
     ]
 
 
-def verdicts(
+def conclusions(
     matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str, called: str | None = None
 ) -> list[str]:
     """Return a sentence on the opponents a policy beats, by 95 % intervals of its mean score; none without matches."""

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax import base as environments
-from envs_jax.base import closest, shown
+from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.cli.flags import EnvironmentFlags, Parser
 from jaxrl.common import errors
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.rollouts import Evaluator, Opponent, either, learned, scripted, scripted_names, versus
+from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, scripted, scripted_names, switch_policy
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
@@ -80,9 +80,9 @@ class EvalPolicy:
             return
         if name in LEARNED and self.algo is None:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
-        raise UsageError(f"unknown policy {shown(name)}: {closest(name, self.policies)}")
+        raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
 
-    def moved(self, settings: Mapping[str, Any]) -> "EvalPolicy":
+    def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
         env, algo = _made(self.name, settings), self.algo
@@ -122,7 +122,7 @@ class EvalPolicy:
             learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
             for name in names
         ]
-        policy = either(self.env, policies)
+        policy = switch_policy(self.env, policies)
 
         def init_carry(params: Any, timestep: Any, indices: Any) -> Any:
             own = params if opponents is None else params[0]
@@ -134,7 +134,7 @@ class EvalPolicy:
         size = -(-local // rounds)
         return Evaluator(
             self.env,
-            policy if opponents is None else versus(policy, opponents),
+            policy if opponents is None else both_teams(policy, opponents),
             devices * rounds * size,
             make_mesh(devices),
             size,
@@ -179,7 +179,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     found = dataclasses.replace(
         found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step
     )
-    return found.moved({})
+    return found.with_env_settings({})
 
 
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
@@ -261,7 +261,9 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
             value = next(words, None)
             env = value if word == "--env" else env
     if len(found) > 1:
-        raise UsageError(f"unexpected word {shown(found[1])}: flags begin with --, and one run is looked at at a time")
+        raise UsageError(
+            f"unexpected word {short_repr(found[1])}: flags begin with --, and one run is looked at at a time"
+        )
     if not found:
         return None, env or DEFAULT_ENV, None
     run, config = configuration.read_run(found[0])

@@ -17,7 +17,7 @@ from jaxrl.runtime import run_directory
 FORMAT = 1
 
 
-def fly(
+def rollout(
     subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
@@ -60,9 +60,9 @@ def evaluate(
         world: simulator for the first episodes of its list; by default the environment, on held-out episodes.
     """
     spec = subject.env.spec
-    flown = fly(subject, names, episodes, seed, devices, chunk)
+    flown = rollout(subject, names, episodes, seed, devices, chunk)
     if world is not None:
-        flown = metaworld.fly(subject, world, names, episodes, seed)
+        flown = metaworld.rollout(subject, world, names, episodes, seed)
     at = list(at) or marks(spec.horizon)
     policies: dict[str, Any] = {}
     began = time.monotonic()
@@ -108,7 +108,7 @@ def labels(spec: EnvSpec) -> dict[str, str]:
     return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
 
 
-def compete(
+def play_matches(
     subject: EvalPolicy,
     names: Sequence[str],
     games: int,
@@ -138,7 +138,7 @@ def compete(
     }
 
 
-def compete_in_league(
+def play_league(
     wanted: league.League,
     games: int,
     seed: int = 0,

@@ -64,7 +64,7 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     return policy
 
 
-def either(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
+def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
     def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
@@ -89,7 +89,7 @@ class Opponent(NamedTuple):
     policy: Policy
 
 
-def versus(first: Policy, opponents: Sequence[Opponent]) -> Policy:
+def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     """Return the policy of both teams, actions [B, A + A], for parameters (first team's, (k, opponents')).
 
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
@@ -151,7 +151,7 @@ class Evaluator:
             memory, state, timestep, statistics = carry
             step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
             action, memory = self.policy(params, memory, state, timestep, step_keys)
-            new_state, new_timestep = self.env.play(state, action, context)
+            new_state, new_timestep = self.env.step_without_reset(state, action, context)
             new_statistics = update_statistics(spec, statistics, new_timestep)
             done = timestep.done
             if not spec.fixed_horizon:  # an episode that has ended keeps its final state
@@ -183,7 +183,7 @@ class Evaluator:
             task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
             return values(statistics) | task
 
-        def fly(params: Any, key: Array, context: Any) -> dict[str, Array]:
+        def rollout(params: Any, key: Array, context: Any) -> dict[str, Array]:
             indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
 
             def part(indices: Array) -> dict[str, Array]:
@@ -193,7 +193,7 @@ class Evaluator:
             return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
 
         split_episodes = jax.sharding.PartitionSpec(AXIS) if final else jax.sharding.PartitionSpec(None, AXIS)
-        function = on_mesh(fly, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
+        function = on_mesh(rollout, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
         return jax.jit(function, compiler_options=graphs())
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:
@@ -207,12 +207,12 @@ class Evaluator:
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def fly(params: Any, key: Array, context: Any, index: Array) -> Any:
+        def rollout(params: Any, key: Array, context: Any, index: Array) -> Any:
             with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
                 seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
 
-        return jax.jit(fly, compiler_options=graphs())
+        return jax.jit(rollout, compiler_options=graphs())
 
 
 def values(statistics: EpisodeStatistics) -> dict[str, Array]:

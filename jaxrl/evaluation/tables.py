@@ -104,7 +104,7 @@ def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
         f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}",
         f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}",
         lambda width: [league.match_table(matches, report["labels"], width)],
-        league.verdicts(
+        league.conclusions(
             matches, headline, report["score"], report["score_mode"], label(report, report["score"], False)
         ),
     )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, EnvSpec, TimeStep, closest, shown
+from envs_jax.base import Array, EnvSpec, TimeStep, closest, short_repr
 from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
@@ -36,7 +36,7 @@ class Simulator(NamedTuple):
         spec: of the environment.
         lanes: B, the batch size.
         in_order: (keys key[B], numbers int32[B]) -> initial steps of these episodes of one infinite list.
-        play: (state, action [B, 1, 4], ()) -> the next step.
+        step: (state, action [B, 1, 4], ()) -> the next step.
         scripted: () -> actions [B, 1, 4] of the simulator's scripted policy; None: use the environment's.
         stream: source of the goals.
     """
@@ -46,7 +46,7 @@ class Simulator(NamedTuple):
     spec: EnvSpec
     lanes: int
     in_order: Callable[[Array, Array], tuple[BatchState, TimeStep]]
-    play: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
+    step: Callable[[BatchState, Array, Any], tuple[BatchState, TimeStep]]
     scripted: Callable[[], np.ndarray] | None
     stream: str = "pool in order"
 
@@ -90,7 +90,7 @@ def own_task(flags: argparse.Namespace) -> str | None:
         UsageError: no such simulator, several of its tasks, or one of its tasks without it.
     """
     if flags.simulator is not None and flags.simulator not in SIMULATORS:
-        raise UsageError(f"unknown simulator {shown(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
+        raise UsageError(f"unknown simulator {short_repr(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
     task = getattr(flags, "task", None)
     names = [name.strip() for name in task.split(",") if name.strip()] if task else []
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
@@ -124,13 +124,15 @@ def real_world(subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
     description = f"Meta-World {metaworld.version()}, {what}"
     script = real.scripted if task else None
     stream = "pool in order" if task else _stream(env)
-    return Simulator(description, task, real.spec, lanes, real.in_order, real.play, script, stream)
+    return Simulator(description, task, real.spec, lanes, real.in_order, real.step_without_reset, script, stream)
 
 
 def jax_world(subject: EvalPolicy, lanes: int) -> Simulator:
     """Return the policy's own environment as a simulator. Raises UsageError unless it is reach."""
     env = reach_of(subject)
-    return Simulator(subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.play), None, _stream(env))
+    return Simulator(
+        subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.step_without_reset), None, _stream(env)
+    )
 
 
 def _stream(env: ReachBatch) -> str:
@@ -199,7 +201,7 @@ def play(
             number = np.uint32(t)
             action, memory = act(params, memory, state, timestep, keys, number)
             advice = script(params, (), state, timestep, keys, number)[0] if script else ()
-            state, timestep = world.play(state, action, ())
+            state, timestep = world.step(state, action, ())
             statistics, found = update(statistics, timestep)
             seen.append((found, timestep.observation))
             done.append((action, advice, timestep.reward))
@@ -217,7 +219,7 @@ def play(
     return Episodes({metric: curve.T for metric, curve in curves.items()}, *rest)
 
 
-def fly(
+def rollout(
     subject: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out as `jaxrl.evaluation.reports.fly`, on the first `episodes` of the simulator's list."""

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from envs_jax.base import Array, shown
+from envs_jax.base import Array, short_repr
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.common.errors import UsageError, UserError
@@ -98,7 +98,7 @@ def team_net(tensors: dict[str, np.ndarray]) -> Any:
     wanted = names | (lstm if any("lstm" in name for name in tensors) else {})
     if odd := sorted(tensors.keys() ^ wanted.keys()):
         problem = "has" if odd[0] in tensors else "lacks"
-        raise ValueError(f"it {problem} {shown(odd[0])}, unlike the networks of the published snakes trainer")
+        raise ValueError(f"it {problem} {short_repr(odd[0])}, unlike the networks of the published snakes trainer")
     params: dict[str, Any] = {ours: tensors[theirs].T for theirs, ours in names.items()}
     if len(wanted) > len(names):
         params["lstm"] = {ours: tensors[theirs].T for theirs, ours in lstm.items()}

@@ -81,7 +81,7 @@ class Console:
     def working(self, what: str) -> Iterator[None]:
         """Show that a long operation such as "compiling" is running, and for how long."""
         began = time.monotonic()
-        sentence = lambda: f"{what} ... {duration(time.monotonic() - began)}"  # noqa: E731
+        sentence = lambda: f"{what} ... {format_duration(time.monotonic() - began)}"  # noqa: E731
         if self._live is not None:
             self._live.update(_Changing(sentence), refresh=True)
             try:
@@ -150,7 +150,7 @@ class Console:
         found = []
         for name, value in (info.get(group) or {}).items():
             words, _, unit = (name.replace("_", " ") if group == "losses" else self._label(name)).partition(", ")
-            found.append((words, f"{significant(value)} {unit}".rstrip()))
+            found.append((words, f"{format_significant(value)} {unit}".rstrip()))
         return found
 
     def _panel(self, info: dict[str, Any]) -> RenderableType:
@@ -231,20 +231,20 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
 
     fact("run", "phase", "phase", str)
     fact("run", "done", "fraction", "{:.1%}".format)
-    fact("run", "left", "seconds_left", duration)
+    fact("run", "left", "seconds_left", format_duration)
     fact("run", "iteration", "iteration", "{:,}".format, total="iterations")
-    fact("run", "env steps", "env_steps", short)
-    fact("run", "updates", "updates", short)
-    fact("run", "return", "return", significant)
-    fact("speed", "env steps/s", "env_steps_per_second", short)
-    fact("speed", "updates/s", "updates_per_second", short)
+    fact("run", "env steps", "env_steps", format_si)
+    fact("run", "updates", "updates", format_si)
+    fact("run", "return", "return", format_significant)
+    fact("speed", "env steps/s", "env_steps_per_second", format_si)
+    fact("speed", "updates/s", "updates_per_second", format_si)
     fact("device", "memory in use", "memory", gibibytes, total="memory_limit")
     fact("device", "GPU busy", "utilisation", "{:.0%}".format)
     fact("device", "power", "power", "{:.0f} W".format)
     return facts
 
 
-def short(number: float) -> str:
+def format_si(number: float) -> str:
     """Format a count in at most six characters and a unit: 950, 12.3 k, 4.56 M."""
     for unit in ("", " k", " M", " G"):
         if abs(number) < 999.5:
@@ -253,7 +253,7 @@ def short(number: float) -> str:
     return f"{number:.3g} T"
 
 
-def significant(number: float) -> str:
+def format_significant(number: float) -> str:
     """Format with four significant digits; whole numbers without a point."""
     return f"{number:,}" if isinstance(number, int) else f"{float(number):.4g}"
 
@@ -265,7 +265,7 @@ def gibibytes(number: float) -> str:
     return f"{number / 2**20:.0f} MiB" if number >= 2**20 else f"{number / 2**10:.0f} KiB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds in the two largest units: 45 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
     whole = round(seconds)
     if whole < 60:

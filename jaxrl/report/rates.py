@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.nn import networks
-from jaxrl.report.timing import Sampler, stopwatch, take_turns
+from jaxrl.report.timing import Sampler, measure_interleaved, stopwatch
 
 METHODS: tuple[networks.Convolution, ...] = get_args(networks.Convolution)
 
@@ -110,7 +110,7 @@ def measure(
     layer = layers(width, 12)["conv2"]
     samplers: list[Sampler] = [*copies(cells, least), *(matmul(name, side, least) for name, side in sides.items())]
     samplers += [convolution(name, layer, samples, name, dtype, least) for name in methods]
-    seconds = {name: timing.median for name, timing in take_turns(samplers, rounds).items()}
+    seconds = {name: timing.median for name, timing in measure_interleaved(samplers, rounds).items()}
     moved = 2 * 4 * cells
     return Rates(
         copy=moved / seconds["copy"],

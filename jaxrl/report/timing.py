@@ -62,7 +62,7 @@ def stopwatch(name: str, function: Callable[[], Any], least: float = 0.05) -> Sa
     return sample
 
 
-def take_turns(samplers: Iterable[Sampler], rounds: int = 5) -> dict[str, Timing]:
+def measure_interleaved(samplers: Iterable[Sampler], rounds: int = 5) -> dict[str, Timing]:
     """Take `rounds` samples of everything, in turns, after a discarded warm-up round."""
     samplers = list(samplers)
     for sampler in samplers:

@@ -21,7 +21,7 @@ from envs_jax.base import Array, Box, pytree
 from jaxrl.nn.precision import stored_dtype
 
 Floats = Literal["auto", "float16", "float32"]
-GOES_ON, TERMINATED, TRUNCATED = 0, 1, 2
+CONTINUES, TERMINATED, TRUNCATED = 0, 1, 2
 MOST_ROWS = 2**31  # of a logical shard, limited by int32 indices
 TRIES = 4  # draws per sample; the first valid window start is taken
 
@@ -40,17 +40,17 @@ class Replay:
         filled: int32[S], rows with an action, at most R - 1.
     """
 
-    seen: Any
-    answer: Any
+    observation: Any
+    action: Any
     reward: Array
     end: Array
-    marks: Any
+    priorities: Any
     head: Array
     filled: Array
 
 
 @pytree
-class Marks:
+class Priorities:
     """Priorities, already raised to the power alpha.
 
     Attributes:
@@ -74,11 +74,11 @@ class Sample:
         next_seen: pytree [m, ...] of the row n steps later, or of the episode's last row if that is earlier.
     """
 
-    seen: Any
-    answer: Any
+    observation: Any
+    action: Any
     reward: Array
     end: Array
-    next_seen: Any
+    next_observation: Any
 
 
 # Sizes
@@ -99,9 +99,9 @@ def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
     return jnp.dtype(next(fits, box.dtype))
 
 
-def row_bytes(seen: Any, answer: Any, agents: int, prioritized: bool = False) -> int:
+def row_bytes(observation: Any, action: Any, agents: int, prioritized: bool = False) -> int:
     """Return the bytes of one row of one environment; `seen` and `answer`: ShapeDtypeStructs without storage axes."""
-    leaves = jax.tree.leaves((seen, answer))
+    leaves = jax.tree.leaves((observation, action))
     stored = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
     return stored + 4 * agents + 1 + 4 * prioritized
 
@@ -111,17 +111,19 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
     return -(-transitions // num_envs) + n_step
 
 
-def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: int, prioritized: bool = False) -> Replay:
+def create(
+    observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int, prioritized: bool = False
+) -> Replay:
     """Return an empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
     return Replay(
-        seen=zeros(seen),
-        answer=zeros(answer),
+        observation=zeros(observation),
+        action=zeros(action),
         reward=jnp.zeros((shards, rows, envs, agents)),
         end=jnp.zeros((shards, rows, envs), jnp.uint8),
-        marks=Marks(jnp.zeros((shards, rows, envs)), jnp.ones(shards)) if prioritized else (),
+        priorities=Priorities(jnp.zeros((shards, rows, envs)), jnp.ones(shards)) if prioritized else (),
         head=jnp.zeros(shards, jnp.int32),
         filled=jnp.zeros(shards, jnp.int32),
     )
@@ -129,13 +131,13 @@ def create(seen: Any, answer: Any, agents: int, shards: int, rows: int, envs: in
 
 def ends(terminated: Array, truncated: Array) -> Array:
     """Encode ends as in `Replay.end`, uint8[...]."""
-    return jnp.where(terminated, TERMINATED, jnp.where(truncated, TRUNCATED, GOES_ON)).astype(jnp.uint8)
+    return jnp.where(terminated, TERMINATED, jnp.where(truncated, TRUNCATED, CONTINUES)).astype(jnp.uint8)
 
 
 # All shards of a device
 
 
-def write(replay: Replay, seen: Any, answer: Any, reward: Array, end: Array) -> Replay:
+def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Array) -> Replay:
     """Append T rows with actions and the next one without; row 0 replaces the newest row, which had no action.
 
     Args:
@@ -154,16 +156,16 @@ def write(replay: Replay, seen: Any, answer: Any, reward: Array, end: Array) -> 
         rows = rows.reshape(rows.shape[0], shards, envs, *rows.shape[2:]).swapaxes(0, 1).astype(ring.dtype)
         return ring.at[:, slots[: rows.shape[1]]].set(rows, unique_indices=True)
 
-    marks = replay.marks
-    if marks:
-        new = jnp.repeat(marks.largest, envs)[None] * (end == GOES_ON).astype(jnp.float32)
-        marks = Marks(place(marks.priority, new.at[-1].set(0.0)), marks.largest)
+    priorities = replay.priorities
+    if priorities:
+        new = jnp.repeat(priorities.largest, envs)[None] * (end == CONTINUES).astype(jnp.float32)
+        priorities = Priorities(place(priorities.priority, new.at[-1].set(0.0)), priorities.largest)
     return Replay(
-        seen=jax.tree.map(place, replay.seen, seen),
-        answer=jax.tree.map(place, replay.answer, answer),
+        observation=jax.tree.map(place, replay.observation, observation),
+        action=jax.tree.map(place, replay.action, action),
         reward=place(replay.reward, reward),
         end=place(replay.end, end),
-        marks=marks,
+        priorities=priorities,
         head=(replay.head + steps) % size,
         filled=jnp.minimum(replay.filled + steps, size - 1),
     )
@@ -172,7 +174,7 @@ def write(replay: Replay, seen: Any, answer: Any, reward: Array, end: Array) -> 
 # One shard
 
 
-def choose(key: Array, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
+def sample_uniform(key: Array, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
     """Sample first rows of windows, uniformly and with replacement.
 
     Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0.
@@ -191,14 +193,14 @@ def choose(key: Array, end: Array, head: Array, filled: Array, number: int, n_st
     size, envs = end.shape
     draw = jax.random.randint(key, (TRIES, number), 0, jnp.maximum(filled - n_step + 1, 1) * envs)
     index = (head - n_step - draw // envs) % size * envs + draw % envs
-    valid = (jnp.take(end.reshape(-1), index, mode="clip") == GOES_ON) & (filled >= n_step)
+    valid = (jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)
     chosen = index[-1]
     for attempt in reversed(range(TRIES - 1)):
         chosen = jnp.where(valid[attempt], index[attempt], chosen)
     return chosen, jnp.any(valid, axis=0).astype(jnp.float32)
 
 
-def choose_by_priority(
+def sample_prioritized(
     key: Array, priority: Array, head: Array, filled: Array, number: int, n_step: int, beta: Array
 ) -> tuple[Array, Array]:
     """Sample first rows of windows in proportion to priority, one from each of m equal shares of the total.
@@ -248,33 +250,35 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     later = (row[:, None] + jnp.arange(1, n_step + 1)[None]) % size * envs + env[:, None]
     end = at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
-    both = jax.tree.map(lambda ring: at(ring, jnp.concatenate([index, last])), replay.seen)  # one read of each leaf
+    both = jax.tree.map(
+        lambda ring: at(ring, jnp.concatenate([index, last])), replay.observation
+    )  # one read of each leaf
     return Sample(
-        seen=jax.tree.map(lambda rows: rows[: len(index)], both),
-        answer=jax.tree.map(lambda ring: at(ring, index), replay.answer),
+        observation=jax.tree.map(lambda rows: rows[: len(index)], both),
+        action=jax.tree.map(lambda ring: at(ring, index), replay.action),
         reward=at(replay.reward, later),
         end=end,
-        next_seen=jax.tree.map(lambda rows: rows[len(index) :], both),
+        next_observation=jax.tree.map(lambda rows: rows[len(index) :], both),
     )
 
 
-def from_row(rows: Array, index: Array, steps: int) -> Array:
+def gather_window(rows: Array, index: Array, steps: int) -> Array:
     """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
     size, envs = rows.shape[:2]
     places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
     return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
 
 
-def set_priorities(marks: Marks, index: Array, error: Array, weight: Array, alpha: float) -> Marks:
+def set_priorities(priorities: Priorities, index: Array, error: Array, weight: Array, alpha: float) -> Priorities:
     """Set the priorities of ONE shard after an update: (|error| + 1e-6)^alpha where weight > 0.
 
     For samples drawn twice the larger error counts, so that the result does not depend on the order of writes.
     """
-    flat, used = marks.priority.reshape(-1), weight > 0
+    flat, used = priorities.priority.reshape(-1), weight > 0
     new = jnp.where(used, (jnp.abs(error) + 1e-6) ** alpha, 0.0)
     index = jnp.where(used, index, flat.shape[0])  # out of range: dropped
     flat = flat.at[index].set(0.0, mode="drop").at[index].max(new, mode="drop")
-    return Marks(flat.reshape(marks.priority.shape), jnp.maximum(marks.largest, new.max()))
+    return Priorities(flat.reshape(priorities.priority.shape), jnp.maximum(priorities.largest, new.max()))
 
 
 # One window

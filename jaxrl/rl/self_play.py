@@ -5,7 +5,8 @@ one snapshot each, so that a group's networks are evaluated at once and paramete
 a snapshot is replaced, its games continue against the new one
 (Bansal et al. 2018, arXiv 1710.03748, section 4.2, play old versions of the learner to keep it from forgetting).
 
-An environment that supports it sets `takes_opponents`; its batched form has `opponent_view(state)`, the observations
+An environment that supports it sets `accepts_opponent_actions`; its batched form has `opponent_view(state)`,
+the observations
 of the other team from its own side, with a key per game, and its `play` takes the other team's actions after the
 learner's.
 """
@@ -45,7 +46,7 @@ class SelfPlay(PoolEnvironment):
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         return self.inner._start(keys, episode, context[0])
 
-    def play(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
         """Take one step; `context` is (that of `inner`, pool [P, ...]): game i is played by snapshot (i // group) % P.
 
         Raises:
@@ -67,7 +68,7 @@ class SelfPlay(PoolEnvironment):
         chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
         rounds = chosen.reshape(players, -1, group, *chosen.shape[2:])
         opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
-        return self.inner.play(state, jnp.concatenate([action, opponents], axis=1), own)
+        return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), own)
 
     def init_pool(self, policy: Any) -> Any:
         """Return P copies of a policy, leaves [P, ...]."""

@@ -133,7 +133,7 @@ def make_train(
         )
     setup = unchecked_run(config, custom=_custom(networks, optimizers))
     left = Position().remaining(setup.algo.phases, setup.trainer.layout.num_envs, setup.config.run.total_env_steps)
-    whole = setup.trainer.make_whole(left)
+    whole = setup.trainer.make_train_fn(left)
 
     def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
         params, metrics = whole(key)
@@ -193,12 +193,12 @@ def evaluate(
                 f"the policy was trained in {type(policy.env).__name__}, not in {type(env).__name__}: give that "
                 "environment, with any settings that its networks fit"
             )
-        subject = subject.moved(_settings(env))
+        subject = subject.with_env_settings(_settings(env))
     own = "learned" if greedy else "sampled"
     scripted = policies.scripted_names(subject.env) if baselines is None else baselines
     found = {
         name: {metric: curve[-1] for metric, curve in curves.items()}
-        for name, curves in reports.fly(subject, [own, *scripted], episodes, seed)
+        for name, curves in reports.rollout(subject, [own, *scripted], episodes, seed)
     }
     return Evaluation(found.pop(own), found)
 

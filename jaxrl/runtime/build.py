@@ -88,7 +88,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def _smaller_store(setup: Run, custom: Custom) -> str:
     """Return advice if the run fits with smaller storage of its algorithm (memory is linear in it)."""
-    name, config, made = setup.algo.store_setting, setup.config, setup.plan
+    name, config, made = setup.algo.storage_setting, setup.config, setup.plan
     if name is None:
         return ""
     value = config.algo_settings[name]
@@ -215,7 +215,7 @@ def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tupl
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
     """Return the environment, with the run's snapshots as the other team if requested. Raises UsageError."""
-    if not getattr(env.env, "takes_opponents", False):
+    if not getattr(env.env, "accepts_opponent_actions", False):
         return env
     games = algo.layout.num_envs // algo.layout.shards
     snapshots = largest_divisor(games, run.self_play)

@@ -36,9 +36,9 @@ from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts
 from jaxrl.runtime.manifest import (
     Leaf,
-    damage_of,
     difference,
     digest_of,
+    find_damage,
     is_key,
     is_stored,
     leaves_of,
@@ -262,7 +262,7 @@ class Checkpoints:
         self.wait()
         names = _committed(self.directory)
         folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
-        damage = damage_of(folder)
+        damage = find_damage(folder)
         if damage is not None:
             raise CheckpointError(f"checkpoint {folder} is damaged: {damage}; use another")
         leaves = read_manifest(folder).leaves
@@ -300,7 +300,7 @@ class Checkpoints:
         """Return the last of `names` that passes its files' digests. Raises CheckpointError if there is none."""
         for passed, name in enumerate(reversed(names)):
             folder = directory / name
-            damage = damage_of(folder)
+            damage = find_damage(folder)
             if damage is None:
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and passed over")

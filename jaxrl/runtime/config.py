@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from envs_jax import base as environments
-from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, shown
+from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, short_repr
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, usage_errors
@@ -221,8 +221,8 @@ def check_value(field: Field, value: Any, where: str) -> Any:
         options = typing.get_args(kind)
         if any(value == option and type(value) is type(option) for option in options):
             return value
-        near = closest(value if isinstance(value, str) else shown(value), [str(option) for option in options])
-        raise UsageError(f"{where}: {field.name} is {shown(value)}: {near}")
+        near = closest(value if isinstance(value, str) else short_repr(value), [str(option) for option in options])
+        raise UsageError(f"{where}: {field.name} is {short_repr(value)}: {near}")
     if origin is tuple and isinstance(value, list | tuple):
         kinds = _element_kinds(kind, len(value))
         if len(kinds) == len(value):
@@ -238,7 +238,7 @@ def check_value(field: Field, value: Any, where: str) -> Any:
             return kind(number)
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
-    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {shown(value)}")
+    raise UsageError(f"{where}: {field.name} must be {_kind_name(kind)}, not {short_repr(value)}")
 
 
 def _number(value: Any) -> int | float | None:
@@ -269,7 +269,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     loaded = read_mapping(path, "configuration")
     for name in ("algo", "env"):
         if not isinstance(loaded.get(name, ""), str):
-            raise UsageError(f"{path}: {name} must be a name, not {shown(loaded[name])}")
+            raise UsageError(f"{path}: {name} must be a name, not {short_repr(loaded[name])}")
     return loaded
 
 
@@ -281,7 +281,7 @@ def read_run(run: str | Path) -> tuple[Path, Config]:
         UsageError: its config.yaml is damaged.
     """
     directory, config = read_training_run(run)
-    env = config.make_env().portable()
+    env = config.make_env().for_any_device()
     settings = {name: getattr(env, name) for name in config.env_settings}
     return directory, dataclasses.replace(config, env_settings=settings)
 
@@ -310,7 +310,7 @@ def build(values: dict[str, Any], where: str) -> Config:
             continue
         if name not in schema:
             helps = {name: field.help for name, field in schema.items()}
-            raise UsageError(f"{where}: unknown setting {shown(name)}: {suggestion(name, helps)}")
+            raise UsageError(f"{where}: unknown setting {short_repr(name)}: {suggestion(name, helps)}")
         settings[name] = check_value(schema[name], value, where)
     sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, field in schema.items():
@@ -333,7 +333,8 @@ def resumed(config: Config, changes: dict[str, Any]) -> Config:
     for name, value in changes.items():
         if name not in FREE_ON_RESUME and value != config.flat()[name]:
             raise UsageError(
-                f"{name} cannot change on resume (the run has {shown(config.flat()[name])}, you gave {shown(value)}): "
+                f"{name} cannot change on resume (the run has {short_repr(config.flat()[name])}, you gave "
+                f"{short_repr(value)}): "
                 f"start a new run with --init_from, or change only {', '.join(FREE_ON_RESUME)}"
             )
     return changed(config, changes)

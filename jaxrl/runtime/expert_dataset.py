@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import read_member, write_atomically
 
@@ -53,12 +53,12 @@ _MOST_HEADER = 16_384  # maximum bytes of an array's header, NumPy's limit
 _ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
-class LabelledSetError(UserError):
+class ExpertDatasetError(UserError):
     """A file is not an expert dataset, or not one that can be used."""
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelledSet:
+class ExpertDataset:
     """N labelled steps in NumPy arrays; see the module's table. Floats are float32, integers int32."""
 
     environment: str
@@ -83,21 +83,21 @@ class LabelledSet:
         return np.bincount(self.task[self.step == 0], minlength=len(self.task_names))
 
 
-def write(path: Path | str, labelled: LabelledSet) -> None:
+def write(path: Path | str, dataset: ExpertDataset) -> None:
     """Write a dataset, all or nothing. Raises LabelledSetError if it is invalid, or the file cannot be written."""
-    arrays = dataclasses.asdict(labelled) | {"version": np.int32(VERSION), "task_names": np.array(labelled.task_names)}
+    arrays = dataclasses.asdict(dataset) | {"version": np.int32(VERSION), "task_names": np.array(dataset.task_names)}
     _check(arrays, str(path), least_episodes=0)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     try:
         write_atomically(Path(path), content.getvalue())
     except OSError as error:
-        raise LabelledSetError(
-            f"the labelled set {path} cannot be written ({error.strerror}): choose a folder that exists and has room"
+        raise ExpertDatasetError(
+            f"the expert dataset {path} cannot be written ({error.strerror}): choose a folder that exists and has room"
         ) from None
 
 
-def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
+def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDataset:
     """Read and check a dataset.
 
     Args:
@@ -117,15 +117,16 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> LabelledSet:
             }
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
-        raise LabelledSetError(
-            f"the labelled set {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it anew"
+        raise ExpertDatasetError(
+            f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it "
+            f"anew"
         ) from None
     _check(arrays, str(path), least_episodes)
     made = {name: arrays[name] for name in names}
     made |= {name: made[name].astype(np.float32) for name in _FLOATS}
     made |= {name: made[name].astype(np.int32) for name in _INTEGERS}
     made |= {"terminated": made["terminated"].astype(bool), "environment": str(made["environment"])}
-    return LabelledSet(**made | {"task_names": tuple(str(name) for name in arrays["task_names"])})
+    return ExpertDataset(**made | {"task_names": tuple(str(name) for name in arrays["task_names"])})
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -142,7 +143,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     return np.lib.format.read_array(io.BytesIO(read_member(archive, name)), allow_pickle=False)
 
 
-def read_all(paths: list[str]) -> LabelledSet:
+def read_all(paths: list[str]) -> ExpertDataset:
     """Concatenate several datasets, merging tasks of one name.
 
     Raises:
@@ -154,21 +155,21 @@ def read_all(paths: list[str]) -> LabelledSet:
         for field, what in (("observation", "observations"), ("action", "actions")):
             sizes = getattr(sets[0], field).shape[1], getattr(one, field).shape[1]
             if sizes[0] != sizes[1]:
-                raise LabelledSetError(
+                raise ExpertDatasetError(
                     f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
                     "take sets of one arm and one kind of observation"
                 )
     join = lambda field: np.concatenate([getattr(one, field) for one in sets])  # noqa: E731
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
     fields = {name: join(name) for name in (*_FLOATS, "step", "terminated")}
-    return LabelledSet(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
+    return ExpertDataset(environment=sets[0].environment, task_names=names, task=task.astype(np.int32), **fields)
 
 
 def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     """Raise LabelledSetError with the first error."""
 
-    def refuse(sentence: str) -> LabelledSetError:
-        return LabelledSetError(f"the labelled set {path} {sentence}")
+    def refuse(sentence: str) -> ExpertDatasetError:
+        return ExpertDatasetError(f"the expert dataset {path} {sentence}")
 
     wanted = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
     missing = [name for name in wanted if name not in arrays]
@@ -176,7 +177,8 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
         raise refuse(
-            f"is of version {shown(arrays['version'].tolist())}, this program reads version {VERSION}: make it anew"
+            f"is of version {short_repr(arrays['version'].tolist())}, this program reads version {VERSION}: make it "
+            f"anew"
         )
     rows = len(np.atleast_1d(arrays["step"]))
     if not rows:
@@ -185,13 +187,14 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         raise refuse("holds task_names as something else than str[K]: give a name for each task")
     names = [str(name) for name in arrays["task_names"]]
     if len({*names, ""}) <= len(names):
-        raise refuse(f"has the tasks {shown(names)}: give each a name of its own")
+        raise refuse(f"has the tasks {short_repr(names)}: give each a name of its own")
     for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
         array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
         if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
             what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
             raise refuse(
-                f"holds {name} as {array.dtype}{shown(list(array.shape))} beside {rows} rows of step, not as {what}"
+                f"holds {name} as {array.dtype}{short_repr(list(array.shape))} beside {rows} rows of step, not as "
+                f"{what}"
             )
         with np.errstate(over="ignore"):
             finite = array.dtype.kind != "f" or np.isfinite(array.astype(np.float32)).reshape(rows, -1).all(1)
@@ -231,6 +234,6 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(
-                f"has too few episodes of the task {shown(str(name))} to hold some out: {episodes}; collect "
+                f"has too few episodes of the task {short_repr(str(name))} to hold some out: {episodes}; collect "
                 f"{least_episodes}"
             )

@@ -36,14 +36,14 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from jaxrl.common.errors import UsageError, UserError
 
 JOIN = 300  # seconds to wait for the others at the start
 LOST = 30  # seconds of silence after which a host counts as dead
 SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
 FAREWELL = 3  # seconds that host 0, the coordinator, stays after an error, so that the others can read it
-_GUARDED = "JAXRL_GUARDED"  # set for a supervised process: the supervisor's folder and its stderr's file descriptor
+_GUARDED = "JAXRL_SUPERVISED"  # set for a supervised process: the supervisor's folder and its stderr's file descriptor
 _RUN, _STDERR = "run", "stderr"  # files in the supervisor's folder
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _LEFT = 86  # exit code of a supervised process that has lost the others
@@ -103,7 +103,7 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
         raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
     port = re.fullmatch(r"\S+:([0-9]{1,5})", str(address))
     if address and not (port and 0 < int(port[1]) < 2**16):
-        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {shown(address)}")
+        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(address)}")
     return ProcessInfo(str(address) or None, number, index, launched.devices if launched else [])
 
 
@@ -133,7 +133,7 @@ def _number(name: str, default: str = "") -> int:
     text = os.environ.get(name) or default
     if not text.isdecimal():
         raise UsageError(
-            f"the environment variable {name} must be a number, not {shown(text)}: unset it to train alone"
+            f"the environment variable {name} must be a number, not {short_repr(text)}: unset it to train alone"
         )
     return int(text)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl import algos
-from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Source
+from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations import torch_weights
@@ -78,7 +78,7 @@ def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
     return setup.algo, _anywhere(state), step
 
 
-def with_sources(config: Config) -> Config:
+def resolve_config(config: Config) -> Config:
     """Return the configuration of a new run, with the settings that follow from the runs it names.
 
     Raises:
@@ -91,18 +91,18 @@ def with_sources(config: Config) -> Config:
     if config.run.init_from:
         raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
 
-    def source(run: str) -> Source:
+    def source(run: str) -> UpstreamRun:
         other = unchecked_run(read_run(run)[1].with_run(devices=1), resuming=True)
-        return Source(run, other.algo, other.config.algo_settings)
+        return UpstreamRun(run, other.algo, other.config.algo_settings)
 
     found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
     recorded = recordings_of(cls, config)
     with usage_errors():
-        settings = cls.adopt(config.make_env().spec, config.algo_settings, found, recorded)
+        settings = cls.resolve_inputs(config.make_env().spec, config.algo_settings, found, recorded)
     return dataclasses.replace(config, algo_settings=settings)
 
 
-def without_latest(config: Config) -> Config:
+def resolve_latest(config: Config) -> Config:
     """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
     follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
     sources = {name: ",".join(map(follow, named_runs(config, name))) for name in algos.find(config.algo).sources}
@@ -131,7 +131,7 @@ def load_inputs(setup: Run) -> Any:
     if setup.algo.sources or setup.algo.recordings:
         weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in setup.algo.sources}
         recorded = recordings_of(type(setup.algo), config)
-        return weights | {name: setup.algo.arrange(recording) for name, recording in recorded.items()}
+        return weights | {name: setup.algo.to_dataset(recording) for name, recording in recorded.items()}
     return load_weights(config.run.init_from, setup) if config.run.init_from else None
 
 

@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(contents["step"], contents["files"], leaves)
 
 
-def damage_of(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Describe the damage of a committed checkpoint, or return None."""
     if not folder.is_dir():
         return "it is no folder" if os.path.lexists(folder) else "it does not exist"

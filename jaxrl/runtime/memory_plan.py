@@ -24,7 +24,7 @@ from jaxrl.runtime.trainer import Trainer
 
 GIB = 2**30
 SHARE = 0.15  # of the memory, for temporaries: stepped environments, activations of one gradient
-CPU_FLIGHT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
+CPU_ROLLOUT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
 FREE = 0.95  # share of the free memory that a plan may use
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -255,9 +255,9 @@ def choose_chunks(
         if chunk and whole > 1 and whole % chunk:
             raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
-        per_env = 3 * flying_bytes(env)  # before, after, and compiler temporaries
+        per_env = 3 * rollout_env_bytes(env)  # before, after, and compiler temporaries
         affordable = SHARE * limit / max(per_env, 1)
-        rollout = _chunk(flown, affordable, CPU_FLIGHT if cpu else flown, measured.rollout)
+        rollout = _chunk(flown, affordable, CPU_ROLLOUT if cpu else flown, measured.rollout)
     if not learn and learned > 1:  # else the algorithm cannot split its gradients
         affordable = SHARE * limit / max(algo.sample_bytes(), 1)
         learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
@@ -281,7 +281,7 @@ def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
     return above[0] if above else below
 
 
-def flying_bytes(env: BatchedEnvironment) -> int:
+def rollout_env_bytes(env: BatchedEnvironment) -> int:
     """Return the bytes of the state and the time step of one environment."""
     progress = jax.eval_shape(start)
     context = jax.eval_shape(env.context, progress)
@@ -301,7 +301,7 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     replicated = size((shapes.algo.replicated, shapes.progress))
     split = size(shapes.algo.split) // layout.devices
     kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
-    flying = 3 * flying_bytes(trainer.env)
+    flying = 3 * rollout_env_bytes(trainer.env)
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {

@@ -19,7 +19,7 @@ from jaxrl.runtime import hosts, run_directory, variants
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.load import load_inputs, with_sources, without_latest
+from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session, fixed_settings
 from jaxrl.runtime.trainer import TrainState
@@ -48,7 +48,7 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
         UserError: a sentence; nothing is written if the configuration is impossible.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
-    config = with_sources(without_latest(config))
+    config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
     with log or Console(_title(setup), label=setup.env.spec.label) as console:

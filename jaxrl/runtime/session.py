@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl.algos.base import Phase
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import by_task, held_out_key
-from jaxrl.report.console import Console, Log, duration
+from jaxrl.report.console import Console, Log, format_duration
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.profile import record, table
@@ -197,7 +197,7 @@ class Session:
 
     def _reason_to_stop(self) -> str | None:
         done = f"at iteration {self.position.iterations:,} ({self.position.env_steps:,} environment steps)"
-        done += f" in {duration(self.seconds)}"
+        done += f" in {format_duration(self.seconds)}"
         if not any(self._remaining()):
             return f"finished {done}"
         received = [name for names in hosts.gather(self._received) for name in names]

@@ -18,7 +18,7 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.batch import (
     BatchedEnvironment,
     BatchState,
-    finished,
+    finished_episodes,
     start_statistics,
     update_statistics,
 )
@@ -235,11 +235,11 @@ class Trainer:
             actor, env, timestep, statistics = carry
             action, actor, row = self._act(policy, actor, timestep, indices, jax.random.fold_in(key, t), progress)
             if whole_episodes:
-                env, timestep = self.env.play(env, action, context)
+                env, timestep = self.env.step_without_reset(env, action, context)
             else:
                 env, timestep = self.env.step(env, timestep, action, context)
             statistics = update_statistics(spec, statistics, timestep)
-            return (actor, env, timestep, statistics), (row, finished(statistics, timestep))
+            return (actor, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
         carry = (actor, env, timestep, statistics)
         (actor, env, timestep, statistics), (trajectory, ended) = jax.lax.scan(
@@ -360,7 +360,7 @@ class Trainer:
 
     # A whole run
 
-    def make_whole(self, iterations: Sequence[int]) -> Callable[[Array], Any]:
+    def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Array], Any]:
         """Return a pure function of a key: all iterations of all phases, in one program.
 
         Args:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import shown
+from envs_jax.base import short_repr
 from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError
@@ -50,7 +50,7 @@ def device_kind() -> str:
 
 def job(config: Config, env: BatchedEnvironment, algo: Algorithm) -> str:
     """Return the name of a kind of job: equal names need equal memory for each environment and each sample."""
-    sizes = f"{memory_plan.flying_bytes(env)} bytes an environment, {algo.sample_bytes()} a sample"
+    sizes = f"{memory_plan.rollout_env_bytes(env)} bytes an environment, {algo.sample_bytes()} a sample"
     return f"{config.algo} on {config.env}, {sizes}"
 
 
@@ -95,7 +95,9 @@ def parse_options(text: str) -> dict[str, str | bool]:
     for word in text.split():
         name, sign, value = word.removeprefix("--").partition("=")
         if not name or not sign:
-            raise UsageError(f"compiler_options: {shown(word)} is no option: write name=value, with spaces between")
+            raise UsageError(
+                f"compiler_options: {short_repr(word)} is no option: write name=value, with spaces between"
+            )
         options[name] = {"true": True, "false": False}.get(value, value)
     return options
 
@@ -113,7 +115,7 @@ def refusal(name: str, value: str | bool) -> str:
     try:
         jax.jit(lambda x: x, compiler_options={name: value}).lower(jnp.float32(0)).compile()
     except TypeError:
-        return f"{shown(str(value))} is of the wrong kind"
+        return f"{short_repr(str(value))} is of the wrong kind"
     except RuntimeError as error:
         return str(error).splitlines()[0].rpartition("INVALID_ARGUMENT: ")[2]
     return ""

@@ -29,7 +29,7 @@ from envs_jax.progress import start
 from jaxrl.common.errors import one_line
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured
-from jaxrl.report.timing import stopwatch, take_turns
+from jaxrl.report.timing import measure_interleaved, stopwatch
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
@@ -64,7 +64,7 @@ def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
         state, timestep = carry
         keys_action = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t)
         action, _ = policy((), (), state, timestep, keys_action)
-        return env.play(state, action, context)
+        return env.step_without_reset(state, action, context)
 
     state, timestep = jax.lax.fori_loop(0, number, step, env.reset(keys, context))
     return state.env, timestep
@@ -74,7 +74,7 @@ def _rollout(env: BatchedEnvironment, keys: Array, number: Array | int) -> Any:
 def _differences(envs: tuple[Environment, Environment], *found: Any) -> tuple[Array, Array]:
     """Return the number of integers that differ, and the largest difference of real numbers (relative above 1)."""
     exact, real = jnp.int32(0), jnp.float32(0)
-    pair = [(env.shared(state), timestep) for env, (state, timestep) in zip(envs, found, strict=True)]
+    pair = [(env.comparable_state(state), timestep) for env, (state, timestep) in zip(envs, found, strict=True)]
     for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
@@ -100,7 +100,9 @@ def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> t
     return int(sum(map(int, exact))), float(max(real))
 
 
-def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = STEPS, rounds: int = ROUNDS) -> Found:
+def benchmark_variants(
+    env: Environment, changes: Sequence[Change], copies: int, steps: int = STEPS, rounds: int = ROUNDS
+) -> Found:
     """Compare and time the variants of an environment on this device.
 
     Args:
@@ -128,7 +130,7 @@ def look(env: Environment, changes: Sequence[Change], copies: int, steps: int = 
     keys = jax.random.split(jax.random.key(0), copies)
     agreeing = [reference, *(name for name, pair in differences.items() if agrees(pair))]
     samplers = [stopwatch(name, functools.partial(rollout, batched(variants[name]), keys, steps)) for name in agreeing]
-    seconds = {name: timing.seconds for name, timing in take_turns(samplers, rounds).items()}
+    seconds = {name: timing.seconds for name, timing in measure_interleaved(samplers, rounds).items()}
     fastest = min(seconds, key=lambda name: statistics.median(seconds[name]))
     return {
         "settings": dict(next(change for change in changes if named(change) == fastest)),
@@ -164,7 +166,7 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
         file: cache of decisions; by default `FILE` beside the compiled programs.
     """
     env, file = config.make_env(), file or cache_folder() / FILE
-    copies = max(1, min(num_envs, COPIES, BYTES // memory_plan.flying_bytes(batched(env))))
+    copies = max(1, min(num_envs, COPIES, BYTES // memory_plan.rollout_env_bytes(batched(env))))
     key, changes = json.dumps(_facts(env, copies), sort_keys=True), [dict(change) for change in env.variants()]
     found: Any = read_measured(file, say).get(key)
     if _is_found(found) and found["settings"] in changes and time.time() < found.get("until", math.inf):
@@ -182,7 +184,7 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
     return found
 
 
-def settled(config: Config, num_envs: int, say: Warn) -> Config:
+def with_fastest_variant(config: Config, num_envs: int, say: Warn) -> Config:
     """Return the configuration with the environment variant that `choose` takes, if there is a choice."""
     if not config.make_env().variants():
         return config
@@ -251,7 +253,7 @@ def main(argv: Sequence[str]) -> None:
     enable_compilation_cache()
     config = configuration.build(json.load(sys.stdin), "stdin")
     env = config.make_env()
-    print(json.dumps(look(env, env.variants(), int(argv[0]))))
+    print(json.dumps(benchmark_variants(env, env.variants(), int(argv[0]))))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ SNAKES = (
     "--batch_size 8 --learning_starts 8 --eval_every 0"
 )
 REACH = (
-    "--algo sac --env reach --num_envs 8 --devices 1 --total_env_steps 16 --hidden_size 4 --buffer_size 64 --batch_size 8 "
+    "--algo sac --env reach --num_envs 8 --devices 1 --total_env_steps 16 --hidden_size 4 --buffer_size 64 "
+    "--batch_size 8 "
     "--random_steps 8 --n_step 1 --horizon 4 --eval_every 0"
 )
 RUNS = {"tiny": TINY, "snakes": SNAKES, "reach": REACH}
@@ -101,11 +102,11 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory."""
     monkeypatch.chdir(made)
     monkeypatch.setattr(runs, "_compile", _computes)
-    monkeypatch.setattr(memory_plan, "flying_bytes", lambda env: 1000)
+    monkeypatch.setattr(memory_plan, "rollout_env_bytes", lambda env: 1000)
     monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(EvalPolicy, "evaluator", _computes)
     monkeypatch.setattr(metaworld, "play", _computes)
-    monkeypatch.setattr(doctor, "examine", _computes)
+    monkeypatch.setattr(doctor, "run_checks", _computes)
     monkeypatch.setattr(measure, "fresh_compiles", _computes)
     monkeypatch.setenv("COLUMNS", "80")
     return made

@@ -1,4 +1,4 @@
-"""Random command lines, configurations, labelled sets, weights, evaluations: no traceback, nothing lost, no silence."""
+"""Random command lines, configurations, datasets, weights, evaluations: no traceback, nothing lost, no silence."""
 
 import dataclasses
 import json
@@ -348,7 +348,7 @@ def test_configurations(world: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @st.composite
 def changes(draw: Any) -> dict[str, Any]:
-    """Arrays of other shapes and types in a labelled set."""
+    """Arrays of other shapes and types in an expert dataset."""
     name = draw(
         st.sampled_from(
             [
@@ -388,7 +388,7 @@ def test_labelled_sets(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     one()
     file.unlink()
-    told(outcomes, capsys, "labelled sets")
+    told(outcomes, capsys, "expert datasets")
 
 
 def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""What test files share: missions and games, recorded or made up, labelled sets, algorithms, runs, programs."""
+"""What test files share: missions and games, recorded or made up, expert datasets, algorithms, runs, programs."""

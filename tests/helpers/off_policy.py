@@ -26,7 +26,8 @@ from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
 SMALL = {"hidden_size": 16, "batch_size": 16, "buffer_size": 400}
 MODERN = SMALL | {
-    "first_layer": "relu", "layer_norm": True, "initializer": "he", "num_critics": 2, "n_step": 3, "max_grad_norm": 10.0,
+    "first_layer": "relu", "layer_norm": True, "initializer": "he", "num_critics": 2, "n_step": 3,
+    "max_grad_norm": 10.0,
     "entropy_weight": 0.01, "logit_weight": 1e-3, "tau": 0.05, "actor_lr": 3e-3, "critic_lr": 5e-3, "eps_start": 0.1,
     "eps_decay": 1.0,
 }  # fmt: skip
@@ -38,7 +39,8 @@ VARIANTS = {
     "prioritized": MODERN | {"action_gradient": "gumbel", "prioritized": True},
 }
 SAC = SMALL | {
-    "hidden_size": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "alpha_lr": 1e-2,
+    "hidden_size": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3,
+    "alpha_lr": 1e-2,
     "initial_alpha": 0.1, "target_entropy": -3.0,
 }  # fmt: skip
 SAC_MODERN = SAC | {

@@ -13,7 +13,7 @@ from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, probability
 from envs_jax.coverage.maps.fixed_point import count_flags, fixed, largest_divisor, pack_flags, total
-from envs_jax.coverage.maps.types import Mapper, Maps, Report, Sums, Survey
+from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
 from envs_jax.stages import on_cpu, stage
 
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
@@ -25,7 +25,7 @@ def tile(n: int) -> tuple[int, int]:
     return 1, 1
 
 
-def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
     storage, n = mapper.storage, mapper.n
     cells = maps.beliefs.reshape(mapper.num_agents + 1, n * n)
@@ -37,7 +37,7 @@ def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
     return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured(mapper, survey), before=before)
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """`update` of [B] copies."""
     copies = maps.beliefs.shape[0]
     chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (mapper.num_agents + 1) * mapper.n**2))
@@ -47,7 +47,7 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Repo
     return jax.lax.map(lambda pair: one(*pair), (maps, survey), batch_size=chunk)
 
 
-def _changes(mapper: Mapper, survey: Survey) -> Array:
+def _changes(mapper: Mapper, survey: Measurements) -> Array:
     """dtype[A + 1, n, n]: the sum of each agent's readings for a map, 0 outside its clipped footprint and only there.
 
     The last row, the team's, is 0.
@@ -67,7 +67,7 @@ def _changes(mapper: Mapper, survey: Survey) -> Array:
     return jax.vmap(change)(jnp.arange(agents + 1, dtype=jnp.int32))
 
 
-def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
+def _fuse(mapper: Mapper, cells: Array, survey: Measurements) -> Array:
     """Return new beliefs dtype[A + 1, n * n] from the old ones."""
     storage, agents = mapper.storage, mapper.num_agents
     heard = survey.received & ~jnp.eye(agents, dtype=jnp.bool_)
@@ -75,7 +75,7 @@ def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
     @stage
-    def changes(survey: Survey) -> Array:
+    def changes(survey: Measurements) -> Array:
         return _changes(mapper, survey)
 
     @stage
@@ -92,7 +92,7 @@ def _fuse(mapper: Mapper, cells: Array, survey: Survey) -> Array:
     return apply(cells, changes(survey).reshape(cells.shape), heard, bound)
 
 
-def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Survey) -> tuple[Sums, Array]:
+def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Measurements) -> tuple[Sums, Array]:
     """Sums over the team map [n * n] after an update from `old` to `new`, and `Report.before`."""
     storage, n = mapper.storage, mapper.n
 
@@ -119,14 +119,14 @@ def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Survey) -> tuple[
     return sums, total(weighted(new, entropy_old))
 
 
-def measured(mapper: Mapper, survey: Survey) -> Array:
+def measured(mapper: Mapper, survey: Measurements) -> Array:
     """float32[A, 11, 11]: see `Report.measured`."""
     agents = jnp.arange(mapper.num_agents, dtype=jnp.int32)
     result = jnp.zeros((mapper.num_agents, world.LATTICE, world.LATTICE), jnp.float32)
     for level in range(world.LEVELS):  # supposing that all agents are there
         side = 2 * world.radius(mapper.q, level)
 
-        def signs(rows: Array, survey: Survey = survey, level: int = level, side: int = side) -> Array:
+        def signs(rows: Array, survey: Measurements = survey, level: int = level, side: int = side) -> Array:
             found = jax.vmap(lambda agent: _signs(mapper, survey, agent, level, rows))(agents)
             return found.reshape(-1, len(rows), side)
 
@@ -139,7 +139,7 @@ def measured(mapper: Mapper, survey: Survey) -> Array:
     return result
 
 
-def _signs(mapper: Mapper, survey: Survey, agent: Array, level: int, chosen: Array) -> Array:
+def _signs(mapper: Mapper, survey: Measurements, agent: Array, level: int, chosen: Array) -> Array:
     """float32[R * k]: signed readings of `agent` on its unclipped footprint, supposing that it is at `level`.
 
     `chosen` int32[R] are rows of the footprint.

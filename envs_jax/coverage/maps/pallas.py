@@ -2,7 +2,7 @@
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,
-for the team's map, those of `types.Sums`. Footprints that miss a tile cost nothing. `_look` resizes one agent's
+for the team's map, those of `types.Sums`. Footprints that miss a tile cost nothing. `_observations` resizes one agent's
 readings. Plain array code adds up the strips.
 
 Maps are padded to whole tiles (`tile`); the padding is never measured nor counted. On
@@ -25,14 +25,14 @@ from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import PREDICTED, entropy_of_log_odds, probability
 from envs_jax.coverage.maps import dense
 from envs_jax.coverage.maps.fixed_point import FRACTION_BITS, carry
-from envs_jax.coverage.maps.types import Mapper, Maps, Report, Sums, Survey
+from envs_jax.coverage.maps.types import Mapper, Maps, Measurements, Report, Sums
 from envs_jax.coverage.sensor import Noise
 from envs_jax.coverage.terrain import Terrain
 from envs_jax.coverage.world import LATTICE, Box
 
 _ROWS, _COLUMNS = 16, 128  # of a tile: whole 16-byte accesses, few cells of footprints' neighbourhoods
 _SWEEP_WARPS, _LOOK_WARPS = 8, 4
-_CHUNK = (16, 64)  # cells that `_look` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
+_CHUNK = (16, 64)  # cells that `_observations` handles at a time; `_SIDE` x `_SIDE` is the least a matrix product takes
 _SIDE = 16
 
 # What a program needs to know about an agent, int32 each, one after another in a row of words
@@ -47,13 +47,13 @@ def tile(n: int) -> tuple[int, int]:
     return _ROWS, min(_COLUMNS, 1 << (n - 1).bit_length())
 
 
-def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """`update` of [B] copies; B is not vmapped but an axis of the kernels' grid."""
     words = jax.vmap(functools.partial(_words, mapper))(survey)
     whole = _whole_maps(mapper, survey)
@@ -77,7 +77,7 @@ def _on_platform(kernel: Any, *arrays: Any) -> Any:
 # Arguments of programs
 
 
-def _words(mapper: Mapper, survey: Survey) -> Array:
+def _words(mapper: Mapper, survey: Measurements) -> Array:
     """int32[...]: all of one copy but its maps, see `_Copy`."""
     positions, agents = survey.positions, mapper.num_agents
     level = positions[:, 2]
@@ -156,7 +156,7 @@ class _Copy:
         return sensor.half(bits, agent).astype(jnp.int32) < self.of(agent, "limit")
 
 
-def _whole_maps(mapper: Mapper, survey: Survey) -> tuple[Array, ...]:
+def _whole_maps(mapper: Mapper, survey: Measurements) -> tuple[Array, ...]:
     """Return ground truth bits uint8 and recorded readings int8, if any, padded to whole tiles."""
     rows, columns = mapper.shape
     found = []

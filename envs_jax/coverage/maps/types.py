@@ -42,7 +42,7 @@ class Mapper:
 
 
 @pytree
-class Survey:
+class Measurements:
     """One round of measurements and messages.
 
     Attributes:

@@ -25,7 +25,7 @@ from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
 from envs_jax.coverage.belief import P_MIN, PREDICTED, probability
 from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, total
-from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Report, Sums, Survey
+from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Measurements, Report, Sums
 from envs_jax.coverage.world import LATTICE
 from envs_jax.stages import stage
 
@@ -38,7 +38,7 @@ def tile(n: int) -> tuple[int, int]:
     return 1, 1
 
 
-def update(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy; under vmap every branch is taken: use `update_batch` instead."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
     return jax.tree.map(lambda leaf: leaf[0], update_batch(mapper, *batch))
@@ -69,7 +69,7 @@ class _Work:
     old: Array
 
 
-def update_batch(mapper: Mapper, maps: Maps, survey: Survey) -> tuple[Maps, Report]:
+def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """`update` of [B] copies, one after the other."""
     agents, n = mapper.num_agents, mapper.n
     copies = maps.beliefs.shape[0]
@@ -133,7 +133,7 @@ def _entries(agents: int) -> tuple[np.ndarray, np.ndarray]:
     return receivers, senders
 
 
-def _plan(mapper: Mapper, survey: Survey) -> _Plan:
+def _plan(mapper: Mapper, survey: Measurements) -> _Plan:
     n = mapper.n
     full = world.footprint(survey.positions, mapper.q)
     box = world.clip_footprint(full, n)
@@ -158,7 +158,7 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
-def _update_copy(mapper: Mapper, survey: Survey, plan: _Plan, b: Array, work: _Work) -> _Work:
+def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, work: _Work) -> _Work:
     """Update copy `b`."""
     agents = mapper.num_agents
     first = b * (agents + 1)  # its first map
@@ -313,14 +313,14 @@ def _any_beyond(mapper: Mapper, stored: Array) -> Array:
 # The steps of an update: (mapper, level, survey, plan, b, sender, work) -> work
 
 
-def _look(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
+def _look(mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
     """Read the cells of a footprint; store the readings, and the team's map there before the update."""
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
     top, left, place = plan.top[b, sender], plan.left[b, sender], plan.place[b, sender]
     free, occupied = (jnp.asarray(gain) for gain in mapper.storage.gains[:, level])
 
     @stage
-    def changes(survey: Survey, box: world.Box, sender: Array, top: Array, left: Array) -> Array:
+    def changes(survey: Measurements, box: world.Box, sender: Array, top: Array, left: Array) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
         rows, columns = _coordinates(top, left, side)
         height = jnp.int32(level)
@@ -356,7 +356,7 @@ def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
 
 
 def _enter(
-    mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work, target: Array
+    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work, target: Array
 ) -> _Work:
     """Enter the measurement of `sender` into the local map `target`, clipped before if it is a message."""
     side = _side(mapper, level)
@@ -378,7 +378,9 @@ def _enter(
     )
 
 
-def _enter_team(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
+def _enter_team(
+    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work
+) -> _Work:
     """Enter the measurement of `sender` into the team's map; `_account` updates its sums."""
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
     top, left = plan.top[b, sender], plan.left[b, sender]
@@ -396,7 +398,9 @@ def _enter_team(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Arra
     )
 
 
-def _account(mapper: Mapper, level: int, survey: Survey, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
+def _account(
+    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work
+) -> _Work:
     """Update the team's running values for the cells of a footprint that no earlier one holds."""
     storage, weights = mapper.storage, mapper.weights.relative
     side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents

@@ -34,19 +34,19 @@ from jaxrl.algos.base import (
     Mode,
     Phase,
     Progress,
-    Source,
     Trajectory,
-    read_adopted,
+    UpstreamRun,
+    read_resolved,
     setting,
     total,
 )  # fmt: skip
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
 from jaxrl.algos.collective.networks import Networks
-from jaxrl.algos.collective.stages import Stage, fit, fit_encoder, shrinking
-from jaxrl.algos.collective.state import CollectiveParameters, Memory
+from jaxrl.algos.collective.stages import Stage, fit, fit_encoder, with_linear_decay
+from jaxrl.algos.collective.state import Carry, CollectiveParameters
 from jaxrl.algos.collective.transformer import TrajectoryTransformer
-from jaxrl.algos.collective.workers import ADOPTED, Experts, adopt_workers, adopted_of
+from jaxrl.algos.collective.workers import RESOLVED, Experts, adopted_of, resolve_workers
 from jaxrl.algos.sac import Sac
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP
@@ -64,10 +64,10 @@ class Collective(Algorithm):
 
     workers: str = setting("", "runs of sac, one for each task, with commas between")
     expert_datasets: str = setting(
-        "", "files of labelled sets (see jaxrl/runtime/expert_dataset.py), with commas between, beside or without"
+        "", "files of expert datasets (see jaxrl/runtime/expert_dataset.py), with commas between, beside or without"
     )
     resolved_inputs: str = setting(
-        "", "what follows from workers and labelled sets, as JSON; filled in from them", flag=False
+        "", "what follows from workers and expert datasets, as JSON; filled in from them", flag=False
     )
     state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
     random_steps: int = setting(
@@ -125,7 +125,7 @@ class Collective(Algorithm):
             )
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {action}")
-        read_adopted(self.resolved_inputs or "{}", ADOPTED)
+        read_resolved(self.resolved_inputs or "{}", RESOLVED)
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
@@ -136,7 +136,8 @@ class Collective(Algorithm):
             raise ValueError(f"num_heads {self.num_heads} do not divide embedding_size {self.embedding_size}")
         if not 2 <= self.context_length <= spec.horizon:
             raise ValueError(
-                f"context_length must lie between 2 and the {spec.horizon} steps of an episode, not {self.context_length}"
+                f"context_length must lie between 2 and the {spec.horizon} steps of an episode, not "
+                f"{self.context_length}"
             )
         if self.batch_size % self.layout.shards or self.transformer_batch % self.layout.shards:
             raise ValueError(
@@ -149,27 +150,27 @@ class Collective(Algorithm):
         return math.gcd(*(int(settings.get(name, getattr(cls, name))) for name in ("batch_size", "transformer_batch")))
 
     @classmethod
-    def adopt(
+    def resolve_inputs(
         cls,
         spec: EnvSpec,
         settings: dict[str, Any],
-        sources: dict[str, tuple[Source, ...]],
+        sources: dict[str, tuple[UpstreamRun, ...]],
         recordings: dict[str, dict[str, Any]],
     ) -> dict[str, Any]:
-        return adopt_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
+        return resolve_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
 
-    def arrange(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
+    def to_dataset(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the dataset per environment, see `dataset.arrange`."""
-        return dataset.arrange(recording, self.tasks, self.labelled_rows, self.layout)
+        return dataset.to_dataset(recording, self.tasks, self.labelled_rows, self.layout)
 
     @property
-    def _adopted(self) -> dict[str, Any]:
+    def _resolved(self) -> dict[str, Any]:
         return adopted_of(self.spec, self.resolved_inputs)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Return the names of all tasks: those of the workers, then those found in expert datasets only."""
-        return tuple(self._adopted["tasks"])
+        return tuple(self._resolved["tasks"])
 
     @property
     def _workers(self) -> int:
@@ -220,7 +221,7 @@ class Collective(Algorithm):
     @property
     def labelled_rows(self) -> int:
         """Return the rows of each environment for episodes of expert datasets, in the worst split."""
-        rows, longest = self._adopted["expert_datasets"]
+        rows, longest = self._resolved["expert_datasets"]
         return -(-rows // self.layout.num_envs) + longest
 
     @property
@@ -265,7 +266,8 @@ class Collective(Algorithm):
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
         dtype, worker = self.layout.compute_dtype, self.experts.worker
         encoder = TrajectoryTransformer(
-            states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size, self.num_heads, self.num_layers,
+            states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size,
+            self.num_heads, self.num_layers,
             self.dropout, dtype,
         )  # fmt: skip
         actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
@@ -277,14 +279,15 @@ class Collective(Algorithm):
         """Return the workers; their replay and minibatches are as small as allowed."""
         spec = dataclasses.replace(self.spec, num_tasks=1, task_names=())
         sizes: dict[str, Any] = {"batch_size": self.layout.shards, "buffer_size": 4 * self.layout.num_envs}
-        return Experts(Sac(spec, self.layout, **sizes, **self._adopted["worker"]), self.spec.num_tasks)
+        return Experts(Sac(spec, self.layout, **sizes, **self._resolved["worker"]), self.spec.num_tasks)
 
     # Protocol
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         """Return fresh networks and a dataset that holds only the expert datasets.
 
-        `inputs` may hold "workers", weights of each in the order of the tasks, and "labelled", from `arrange`. Without
+        `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets",
+        from `to_dataset`. Without
         inputs the workers are fresh too, which is enough for shapes.
         """
         key_workers, key = jax.random.split(key)
@@ -315,16 +318,16 @@ class Collective(Algorithm):
         """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
-    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Memory:
+    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Carry:
         state = self.networks.states(timestep.observation.reshape(len(indices), -1))
-        return Memory(
+        return Carry(
             self.networks.first_window(state),
             jnp.zeros((len(indices), self._actions)),
             jnp.zeros_like(indices),
             indices,
         )
 
-    def watch(self, memory: Memory, timestep: TimeStep) -> Memory:
+    def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
         state, first = self.networks.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
         return dataclasses.replace(
@@ -338,7 +341,7 @@ class Collective(Algorithm):
         self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
-        memory = self.watch(actor, timestep)
+        memory = self.observe(actor, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
 
         def uniform() -> Array:
@@ -365,7 +368,7 @@ class Collective(Algorithm):
             held_out = memory.episode % dataset.HELD_OUT == 0
             extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
         else:
-            mean, log_std = self.networks.answer(policy, memory.window, mode == "zero_code")
+            mean, log_std = self.networks.action_distribution(policy, memory.window, mode == "zero_code")
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
 
@@ -407,7 +410,7 @@ class Collective(Algorithm):
 
         def stage(name: str, network: str, loss: Any, *phases: str, learning_rate: float, batch_size: int) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
-            optimizer = shrinking(self.optimizer(network), self.final_lr_fraction, updates)
+            optimizer = with_linear_decay(self.optimizer(network), self.final_lr_fraction, updates)
             return Stage(name, network, loss, phases, updates, learning_rate, batch_size, optimizer)
 
         actor_loss = functools.partial(losses.actor_loss, self.networks)
@@ -441,6 +444,6 @@ class Collective(Algorithm):
             return self.layout.apply(lambda window: self.networks.codes(params.encoder, window), window)
 
         codes = jax.lax.map(of_row, begin + jnp.arange(self._coded_rows, dtype=jnp.int32)).swapaxes(0, 1)
-        stored = jax.lax.dynamic_update_slice_in_dim(ring.answer["code"], codes, begin, axis=1)
-        ring = dataclasses.replace(ring, answer=ring.answer | {"code": stored})
+        stored = jax.lax.dynamic_update_slice_in_dim(ring.action["code"], codes, begin, axis=1)
+        ring = dataclasses.replace(ring, action=ring.action | {"code": stored})
         return dataclasses.replace(params, coded=params.coded + self._coded_rows), ring

@@ -40,7 +40,7 @@ def lengths(step: np.ndarray) -> np.ndarray:
     return np.diff(np.flatnonzero(np.append(step, 0) == 0))
 
 
-def arrange(
+def to_dataset(
     recording: dict[str, Any], tasks: tuple[str, ...], rows: int, layout: DataParallel
 ) -> dict[str, np.ndarray]:
     """Deal the episodes of a dataset out to environments, one logical shard after another: arrays [rows + 1, B, ...].
@@ -72,12 +72,12 @@ def arrange(
 
 
 def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
-    """Write the arrays of `arrange`, this device's part, into an empty dataset."""
+    """Write the arrays of `to_dataset`, this device's part, into an empty dataset."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
     answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
-    answer["code"] = jnp.zeros((*answer["step"].shape, ring.answer["code"].shape[-1]))
+    answer["code"] = jnp.zeros((*answer["step"].shape, ring.action["code"].shape[-1]))
     end = replay.ends(own["terminated"], own["truncated"])
-    return replay.write(ring, {name: own[name] for name in ring.seen}, answer, own["reward"][..., None], end)
+    return replay.write(ring, {name: own[name] for name in ring.observation}, answer, own["reward"][..., None], end)
 
 
 def usable(ring: Replay) -> Array:
@@ -85,7 +85,7 @@ def usable(ring: Replay) -> Array:
     rows = ring.end.shape[1]
     age = (ring.head[:, None] - jnp.arange(rows)[None]) % rows
     complete = (age >= 1) & (age <= ring.filled[:, None])
-    return complete[:, :, None] & (ring.end == replay.GOES_ON)
+    return complete[:, :, None] & (ring.end == replay.CONTINUES)
 
 
 def count_up(wanted: Array) -> Array:
@@ -110,15 +110,15 @@ def draw(key: Array, counts: Array, number: int, layout: DataParallel) -> tuple[
 
 def tasks_at(ring: Replay, index: Array) -> Array:
     """int32[S, m], the tasks of rows int32[S, m]."""
-    return jax.vmap(_at)(ring.seen["task"], index)
+    return jax.vmap(_at)(ring.observation["task"], index)
 
 
 def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
     """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
     def of_shard(ring: Replay, index: Array) -> Window:
-        state, answer = states(ring.seen["observation"]), ring.answer
-        return transformer.stored_windows(state, answer["action"], ring.reward[..., 0], answer["step"], index, steps)
+        state, stored = states(ring.observation["observation"]), ring.action
+        return transformer.stored_windows(state, stored["action"], ring.reward[..., 0], stored["step"], index, steps)
 
     return jax.vmap(of_shard)(ring, index)
 
@@ -128,8 +128,8 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
 
     def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
         names = ("action", "mu", "log_std", "code", "value")
-        return {name: _at(ring.answer[name], index) for name in names} | {
-            "state": states(_at(ring.seen["observation"], index)),
+        return {name: _at(ring.action[name], index) for name in names} | {
+            "state": states(_at(ring.observation["observation"], index)),
         }
 
     return jax.vmap(of_shard)(ring, index)
@@ -138,8 +138,8 @@ def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dic
 def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
     """Return all windows of `steps` steps: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
     host = jax.tree.map(np.asarray, ring)
-    full = np.asarray(jax.jit(usable)(ring)) & (host.answer["step"] >= steps - 1)
-    return {"task": host.seen["task"][full]} | {name: host.answer[name][full] for name in ("code", "held_out")}
+    full = np.asarray(jax.jit(usable)(ring)) & (host.action["step"] >= steps - 1)
+    return {"task": host.observation["task"][full]} | {name: host.action[name][full] for name in ("code", "held_out")}
 
 
 def _at(leaf: Array, index: Array) -> Array:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.networks import Networks
-from jaxrl.algos.collective.transformer import Views, Window
+from jaxrl.algos.collective.transformer import CodeBatch, Window
 
 Means = dict[str, Array]
 
@@ -60,7 +60,7 @@ class EncoderLoss:
     """
 
     networks: Networks
-    all_gather: Callable[[Views], tuple[Views, Array | int]]
+    all_gather: Callable[[CodeBatch], tuple[CodeBatch, Array | int]]
     contrast_weight: float
     temperature: float
 
@@ -83,7 +83,7 @@ class EncoderLoss:
 
         codes, errors = jax.vmap(masked_view)(jnp.arange(2))
         error = errors.sum()
-        views = [Views(code, sample["task"], sample["weight"]) for code in codes]
+        views = [CodeBatch(code, sample["task"], sample["weight"]) for code in codes]
         contrast = transformer.contrastive_loss(views[0], *self.all_gather(views[1]), self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 

@@ -74,7 +74,7 @@ class Networks:
         inputs = jnp.concatenate([code, state, action], axis=-1)
         return jax.vmap(lambda params: jnp.asarray(self.critic.apply(params, inputs))[:, 0])(critic)
 
-    def answer(self, policy: Any, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
+    def action_distribution(self, policy: Any, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
         """Return the policy's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
 
         Args:

@@ -70,7 +70,9 @@ class Stage:
         return params.with_learner(self.network, optimizers.unravel(vector, network), opt_state), metrics
 
 
-def shrinking(optimizer: optax.GradientTransformation, final: float, updates: int) -> optax.GradientTransformation:
+def with_linear_decay(
+    optimizer: optax.GradientTransformation, final: float, updates: int
+) -> optax.GradientTransformation:
     """Return an optimizer whose step size decays linearly to the fraction `final` over `updates` updates."""
     fall = optax.linear_schedule(1.0, final, max(updates, 1))
     return optax.chain(optimizer, optax.scale_by_schedule(fall))
@@ -90,7 +92,7 @@ def fit(
 
     coded: bool[1, R, 1], rows with a code.
     """
-    usable, held_out = dataset.usable(ring) & coded, ring.answer["held_out"]
+    usable, held_out = dataset.usable(ring) & coded, ring.action["held_out"]
 
     def batch(key: Array, counts: Array) -> dict[str, Array]:
         index, weight = dataset.draw(key, counts, stage.batch_size, layout)
@@ -117,7 +119,7 @@ def fit_encoder(
 ) -> tuple[CollectiveParameters, Means]:
     """Update the transformer on full windows of training episodes; also return `check` of held-out ones."""
     steps = networks.encoder.steps
-    full, held_out = dataset.usable(ring) & (ring.answer["step"] >= steps - 1), ring.answer["held_out"]
+    full, held_out = dataset.usable(ring) & (ring.action["step"] >= steps - 1), ring.action["held_out"]
     training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
     # InfoNCE compares the windows of a batch: all of them (in exact mode those of a logical shard)
     layout = dataclasses.replace(layout, learn_chunk=0)

@@ -39,7 +39,7 @@ class CollectiveParameters:
 
 
 @pytree
-class Memory:
+class Carry:
     """The carry of acting, leaves [B, ...].
 
     Attributes:

@@ -51,7 +51,7 @@ def reconstruction_loss(predicted: Window, target: Window, masked: Window) -> Ar
 
 
 @pytree
-class Views:
+class CodeBatch:
     """Codes of N windows: code float32[N, c], task int32[N], weight float32[N] (0 for an invalid window, else 1)."""
 
     code: Array
@@ -59,7 +59,7 @@ class Views:
     weight: Array
 
 
-def contrastive_loss(first: Views, second: Views, begin: Array | int = 0, temperature: float = 0.15) -> Array:
+def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0, temperature: float = 0.15) -> Array:
     """Cross entropy of matching each first view with its second view, among windows of other tasks, float32[].
 
     Args:

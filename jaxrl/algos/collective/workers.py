@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.algos.base import Source, Trajectory, read_adopted
+from jaxrl.algos.base import Trajectory, UpstreamRun, read_resolved
 from jaxrl.algos.collective import dataset
 from jaxrl.algos.sac import Sac
 from jaxrl.nn import distributions
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-ADOPTED = (
+RESOLVED = (
     "tasks",
     "worker",
     "expert_datasets",
@@ -40,8 +40,8 @@ ALIKE = (
 # Compatibility checks
 
 
-def adopt_workers(
-    spec: EnvSpec, settings: dict[str, Any], sources: tuple[Source, ...], recording: dict[str, Any] | None
+def resolve_workers(
+    spec: EnvSpec, settings: dict[str, Any], sources: tuple[UpstreamRun, ...], recording: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the workers in the order of the environment's tasks, their network settings, and the size of files."""
     ordered = ordered_workers(spec, sources, recording is not None)
@@ -55,30 +55,30 @@ def adopt_workers(
                 )
     tasks, rows = list(spec.task_names), [0, 0]
     if recording is not None:
-        check_recording(recording, spec)
+        check_dataset(recording, spec)
         tasks = list(dict.fromkeys([*(tasks if ordered else ()), *recording["task_names"]]))
         lengths = dataset.lengths(recording["step"]) + 1
         rows = [int(lengths.sum()), int(lengths.max())]
     if len(tasks) < 2:
         raise ValueError(
             f"collective needs several tasks, there is {', '.join(tasks)} alone: name workers of more tasks and "
-            "let the environment set them, or add labelled sets"
+            "let the environment set them, or add expert datasets"
         )
-    adopted = json.dumps(dict(zip(ADOPTED, (tasks, worker, rows), strict=True)))
-    return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": adopted}
+    resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
+    return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": resolved}
 
 
 def adopted_of(spec: EnvSpec, text: str) -> dict[str, Any]:
     """Parse the result of `adopt_workers`; if it is empty, assume a default worker per task."""
-    default = dict(zip(ADOPTED, (list(spec.task_names), {}, [0, 0]), strict=True))
-    return default | read_adopted(text or "{}", ADOPTED)
+    default = dict(zip(RESOLVED, (list(spec.task_names), {}, [0, 0]), strict=True))
+    return default | read_resolved(text or "{}", RESOLVED)
 
 
-def ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -> list[Source]:
+def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], without: bool) -> list[UpstreamRun]:
     """Return the workers in the order of the tasks; none only if `without` allows it. Raises ValueError."""
     if without and not sources:
         return []
-    workers: dict[str, Source] = {}
+    workers: dict[str, UpstreamRun] = {}
     for source in sources:
         task = check_worker(source, spec)
         if task in workers:
@@ -93,7 +93,7 @@ def ordered_workers(spec: EnvSpec, sources: tuple[Source, ...], without: bool) -
     return [workers[name] for name in spec.task_names]
 
 
-def check_worker(source: Source, spec: EnvSpec) -> str:
+def check_worker(source: UpstreamRun, spec: EnvSpec) -> str:
     """Return the task of a worker. Raises ValueError where it cannot teach in an environment."""
     run, algo = source.run, source.algo
     if not isinstance(algo, Sac):
@@ -110,13 +110,14 @@ def check_worker(source: Source, spec: EnvSpec) -> str:
     return names[0]
 
 
-def check_recording(recording: dict[str, Any], spec: EnvSpec) -> None:
+def check_dataset(recording: dict[str, Any], spec: EnvSpec) -> None:
     """Raise ValueError where the expert dataset does not match the environment."""
     for what, name, box in (("observations", "observation", spec.observation), ("actions", "action", spec.action)):
         size = recording[name].shape[1]
         if (size,) != box.shape:
             raise ValueError(
-                f"{what} of the labelled sets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: take "
+                f"{what} of the expert datasets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: "
+                f"take "
                 "sets of one arm and one kind of observation"
             )
 
@@ -146,7 +147,7 @@ class Experts:
         mean, log_std = (_of_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
-    def judge(self, workers: Any, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
+    def label_observations(self, workers: Any, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
         """Return the labels by each task's worker for observations [N, D], leaves float32[N, ...]; noise [N, n]."""
 
         def of(worker: Any) -> dict[str, Array]:
@@ -165,7 +166,7 @@ class Experts:
         """
         shape = rows["task"].shape
         merged = [rows[name].reshape(-1, *rows[name].shape[2:]) for name in ("observation", "task", "noise")]
-        judged = self.judge(workers, *merged)
+        judged = self.label_observations(workers, *merged)
         judged = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), judged)
         later = self.worker.gamma * (1 - rows["terminated"][1:]) * judged.pop("soft_value")[1:]
         return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}

@@ -1,4 +1,4 @@
-"""Labelled sets: what is written is read again, and a file that will not do is refused in one sentence."""
+"""Expert datasets: what is written is read again, and a file that will not do is refused in one sentence."""
 
 import dataclasses
 import struct
@@ -11,7 +11,7 @@ import pytest
 from helpers.expert_datasets import made
 
 from jaxrl.runtime import expert_dataset
-from jaxrl.runtime.expert_dataset import LabelledSetError
+from jaxrl.runtime.expert_dataset import ExpertDatasetError
 
 
 def saved(path: Path, without: tuple[str, ...] = (), **changes: Any) -> Path:
@@ -81,7 +81,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_set_that_will_not_do_is_refused(what: str, tmp_path: Path) -> None:
     changes, sentence = BROKEN[what]
     path = saved(tmp_path / "set.npz", **changes)
-    with pytest.raises(LabelledSetError) as caught:
+    with pytest.raises(ExpertDatasetError) as caught:
         expert_dataset.read(path)
     assert sentence in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -104,7 +104,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         ("text.npz", "no .npz archive of plain arrays"),
         ("array.npy", "no .npz archive of plain arrays"),
     ):
-        with pytest.raises(LabelledSetError) as caught:
+        with pytest.raises(ExpertDatasetError) as caught:
             expert_dataset.read(tmp_path / name)
         assert sentence in str(caught.value)
 
@@ -112,14 +112,14 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 def test_sets_of_different_arms_do_not_mix(tmp_path: Path) -> None:
     wide = {name: np.zeros((40, 5), np.float32) for name in ("observation", "next_observation")}
     paths = [str(saved(tmp_path / "a.npz")), str(saved(tmp_path / "b.npz", **wide))]
-    with pytest.raises(LabelledSetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
+    with pytest.raises(ExpertDatasetError, match=r"a\.npz have 3 numbers, those of .*b\.npz 5"):
         expert_dataset.read_all(paths)
 
 
 def test_what_is_no_set_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(LabelledSetError, match="not finite in row 2"):
+    with pytest.raises(ExpertDatasetError, match="not finite in row 2"):
         expert_dataset.write(tmp_path / "set.npz", made(**changed("value", 2, np.nan)))
-    with pytest.raises(LabelledSetError, match="cannot be written"):
+    with pytest.raises(ExpertDatasetError, match="cannot be written"):
         expert_dataset.write(tmp_path / "absent" / "set.npz", made())
     assert not list(tmp_path.iterdir())
 
@@ -148,7 +148,7 @@ def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -
     path = saved(tmp_path / "set.npz", without=("reward",))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", claim)
-    with pytest.raises(LabelledSetError, match="cannot be read") as caught:
+    with pytest.raises(ExpertDatasetError, match="cannot be read") as caught:
         expert_dataset.read(path)
     assert len(str(caught.value)) < 300 + len(str(path))
 
@@ -158,11 +158,11 @@ def test_an_archive_that_claims_more_than_it_can_hold(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", header(f"({10**9},)", "<f4"))
         archive.infolist()[-1].file_size = 4 * 10**9 + len(header(f"({10**9},)", "<f4"))  # closed with this in its list
-    with pytest.raises(LabelledSetError, match="cannot be read"):
+    with pytest.raises(ExpertDatasetError, match="cannot be read"):
         expert_dataset.read(path)
 
 
 def test_long_names_are_shortened(tmp_path: Path) -> None:
-    with pytest.raises(LabelledSetError) as caught:
+    with pytest.raises(ExpertDatasetError) as caught:
         expert_dataset.read(saved(tmp_path / "set.npz", task_names=np.array(["x" * 5000, "x" * 5000])))
     assert len(str(caught.value)) < 300 + len(str(tmp_path))

@@ -1,15 +1,15 @@
-"""A made-up labelled set."""
+"""A made-up expert dataset."""
 
 from typing import Any
 
 import numpy as np
 
-from jaxrl.runtime.expert_dataset import LabelledSet
+from jaxrl.runtime.expert_dataset import ExpertDataset
 
 TASKS, EPISODES, STEPS, NUMBERS, ACTIONS = 2, 5, 4, 3, 2
 
 
-def made(**changes: Any) -> LabelledSet:
+def made(**changes: Any) -> ExpertDataset:
     """Five episodes of four steps for each of two tasks."""
     rng, rows = np.random.default_rng(0), TASKS * EPISODES * STEPS
     normal = lambda *shape: rng.normal(size=(rows, *shape)).astype(np.float32)  # noqa: E731
@@ -22,4 +22,4 @@ def made(**changes: Any) -> LabelledSet:
         "action": np.tanh(normal(ACTIONS)), "reward": normal(), "next_observation": then,
         "mu": np.tanh(normal(ACTIONS)), "log_std": normal(ACTIONS), "value": normal(),
     }  # fmt: skip
-    return LabelledSet(**fields | changes)
+    return ExpertDataset(**fields | changes)

@@ -77,11 +77,11 @@ def together(of_one: Bytes, num_envs: int, limit: int, cut: bool) -> int:
         return num_envs if num_envs * each <= limit else 0
     comfortable = int(memory_plan.SHARE * limit) // each
     if jax.default_backend() == "cpu":
-        comfortable = min(comfortable, memory_plan.CPU_FLIGHT)
+        comfortable = min(comfortable, memory_plan.CPU_ROLLOUT)
     return largest_divisor(num_envs, comfortable) if each <= limit else 0
 
 
-class Flight:
+class EnvTimer:
     """Compiled programs for one number of environments.
 
     Args:
@@ -157,7 +157,7 @@ class Flight:
 
     def _step(self, state: Any, timestep: TimeStep, action: Array) -> Any:
         if self.env.spec.fixed_horizon:  # the episode does not end before the rollout
-            return self.env.play(state, action, self._context)
+            return self.env.step_without_reset(state, action, self._context)
         return self.env.step(state, timestep, action, self._context)
 
     def _choose(self, state: Any, timestep: TimeStep, keys: Array, t: Array) -> Array:
