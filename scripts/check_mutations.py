@@ -332,7 +332,7 @@ MUTATIONS = [
         (
             "replay", "windows may begin at an episode's last row",
             "jaxrl/rl/replay.py",
-            '(jnp.take(end.reshape(-1), index, mode="clip") == GOES_ON) & (filled >= n_step)',
+            '(jnp.take(end.reshape(-1), index, mode="clip") == CONTINUES) & (filled >= n_step)',
             "(index >= 0) & (filled >= n_step)",
             "tests/test_replay.py",
         ),

@@ -1003,7 +1003,7 @@ def made_of(*argv: str) -> Any:
 
 
 def test_original_targets_see_all_missions() -> None:
-    argv = ["--algo", "coma_original", "--q", "7", "--width", "8", "--num_envs", "6"]
+    argv = ["--algo", "coma_original", "--q", "7", "--hidden_size", "8", "--num_envs", "6"]
     assert made_of(*argv).layout.shards == 1
     config = parse(argv).config
     with pytest.raises(UsageError, match="use --logical_shards 1"):

@@ -68,7 +68,7 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     params = dataclasses.replace(params, **targets)
     ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
     batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
-    for name, shape in algo._seen.items():
+    for name, shape in algo._observation_spec.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
     batch["action"] = np.zeros((1, 4, *algo._action_spec.shape), algo._action_spec.dtype)
@@ -98,7 +98,7 @@ def test_coma_takes_another_optimizer() -> None:
 
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
-    algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), window=4, final_lr_fraction=0.5)
+    algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), context_length=4, final_lr_fraction=0.5)
     transformer, *_ = algo.stages
     last, optimizer, gradient = transformer.updates, transformer.optimizer, np.float32([3.0, -4.0])
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)

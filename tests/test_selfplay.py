@@ -100,7 +100,7 @@ def test_opponents_see_and_play_as_the_other_team_does(side: str, observation: s
         np.testing.assert_array_equal(np.concatenate([seen.observation, theirs.observation], 1), shown.observation)
         drawn.append(jax.random.bits(opponent_keys[0]))
         action = jnp.asarray(random.integers(0, 4, (5, 4)), jnp.int32)
-        one, observation = play(one, action, with_self.context(start()))
+        one, seen = play(one, action, with_self.context(start()))
         both, shown = play_both(both, action, outside.context(start()))
         for a, b in zip(jax.tree.leaves(one.env.game), jax.tree.leaves(both.env.game), strict=True):
             np.testing.assert_array_equal(a, b)
