@@ -754,7 +754,8 @@ WRONG = {
     "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
     "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker knows one"),
     "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: make it the same"),
-    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: take workers that are alike"),
+    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: take workers that are "
+    "alike"),
     "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they are (3,)"),
 }  # fmt: skip
 

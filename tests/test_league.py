@@ -100,7 +100,7 @@ def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dic
     context = envs[0].context(type("Progress", (), {"fraction": jnp.float32(1)}))
     keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
     states, steps = zip(*(jax.jit(batch.reset)(keys, context) for batch in batches), strict=True)
-    plays = [jax.jit(batch.play) for batch in batches]
+    plays = [jax.jit(batch.step_without_reset) for batch in batches]
     for _ in range(STEPS):
         actions = []
         for k, one in enumerate((first, second)):

@@ -39,10 +39,10 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
         BOARDS, DataParallel(1), prioritized=True, priority_beta=0.4, batch_size=64, buffer_size=100, hidden_size=4
     )
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
-    rows = state.split.marks.priority.shape[1]
+    rows = state.split.priorities.priority.shape[1]
     often = jnp.where(jnp.arange(rows) % 2 == 0, 16.0, 1.0)[None, :, None]
     ring = dataclasses.replace(
-        state.split, marks=Priorities(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
+        state.split, priorities=Priorities(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
     )
 
     @jax.jit
@@ -67,7 +67,7 @@ def test_every_update_draws_a_batch_of_its_own(prioritized: bool) -> None:
         state.split, reward=reward, filled=jnp.full_like(state.split.filled, reward.shape[1] - 1)
     )
     if prioritized:
-        ring = dataclasses.replace(ring, marks=Priorities(jnp.ones_like(ring.marks.priority), jnp.ones(1)))
+        ring = dataclasses.replace(ring, priorities=Priorities(jnp.ones_like(ring.priorities.priority), jnp.ones(1)))
     learn = jax.jit(lambda state, key: algo.learn(state, None, None, key, start(), Phase("train", 1, 4))[1])
     means = np.asarray(learn(AlgoState(state.replicated, ring), jax.random.key(2))["target_mean"])
     assert len(set(means.tolist())) == 4

@@ -85,7 +85,7 @@ def world(one: EvalPolicy, own: bool = False, lanes: int = LANES) -> tuple[metaw
     vectors = np.array([[0.0, 0.6, 0.02, 0.1, 0.85, 0.1], [0.0, 0.7, 0.02, 0.0, 0.9, 0.2]]) if own else None
     real = adapter.RealReach(one.env.env, [Puppet() for _ in range(lanes)], vectors)
     task, scripted = ("drawer-close-v3", real.scripted) if own else (None, None)
-    made = metaworld.Simulator("puppets", task, real.spec, lanes, real.in_order, real.play, scripted)
+    made = metaworld.Simulator("puppets", task, real.spec, lanes, real.in_order, real.step_without_reset, scripted)
     return made, real
 
 

@@ -321,7 +321,7 @@ def check_timestep(env: Any, game: oracle.Game, timestep: Any, side: int) -> Non
 def test_games_equal_those_of_the_oracle(setting: dict[str, Any]) -> None:
     env = envs_jax.make("snakes", max_steps=8, **setting)
     batch, now = env.batched(), context(env)
-    reset, play = jit(batch.reset), jit(batch.play)
+    reset, play = jit(batch.reset), jit(batch.step_without_reset)
     words_of = jit(jax.vmap(lambda state: draws.step_words(env.snakes, env.beans, state.key, state.game.steps)))
     rule = Settings(env.height, env.width, env.snakes, env.beans, env.max_steps, env.teams, env.fixed_respawn)
 

@@ -121,7 +121,7 @@ def test_steps_draw_every_part_on_its_own():
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.env.level, state.env.second, state.episode))
     state = BatchState(env=State(keys(), lanes, *zeros[:2]), key=keys(), episode=zeros[2])
     back = jnp.full((DRAWS, 1), 3, jnp.int32)
-    state, _ = jax.jit(lambda state: env.batched().play(state, back, env.context(ENDED)))(state)
+    state, _ = jax.jit(lambda state: env.batched().step_without_reset(state, back, env.context(ENDED)))(state)
     game = jax.tree.map(np.asarray, state.env.game)
     assert (game.direction[:, 0] != 3).all() and (game.direction[:, 1] != 2).all()
     outcome = (game.direction[:, 0] * 4 + game.direction[:, 1]) * 256 + game.beans[:, 0]

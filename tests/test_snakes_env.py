@@ -88,7 +88,7 @@ def play(env, policy, games, key=0, steps=None):
             state, timestep = carry
             action_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, k + 1000)
             action = jax.vmap(lambda *x: env.baselines[policy](env, *x))(state.env, timestep, action_keys)
-            state, timestep = batch.play(state, action, context(env))
+            state, timestep = batch.step_without_reset(state, action, context(env))
             return (state, timestep), (timestep.metrics, timestep.reward)
 
         _, (metrics, rewards) = jax.lax.scan(one, batch.reset(keys, context(env)), jnp.arange(steps or env.max_steps))

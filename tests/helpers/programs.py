@@ -24,7 +24,7 @@ class Programs:
         self.batch = batched(env)
         self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
         self.reset_batch, self.play, self.step_batch = map(
-            jax.jit, (self.batch.reset, self.batch.play, self.batch.step)
+            jax.jit, (self.batch.reset, self.batch.step_without_reset, self.batch.step)
         )
         self._policies: Any = {}
 
