@@ -94,8 +94,8 @@ def acting_flop(setup: Run) -> float:
     actor = jax.eval_shape(algo.init_carry, policy, timestep, jax.ShapeDtypeStruct((1,), jnp.int32))
     keys, progress = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)), jax.eval_shape(start)
 
-    def act(policy: Any, actor: Any, timestep: Any, keys: Any, progress: Any) -> Any:
-        return algo.act(policy, actor, timestep, keys, progress, "explore")
+    def act(policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any) -> Any:
+        return algo.act(policy, carry, timestep, keys, progress, "explore")
 
     return flops.count(act, policy, actor, timestep, keys, progress)
 
@@ -132,7 +132,7 @@ class Parts:
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
         trainer, phase = self.setup.trainer, self.phase
-        kept = ((),) * 4 if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+        kept = ((),) * 4 if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
         policy = trainer.algo.policy(state.algo)
         context = opponent_pool.context(trainer.env, state.progress, state.pool)
 

@@ -358,7 +358,7 @@ def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> No
 @pytest.mark.long
 def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    ring, worker = jax.tree.map(np.asarray, state.split), algo.experts.worker
+    ring, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
     for task in (0, 1):
         chosen = (ring.observation["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
@@ -395,12 +395,12 @@ def test_who_acts_in_which_phase(studied: dict[str, Any]) -> None:
 @pytest.mark.long
 def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
-    shards, rows, envs = state.split.end.shape
+    shards, rows, envs = state.sharded.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.split, index, algo.networks.states, algo.context_length)
+    window = dataset.windows(state.sharded, index, algo.networks.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
-    np.testing.assert_allclose(state.split.action["code"][:, :-1], codes, atol=1e-4)
+    np.testing.assert_allclose(state.sharded.action["code"][:, :-1], codes, atol=1e-4)
     before = studied["states"]["transformer"][0].split.action["code"]
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
 
@@ -408,7 +408,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
 @pytest.mark.long
 def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    ring = jax.tree.map(np.asarray, state.split)
+    ring = jax.tree.map(np.asarray, state.sharded)
     begins = ring.action["step"][:, :-1] == 0
     assert begins[:, [0, 9, 18]].all() and begins.sum() == 3 * 4  # an episode of 8 steps has 9 rows
     assert (ring.end[:, 8] != CONTINUES).all()
@@ -416,7 +416,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
         held_out = ring.action["held_out"].swapaxes(0, 1).reshape(28, 4)[:27, env]
         wanted = np.repeat([(env + episode) % dataset.HELD_OUT == 0 for episode in (1, 2, 3)], 9)
         np.testing.assert_array_equal(held_out, wanted)
-    found = recorded(state.split, algo.tasks)
+    found = recorded(state.sharded, algo.tasks)
     assert len(found["step"]) == 4 * 3 * 8
     went = found["observation"][:, :2] + 0.5 * np.clip(found["action"], -1, 1)
     np.testing.assert_allclose(found["next_observation"][:, :2], np.clip(went, -1, 1), atol=1e-5)
@@ -426,7 +426,7 @@ def test_steps_held_out_windows_and_value_labels(studied: dict[str, Any]) -> Non
 @pytest.mark.long
 def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: Path) -> None:
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
-    made = ExpertDataset(environment="corners", **recorded(state.split, algo.tasks))
+    made = ExpertDataset(environment="corners", **recorded(state.sharded, algo.tasks))
     expert_dataset.write(tmp_path / "set.npz", made)
     found = expert_dataset.read(tmp_path / "set.npz", least_episodes=1)
     assert len(found) == len(made) and found.episodes.sum() == 12
@@ -464,7 +464,7 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     state = begun(algo, {"expert_datasets": algo.to_dataset(vars(made()))})
     _, actor, _ = algo.stages
     given = actor, algo.layout, algo.networks
-    compiled = jax.jit(lambda p: fit(*given, p, state.split, algo._coded(p), jax.random.key(1), 2))
+    compiled = jax.jit(lambda p: fit(*given, p, state.sharded, algo._coded(p), jax.random.key(1), 2))
     fitted = [
         compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
     ]
@@ -536,7 +536,7 @@ def test_value_labels_are_of_the_step_itself() -> None:
     zeros = lambda *shape: np.zeros((2, 2, *shape), np.float32)  # noqa: E731
     extras = {"action": zeros(2), "code": zeros(6), "step": np.zeros((2, 2), np.int32)}
     trajectory = Trajectory(steps, zeros(1, 2), extras | {"held_out": np.zeros((2, 2), bool)})
-    ring = jax.jit(algo.experts.store)(workers, state.split, trajectory, row(7.0, True), jax.random.key(2))
+    ring = jax.jit(algo.experts.store)(workers, state.sharded, trajectory, row(7.0, True), jax.random.key(2))
     value = np.asarray(ring.action["value"])[0]
     np.testing.assert_allclose(value[0], 1 + 0.5 * 3, rtol=1e-5)
     np.testing.assert_allclose(value[1], [7 + 0.5 * 3, 7], rtol=1e-5)
@@ -720,7 +720,7 @@ def test_a_student_of_a_run(
     state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
         assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
-    rho = np.asarray(state.split.action["rho"])[:, :16]
+    rho = np.asarray(state.sharded.action["rho"])[:, :16]
     assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
     assert jaxrl.cli.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0
 
@@ -733,7 +733,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     algo, state, _ = loading.load_state((here / "latest").read_text().strip())
     assert [phase.name for phase in algo.phases] == ["transformer", "codes", "actor"]
     assert algo.tasks == ("push", "pull")
-    assert len(recorded(state.split, algo.tasks)["step"]) == len(made())
+    assert len(recorded(state.sharded, algo.tasks)["step"]) == len(made())
 
 
 def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

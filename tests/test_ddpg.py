@@ -157,7 +157,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
     def act(timestep: TimeStep, keys: Any, progress: Any) -> Any:
         policy = algo.policy(algo.init(jax.random.key(1), None))
         actor = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
-        return *algo.act(policy, actor, timestep, keys, progress, mode), policy
+        return *algo.act(policy, carry, timestep, keys, progress, mode), policy
 
     return act(timestep, keys, at_step(steps))
 
@@ -327,7 +327,7 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
         assert sum(fill) == calls - 1 and algo.phases[-1].updates == interval
     trainer = make_trainer(Corridor(), 1, **settings)
     state, metrics = run(trainer, 1)
-    assert int(state.algo.split.filled[0]) == 10 and float(metrics.learning["critic_loss"][0, 0]) > 0
+    assert int(state.algo.sharded.filled[0]) == 10 and float(metrics.learning["critic_loss"][0, 0]) > 0
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
         for devices in counts:
             trainer = trainer_of(case, devices, exact=True, **more)
             state, _ = run(trainer, 8)
-            assert int(state.algo.split.filled[0]) == trainer.algo.rows - 1
+            assert int(state.algo.sharded.filled[0]) == trainer.algo.rows - 1
             begun.append(digest(state))
             block = trainer.make_block(trainer.algo.phases[-1])
             if devices == 1:

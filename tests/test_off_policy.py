@@ -52,7 +52,7 @@ def test_the_replay_holds_what_was_played(case: str) -> None:
     state, _ = run(trainer, 8)  # later all reach the corridor's end in time
     ended_rows, ends = 0, set()
     for shard in range(8):
-        ring = jax.tree.map(lambda x, shard=shard: np.asarray(x)[shard], state.algo.split)
+        ring = jax.tree.map(lambda x, shard=shard: np.asarray(x)[shard], state.algo.sharded)
         rows, head = ring.end.shape[0], int(ring.head)
         assert ring.filled == rows - 1 == 24 + trainer.algo.n_step
         for age in range(rows - 1, 0, -1):

@@ -107,9 +107,9 @@ class Scripted(Algorithm):
     def policy(self, state: AlgoState) -> Any:
         return ()
 
-    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
+    def act(self, policy: Any, carry: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
         draw = lambda key: jax.random.bernoulli(key, 0.7, (self.spec.num_agents,)).astype(jnp.int32)  # noqa: E731
-        return jax.vmap(draw)(keys), actor, ()
+        return jax.vmap(draw)(keys), carry, ()
 
     def learn(self, state: Any, trajectory: Any, last: Any, key: Any, progress: Any, phase: Any) -> Any:
         step = trajectory.timestep
@@ -120,7 +120,7 @@ class Scripted(Algorithm):
 
 def test_scripted_flights_are_the_same_on_any_number_of_devices() -> None:
     states = {n: train(make_trainer(Scripted, n, False, {}), (2, 3)) for n in (1, 8)}
-    assert np.asarray(states[1].algo.split["done"]).any() and np.asarray(states[1].algo.split["reward"]).any()
+    assert np.asarray(states[1].algo.sharded["done"]).any() and np.asarray(states[1].algo.sharded["reward"]).any()
     assert digests(states[1]) == digests(states[8])
 
 
@@ -145,7 +145,7 @@ def test_fast_blocks_exchange_gradients_and_scalars_only(algo: type[Algorithm]) 
     assert found and {name for name, _ in found} == {"all-reduce"}
     assert max(size for _, size in found) <= parameters + 16
     if algo is TinyQ:  # far below one logical shard's share of the replay
-        assert max(size for _, size in found) < min(x.size for x in jax.tree.leaves(shapes.algo.split) if x.ndim > 1)
+        assert max(size for _, size in found) < min(x.size for x in jax.tree.leaves(shapes.algo.sharded) if x.ndim > 1)
 
 
 # Gradients

@@ -176,7 +176,7 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         name: from_vector(getattr(shapes, name.removeprefix("target_")), values) for name, values in initial.items()
     }
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
-    state = AlgoState(dataclasses.replace(state.replicated, target=networks["target_critic"]), state.split)
+    state = AlgoState(dataclasses.replace(state.replicated, target=networks["target_critic"]), state.sharded)
 
     def learn(state: AlgoState, trajectory: Trajectory, last: TimeStep, order: jax.Array, progress: Progress) -> Any:
         with monkeypatch.context() as patch:

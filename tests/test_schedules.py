@@ -39,10 +39,12 @@ def test_weights_of_prioritised_replay_correct_fully_at_the_end() -> None:
         BOARDS, DataParallel(1), prioritized=True, priority_beta=0.4, batch_size=64, buffer_size=100, hidden_size=4
     )
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
-    rows = state.split.priorities.priority.shape[1]
+    rows = state.sharded.priorities.priority.shape[1]
     often = jnp.where(jnp.arange(rows) % 2 == 0, 16.0, 1.0)[None, :, None]
     ring = dataclasses.replace(
-        state.split, priorities=Priorities(often, jnp.full(1, 16.0)), filled=jnp.full_like(state.split.filled, rows - 1)
+        state.sharded,
+        priorities=Priorities(often, jnp.full(1, 16.0)),
+        filled=jnp.full_like(state.sharded.filled, rows - 1),
     )
 
     @jax.jit
@@ -62,9 +64,9 @@ def test_every_update_draws_a_batch_of_its_own(prioritized: bool) -> None:
     """Four updates of one call, from rows with rewards of their own."""
     algo = Weighed(BOARDS, DataParallel(1), prioritized=prioritized, batch_size=8, buffer_size=100, hidden_size=4)
     state = jax.jit(lambda: algo.init(jax.random.key(0), None))()
-    reward = jax.random.normal(jax.random.key(1), state.split.reward.shape)
+    reward = jax.random.normal(jax.random.key(1), state.sharded.reward.shape)
     ring = dataclasses.replace(
-        state.split, reward=reward, filled=jnp.full_like(state.split.filled, reward.shape[1] - 1)
+        state.sharded, reward=reward, filled=jnp.full_like(state.sharded.filled, reward.shape[1] - 1)
     )
     if prioritized:
         ring = dataclasses.replace(ring, priorities=Priorities(jnp.ones_like(ring.priorities.priority), jnp.ones(1)))

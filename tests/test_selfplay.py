@@ -34,9 +34,9 @@ SELF = (
 class Sum(Algorithm):
     """Takes the action `parameters + what it sees`, and notes how it was asked."""
 
-    def act(self, policy: Any, actor: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
-        assert mode == "sample" and actor == () and len(keys) == len(timestep)
-        return (policy + timestep)[:, None], actor, ()
+    def act(self, policy: Any, carry: Any, timestep: Any, keys: Array, progress: Any, mode: Any) -> Any:
+        assert mode == "sample" and carry == () and len(keys) == len(timestep)
+        return (policy + timestep)[:, None], carry, ()
 
 
 @dataclasses.dataclass(frozen=True)

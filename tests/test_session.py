@@ -50,7 +50,7 @@ class Study(TinyQ):
 
     def init(self, key: Array, inputs: Any) -> AlgoState:
         state = super().init(key, inputs)
-        return state if inputs is None else AlgoState(state.replicated | {"weights": inputs}, state.split)
+        return state if inputs is None else AlgoState(state.replicated | {"weights": inputs}, state.sharded)
 
     def learn(
         self,
@@ -63,7 +63,7 @@ class Study(TinyQ):
     ) -> tuple[AlgoState, dict[str, Array]]:
         if trajectory is None:
             weights = state.replicated["weights"] * 0.5
-            return AlgoState(state.replicated | {"weights": weights}, state.split), {"size": jnp.abs(weights).max()}
+            return AlgoState(state.replicated | {"weights": weights}, state.sharded), {"size": jnp.abs(weights).max()}
         state, metrics = super().learn(state, trajectory, last_timestep, key, progress, phase)
         if self.breaks_at and phase.updates:
             broken = total(progress.learn_calls) == self.breaks_at - 1

@@ -132,7 +132,7 @@ def test_the_teachers_window_is_that_of_the_collective() -> None:
     trainer, state = taught_to_push()
     for phase in trainer.algo.phases:  # twelve steps in all
         state, _ = trainer.make_block(phase)(state, jnp.int32(phase.iterations or 2))
-    ring, window = jax.tree.map(np.asarray, state.algo.split), state.actor.window  # as it was for the newest action
+    ring, window = jax.tree.map(np.asarray, state.algo.sharded), state.carry.window  # as it was for the newest action
     assert ring.head[0] == 12
     for env in range(8):
         shard, lane = divmod(env, ring.end.shape[2])
@@ -178,7 +178,7 @@ def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_
             assert digest(block(restored, left)[0]) == digest(state), phase.name
             assert int(metrics.not_finite) == -1
             if phase.name == "demonstration":
-                ring = jax.tree.map(np.asarray, state.algo.split)
+                ring = jax.tree.map(np.asarray, state.algo.sharded)
                 np.testing.assert_allclose(ring.action["action"][:, :9], math.tanh(0.2), rtol=1e-5)
                 np.testing.assert_allclose(ring.action["rho"][:, :9], 1.0)
             if phase.name == "imitation":
@@ -186,7 +186,7 @@ def test_what_the_teacher_shows_is_imitated_and_every_phase_resumes_exactly(tmp_
                 loss = np.asarray(metrics.learning["imitation_loss"])[: int(left)]
                 assert loss[-1].mean() < 0.1
             if phase.name == "random":  # random actions come behind the demonstration
-                taken = np.asarray(state.algo.split.action["action"])[:, 9:12]
+                taken = np.asarray(state.algo.sharded.action["action"])[:, 9:12]
                 assert taken.std() > 0.4
 
 

@@ -215,7 +215,7 @@ def test_the_replay_equals_a_deque(corridor_run: Any) -> None:
                     row = {name: np.asarray(block.learning[name])[k, t, mine] for name in block.learning
                            if name not in ("loss", "first", "last_observation")}  # fmt: skip
                     rows.append(row)
-        ring = {name: np.asarray(values)[shard] for name, values in state.algo.split.items()}
+        ring = {name: np.asarray(values)[shard] for name, values in state.algo.sharded.items()}
         head = int(ring.pop("head"))
         assert head == 4 * 82 and len(rows) == algo.capacity == 64
         for age, row in enumerate(reversed(rows)):
@@ -249,7 +249,7 @@ class Counting(TinyQ):
         if trajectory is None:
             assert last_timestep is None and phase.name == "study"
             params = state.replicated | {"weights": state.replicated["weights"] + 1}
-            return AlgoState(params, state.split), {"seen": total(progress.env_steps)}
+            return AlgoState(params, state.sharded), {"seen": total(progress.env_steps)}
         return super().learn(state, trajectory, last_timestep, key, progress, phase)
 
 
@@ -340,7 +340,7 @@ def test_the_state_is_donated(counting: Any) -> None:
     state = trainer.init(jax.random.key(0))
     look(state, jnp.int32(1))
     with pytest.raises(RuntimeError, match="deleted"):
-        np.asarray(state.algo.split["observation"])
+        np.asarray(state.algo.sharded["observation"])
 
 
 def test_shapes_are_known_without_making_the_state() -> None:
@@ -390,7 +390,7 @@ def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) 
 
 def test_restarting_iterations_begin_with_fresh_episodes() -> None:
     state, trajectory, episodes = logged_run(Fresh, 0)
-    assert (state.env, state.timestep, state.statistics, state.actor) == ((), (), (), ())
+    assert (state.env, state.timestep, state.statistics, state.carry) == ((), (), (), ())
     assert trajectory["first"][:, 0].all() and not trajectory["first"][:, 1].any()
     starts = trajectory["observation"][:, 0]
     assert not np.array_equal(starts[0], starts[1])
@@ -421,7 +421,7 @@ class Explodes(TinyQ):
         else:
             weights = state.replicated["weights"]
             weights = weights.at[0, 0].set(jnp.where(now, jnp.inf, weights[0, 0]))
-            state = AlgoState(state.replicated | {"weights": weights}, state.split)
+            state = AlgoState(state.replicated | {"weights": weights}, state.sharded)
         return state, metrics
 
 

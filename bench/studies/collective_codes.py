@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     result = {"kind": KIND, "name": asked.name, "run": asked.run, "checkpoint": step, "seed": seed}
     directory = run_directory.open_run(asked.run)
     result |= {"versions": run_directory.versions(), "curves": curves(directory)}
-    result |= study(algo.tasks, algo.coded_windows(state.split), most, seed)
+    result |= study(algo.tasks, algo.coded_windows(state.sharded), most, seed)
     folder = Path(asked.results)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{KIND}_{asked.name}"

@@ -67,11 +67,11 @@ class AlgoState:
 
     Attributes:
         replicated: the same on every device: parameters, targets, optimizers, statistics.
-        split: one row per logical shard (first axis): replay, data sets; () by default.
+        sharded: one row per logical shard (first axis): replay, data sets; () by default.
     """
 
     replicated: Any
-    split: Any
+    sharded: Any
 
 
 @pytree
@@ -291,13 +291,13 @@ class Algorithm:
         return ()
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Return the actions of a batch.
 
         Args:
             policy: from `policy`.
-            actor: the carry from `init_carry` or the last `act`.
+            carry: from `init_carry` or the last `act`.
             timestep: leaves [B, ...].
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
@@ -307,7 +307,7 @@ class Algorithm:
         Returns:
             action [B, A, ...], carry, extras (pytree [B, ...], stored in the trajectory).
         """
-        raise NotImplementedError("an algorithm needs act(policy, actor, timestep, keys, progress, mode)")
+        raise NotImplementedError("an algorithm needs act(policy, carry, timestep, keys, progress, mode)")
 
     def learn(
         self,

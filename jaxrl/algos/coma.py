@@ -213,7 +213,7 @@ class Coma(Algorithm):
         merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
         merged["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
         merged["target_mean"] = self.layout.average(data["target"])
-        return AlgoState(params, state.split), merged
+        return AlgoState(params, state.sharded), merged
 
     def _data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
@@ -408,7 +408,7 @@ class Coma(Algorithm):
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Compute the logits of all agents at once, then mask and sample agent after agent (or greedily)."""
         agents = timestep.observation.shape[:2]
@@ -416,7 +416,7 @@ class Coma(Algorithm):
         logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
         action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
         action, extras = team.sample_sequentially(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
-        return action, actor, extras
+        return action, carry, extras
 
     # Networks
 
@@ -451,7 +451,7 @@ class Coma(Algorithm):
             actor_optimizer=self.optimizer_of("actor").init(actor),
             critic_optimizer=self.optimizer_of("critic").init(critic),
         )
-        return AlgoState(params, split=())
+        return AlgoState(params, sharded=())
 
     def weights(self, state: AlgoState) -> Any:
         """Return the networks for `init(inputs=...)`."""

@@ -71,7 +71,7 @@ class ComaOriginal(Coma):
         state = super().init(key, inputs)
         params = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(ComaParameters)}
         first_target = jax.tree.map(jnp.copy, params["critic"])
-        return AlgoState(OriginalParameters(**params, first_target=first_target), state.split)
+        return AlgoState(OriginalParameters(**params, first_target=first_target), state.sharded)
 
     def _data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress

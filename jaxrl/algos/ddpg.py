@@ -219,7 +219,7 @@ class Ddpg(OffPolicy):
         return 1 + self.eps_spread * indices.astype(jnp.float32) / max(self.layout.num_envs - 1, 1)
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the softmax, in training with exploration; "greedy" takes the most probable ones.
 
@@ -229,11 +229,11 @@ class Ddpg(OffPolicy):
         mask = self._mask(timestep)
         vector = masked_softmax(self.logits(policy, timestep.observation), mask)
         if mode == "greedy":
-            return jnp.argmax(vector, axis=-1).astype(jnp.int32), actor, ()
+            return jnp.argmax(vector, axis=-1).astype(jnp.int32), carry, ()
         published = self.action_gradient == "softmax"
         epsilon = jnp.zeros(len(keys))
         if mode == "explore":
-            epsilon = self.epsilon(progress) ** (actor if self.eps_spread else jnp.ones(len(keys)))
+            epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys)))
         open_ = jnp.ones(vector.shape, bool) if mask is None else mask
 
         def one(vector: Array, open_: Array, key: Array, epsilon: Array) -> tuple[Array, Array]:
@@ -250,7 +250,7 @@ class Ddpg(OffPolicy):
             return action, vector
 
         action, vector = jax.vmap(one)(vector, open_, keys, epsilon)
-        return action, actor, {"vector": vector} if published else ()
+        return action, carry, {"vector": vector} if published else ()
 
     def _mask(self, timestep: TimeStep) -> Array | None:
         if not self.masking:

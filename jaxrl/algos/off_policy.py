@@ -356,7 +356,7 @@ class OffPolicy(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Store the trajectory, then run the updates of the phase."""
-        ring = state.split
+        ring = state.sharded
         if trajectory is not None and last_timestep is not None:
             ring = self._store(ring, trajectory, last_timestep)
         if phase.updates == 0:

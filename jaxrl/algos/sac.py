@@ -252,12 +252,12 @@ class Sac(OffPolicy):
         return state.replicated.actor
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
         mean, log_std = self.gaussian(policy, timestep.observation)
         if mode == "greedy":
-            return self._denormalize_action(jnp.tanh(mean)), actor, ()
+            return self._denormalize_action(jnp.tanh(mean)), carry, ()
         random = None
         if mode == "explore" and self.random_steps:
             per_call = self.update_interval * self.layout.num_envs
@@ -270,7 +270,7 @@ class Sac(OffPolicy):
                 return action
             return jnp.where(random, jax.random.uniform(key_random, mean.shape, minval=-1.0, maxval=1.0), action)
 
-        return self._denormalize_action(jax.vmap(one)(mean, log_std, keys)), actor, ()
+        return self._denormalize_action(jax.vmap(one)(mean, log_std, keys)), carry, ()
 
     def _denormalize_action(self, action: Array) -> Array:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box, [B, A, ...]."""

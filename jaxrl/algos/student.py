@@ -213,7 +213,7 @@ class Student(Sac):
             networks = given[0] if given else self.teacher_algo.networks.init(jax.random.fold_in(key, 0x7EAC))
             teacher = {name: networks[name] for name in ("encoder", "actor")}
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
-        return AlgoState(StudentParameters(**own, teacher=teacher), state.split)
+        return AlgoState(StudentParameters(**own, teacher=teacher), state.sharded)
 
     def policy(self, state: AlgoState) -> Any:
         """Return the parameters of the actor and of the teacher."""
@@ -224,7 +224,7 @@ class Student(Sac):
         return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy, timestep, indices)
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
 
@@ -233,9 +233,9 @@ class Student(Sac):
         action, _, extras = super().act(policy["actor"], (), timestep, keys, progress, mode)
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
-            return action, actor, extras
+            return action, carry, extras
         memory, own, steps = (
-            teacher.observe(actor, timestep),
+            teacher.observe(carry, timestep),
             self._normalize_action(action)[:, 0],
             total(progress.env_steps),
         )
@@ -269,7 +269,7 @@ class Student(Sac):
             return super().learn(state, trajectory, last_timestep, key, progress, phase)
         params, ring, drawing = (
             state.replicated,
-            state.split,
+            state.sharded,
             dataclasses.replace(self, batch_size=self.imitation_batch),
         )
 

@@ -299,8 +299,8 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     replicated = size((shapes.algo.replicated, shapes.progress))
-    split = size(shapes.algo.split) // layout.devices
-    kept = size((shapes.actor, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
+    split = size(shapes.algo.sharded) // layout.devices
+    kept = size((shapes.carry, shapes.env, shapes.timestep, shapes.statistics)) // layout.devices
     flying = 3 * rollout_env_bytes(trainer.env)
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}

@@ -35,7 +35,7 @@ class TrainState:
 
     Attributes:
         algo: AlgoState of the algorithm.
-        actor: the policy's carry per environment, () where phases restart.
+        carry: the policy's carry per environment, () where phases restart.
         env: BatchState of the environments, () where phases restart.
         timestep: TimeStep, the time steps [B] to act on next, () where phases restart.
         statistics: EpisodeStatistics, running [B], () where phases restart.
@@ -48,7 +48,7 @@ class TrainState:
     """
 
     algo: Any
-    actor: Any
+    carry: Any
     env: Any
     timestep: Any
     statistics: Any
@@ -97,7 +97,7 @@ class Trainer:
         layout: of the batch on the devices.
         mesh: the devices.
         block: K, maximum iterations of one compiled call.
-        rollout_chunk: environments rolled out at a time on a device (restart phases and exact mode); 0 = all.
+        rollout_chunk: environments loop out at a time on a device (restart phases and exact mode); 0 = all.
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
     """
@@ -120,8 +120,8 @@ class Trainer:
         """Return the PartitionSpecs of the state, a prefix tree."""
         split = SPLIT if self.keeps_envs else ()
         return TrainState(
-            algo=AlgoState(replicated=REPLICATED, split=SPLIT),
-            actor=split,
+            algo=AlgoState(replicated=REPLICATED, sharded=SPLIT),
+            carry=split,
             env=split,
             timestep=split,
             statistics=split,
@@ -162,11 +162,11 @@ class Trainer:
         """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
 
         def first_row(state: TrainState) -> Trajectory:
-            kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+            kept = () if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
             policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, state.progress, state.pool)
             batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
-            indices, actor, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
-            return self._act(policy, actor, timestep, indices, state.key, state.progress)[-1]
+            indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
+            return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
 
         rows = jax.eval_shape(on_mesh(first_row, self.mesh, (self.specs(),), SPLIT), self.shapes())
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
@@ -175,7 +175,7 @@ class Trainer:
         key_algo, key_run = jax.random.split(key)
         progress = start()
         algo = self.layout.deterministic(self.algo.init)(key_algo, inputs)
-        actor: Any = ()
+        carry: Any = ()
         env: Any = ()
         timestep: Any = ()
         statistics: Any = ()
@@ -188,9 +188,9 @@ class Trainer:
                 env, timestep = self._start(key_run, indices, 0, context)
                 return self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
-            actor, env, timestep, statistics = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
+            carry, env, timestep, statistics = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
         return TrainState(
-            algo, actor, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
+            algo, carry, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         )
 
     def _start(self, key: Array, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
@@ -208,12 +208,12 @@ class Trainer:
         return indices, self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
     def _act(
-        self, policy: Any, actor: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
+        self, policy: Any, carry: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
     ) -> tuple[Array, Any, Trajectory]:
         """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
-        action, actor, extras = self.algo.act(policy, actor, timestep, keys, progress, "explore")
-        return action, actor, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
+        action, carry, extras = self.algo.act(policy, carry, timestep, keys, progress, "explore")
+        return action, carry, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
 
     def _collect(
         self,
@@ -226,27 +226,27 @@ class Trainer:
         iteration: Array,
         run_key: Array,
     ) -> Any:
-        """Roll out T steps of some environments: `batch` is (indices, actor, env, timestep, statistics)."""
+        """Roll out T steps of some environments: `batch` is (indices, carry, env, timestep, statistics)."""
         spec = self.env.spec
-        indices, actor, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
+        indices, carry, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
-        def one_step(carry: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
-            actor, env, timestep, statistics = carry
-            action, actor, row = self._act(policy, actor, timestep, indices, jax.random.fold_in(key, t), progress)
+        def one_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
+            carry, env, timestep, statistics = loop
+            action, carry, row = self._act(policy, carry, timestep, indices, jax.random.fold_in(key, t), progress)
             if whole_episodes:
                 env, timestep = self.env.step_without_reset(env, action, context)
             else:
                 env, timestep = self.env.step(env, timestep, action, context)
             statistics = update_statistics(spec, statistics, timestep)
-            return (actor, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
+            return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
-        carry = (actor, env, timestep, statistics)
-        (actor, env, timestep, statistics), (trajectory, ended) = jax.lax.scan(
-            one_step, carry, jnp.arange(phase.steps, dtype=jnp.uint32)
+        loop = (carry, env, timestep, statistics)
+        (carry, env, timestep, statistics), (trajectory, ended) = jax.lax.scan(
+            one_step, loop, jnp.arange(phase.steps, dtype=jnp.uint32)
         )
         ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
-        kept = (actor, env, timestep, statistics) if not phase.restart else ()
+        kept = (carry, env, timestep, statistics) if not phase.restart else ()
         return trajectory, timestep, kept, ended
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
@@ -257,7 +257,7 @@ class Trainer:
         episodes: dict[str, Array] = {}
         if phase.steps:
             policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, progress, state.pool)
-            kept = () if phase.restart else (state.actor, state.env, state.timestep, state.statistics)
+            kept = () if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
             batch = (layout.env_indices(), *(kept or ((), (), (), ())))
             trajectory, last, kept, ended = map_chunks(
                 layout.deterministic(
@@ -270,8 +270,8 @@ class Trainer:
                 out_axes=(1, 0, 0, 0),
             )
             if kept:
-                actor, env, timestep, statistics = kept
-                state = dataclasses.replace(state, actor=actor, env=env, timestep=timestep, statistics=statistics)
+                carry, env, timestep, statistics = kept
+                state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
             episodes = layout.sum(ended)
         algo, learning = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
@@ -330,15 +330,15 @@ class Trainer:
         def pack(metrics: Any) -> Array:
             return ravel_pytree(jax.tree.map(lambda x: x.astype(jnp.float32), metrics))[0]
 
-        def run(carry: Any) -> Any:
-            state, rows, index, _ = carry
+        def run(loop: Any) -> Any:
+            state, rows, index, _ = loop
             state, *metrics = iterate(state)
             # one write and one check, not one for each metric
             row, learning = jax.lax.optimization_barrier((pack(tuple(metrics)), pack(metrics[0])))
             return state, rows.at[index].set(row), index + 1, jnp.all(jnp.isfinite(learning))
 
-        def more(carry: Any) -> Array:
-            return (carry[2] < iterations) & carry[3]
+        def more(loop: Any) -> Array:
+            return (loop[2] < iterations) & loop[3]
 
         rows = jnp.zeros((self.block, *empty.shape), empty.dtype)
         state, rows, done, _ = jax.lax.while_loop(more, run, (state, rows, jnp.int32(0), jnp.bool_(True)))

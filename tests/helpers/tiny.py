@@ -119,16 +119,16 @@ class TinyQ(Algorithm):
         return state.replicated["weights"]
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         greedy = jnp.argmax(timestep.observation @ policy, axis=-1).astype(jnp.int32)
         if mode != "explore":
-            return greedy, actor, ()
+            return greedy, carry, ()
         epsilon = jnp.maximum(1 - total(progress.vector_steps) / 200, 0.2)
         shape = greedy.shape[1:]
         random = jax.vmap(lambda k: jax.random.randint(k, shape, 0, 2))(keys)
         coin = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 1), shape))(keys)
-        return jnp.where(coin < epsilon, random, greedy), actor, ()
+        return jnp.where(coin < epsilon, random, greedy), carry, ()
 
     def learn(
         self,
@@ -149,7 +149,7 @@ class TinyQ(Algorithm):
             "done": wide(step.done),
         }
         shards, rows = self.layout.local_shards, trajectory.action.shape[0]
-        head = state.split["head"]
+        head = state.sharded["head"]
         slots = (head[0] + jnp.arange(rows)) % self.capacity
 
         def write(ring: Array, rows: Array) -> Array:  # rows [T, B local, ...] -> ring [S, capacity, B / S, ...]
@@ -157,7 +157,7 @@ class TinyQ(Algorithm):
             rows = jnp.swapaxes(rows.reshape(shards, -1, *rows.shape[1:]), 1, 2)
             return ring.at[:, slots].set(rows.astype(ring.dtype))
 
-        replay = {name: write(state.split[name], rows) for name, rows in new.items()} | {"head": head + rows}
+        replay = {name: write(state.sharded[name], rows) for name, rows in new.items()} | {"head": head + rows}
         if phase.updates == 0:
             return AlgoState(state.replicated, replay), {}
         newest = (replay["head"][0] - 1) % self.capacity

@@ -338,10 +338,10 @@ class Collective(Algorithm):
         )
 
     def act(
-        self, policy: Any, actor: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
-        memory = self.observe(actor, timestep)
+        memory = self.observe(carry, timestep)
         noise = jax.vmap(lambda key: jax.random.normal(jax.random.fold_in(key, 0), (self._actions,)))(keys)
 
         def uniform() -> Array:
@@ -388,7 +388,7 @@ class Collective(Algorithm):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Label and store the collected steps, then run the phase's updates."""
-        params, ring = state.replicated, state.split
+        params, ring = state.replicated, state.sharded
         key_labels, key_updates = jax.random.split(key)
         if trajectory is not None and last_timestep is not None:
             ring = self.experts.store(params.workers, ring, trajectory, last_timestep, key_labels)
