@@ -90,7 +90,7 @@ def test_flop_of_learning_and_acting():
     product = 2 * batch * agents * features * actions
     updates = setup.algo.phases[1].updates
     assert updates == 4
-    # values, gradient by the weights, values of the successors
+    # values, gradient by the weights, values of the next_timesteps
     assert train_throughput.learning_flop(setup) == updates * 3 * product
     assert train_throughput.acting_flop(setup) == 2 * agents * features * actions
 

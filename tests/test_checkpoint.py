@@ -42,7 +42,7 @@ def place(state: State, devices: int) -> State:
     """`split` and keys with an axis over the devices, the rest on all of them."""
     split = NamedSharding(mesh(devices), PartitionSpec("data"))
     everywhere = NamedSharding(mesh(devices), PartitionSpec())
-    from_host = jax.tree.map(np.asarray, state.sharded)  # the tests' quick compiler would quieten NaNs on the way
+    from_host = jax.tree.map(np.asarray, state.split)  # the tests' quick compiler would quieten NaNs on the way
     return State(
         jax.device_put(state.params, everywhere),
         jax.device_put(from_host, split),

@@ -401,7 +401,7 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
     codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
     np.testing.assert_allclose(state.sharded.action["code"][:, :-1], codes, atol=1e-4)
-    before = studied["states"]["transformer"][0].split.action["code"]
+    before = studied["states"]["transformer"][0].sharded.action["code"]
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
 
 
@@ -432,7 +432,7 @@ def test_the_set_of_a_run_is_a_labelled_set(studied: dict[str, Any], tmp_path: P
     assert len(found) == len(made) and found.episodes.sum() == 12
 
 
-def test_labelled_sets_are_dealt_out_and_found_again() -> None:
+def test_expert_datasets_are_dealt_out_and_found_again() -> None:
     """Episodes of several lengths, one of which ended for good, on four environments in two shards."""
     whole = made()
     keep = np.ones(len(whole), bool)
@@ -443,7 +443,7 @@ def test_labelled_sets_are_dealt_out_and_found_again() -> None:
     adopted = {"tasks": ["far", "pull", "push"], "expert_datasets": [int((lengths + 1).sum()), 5]}
     settings = TINY | {"resolved_inputs": json.dumps(adopted), "expert_datasets": "a.npz"}
     algo = Collective(Corners().spec, DataParallel(4, 2), **settings)
-    ring = begun(algo, {"expert_datasets": algo.to_dataset(own)}).split
+    ring = begun(algo, {"expert_datasets": algo.to_dataset(own)}).sharded
     found = recorded(ring, algo.tasks)
     assert found["task_names"] == ("far", "pull", "push")
     order, wanted = (np.lexsort((x["observation"][:, 0],)) for x in (found, own))
@@ -736,7 +736,7 @@ def test_a_run_of_labelled_sets_alone(here: Path) -> None:
     assert len(recorded(state.sharded, algo.tasks)["step"]) == len(made())
 
 
-def test_labelled_sets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expert_dataset.write(here / "set.npz", made())
     argv = [*STUDY.format(here=here).split(), "--runs", str(here), "--expert_datasets", str(here / "set.npz")]
     assert train.main([*argv, "--dimensions", "3"]) == 2

@@ -156,7 +156,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
     @jax.jit
     def act(timestep: TimeStep, keys: Any, progress: Any) -> Any:
         policy = algo.policy(algo.init(jax.random.key(1), None))
-        actor = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
+        carry = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
         return *algo.act(policy, carry, timestep, keys, progress, mode), policy
 
     return act(timestep, keys, at_step(steps))
@@ -368,7 +368,7 @@ def test_capacity_in_steps_and_in_bytes() -> None:
     assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
     by_bytes = Ddpg(SNAKES, DataParallel(4), buffer_gb=0.001)
     assert by_bytes.rows == 1_000_000 // (4 * row)
-    ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).split
+    ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).sharded
     stored = sum(
         x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.observation, ring.action, ring.reward, ring.end))
     )

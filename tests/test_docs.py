@@ -60,6 +60,7 @@ def test_the_page_shows_its_files(folder: Path) -> None:
     ]
     for path in folder.glob("*.py"):
         assert max(map(len, path.read_text().splitlines())) <= 120
+    assert len((folder / "actor_critic.py").read_text().splitlines()) <= 60
 
 
 def test_the_environment_of_the_page_keeps_the_contract(folder: Path) -> None:
@@ -94,7 +95,7 @@ def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixt
         jaxrl.cli.train.main([*command("train")[:4], "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--size" in text and "rows and columns of the orchard" in text and "lambda of the TD(lambda) targets" in text
+    assert "--size" in text and "rows and columns of the orchard" in text and "learning rate (Adam)" in text
     assert jaxrl.cli.train.main([*command("train")[:4], "--size", "1", "--total_env_steps", "1000"]) == 2
     assert "--size must lie between 2 and 100, not 1" in capsys.readouterr().err
 

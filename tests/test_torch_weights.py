@@ -24,15 +24,18 @@ RANDOM = np.random.default_rng(0)
 TOTAL = "--total_env_steps 1 --devices 1"
 
 
-def tensors(inputs: int, outputs: int, units: int = 256, lstm: bool = False) -> dict[str, np.ndarray]:
+def tensors(inputs: int, outputs: int, hidden_size: int = 256, lstm: bool = False) -> dict[str, np.ndarray]:
     """Random weights in the layout of the published networks."""
-    shapes: dict[str, tuple[int, ...]] = {"prev_dense.0": (units, inputs), "post_dense.0": (units, (1 + lstm) * units)}
-    shapes["post_dense.2"] = (outputs, units)
+    shapes: dict[str, tuple[int, ...]] = {
+        "prev_dense.0": (hidden_size, inputs),
+        "post_dense.0": (hidden_size, (1 + lstm) * hidden_size),
+    }
+    shapes["post_dense.2"] = (outputs, hidden_size)
     made = {f"{name}.weight": shape for name, shape in shapes.items()}
     made |= {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
     for suffix in ("", "_reverse") if lstm else ():
-        made |= {f"comm_net.lstm.weight_{kind}_l0{suffix}": (4 * units, units) for kind in ("ih", "hh")}
-        made |= {f"comm_net.lstm.bias_{kind}_l0{suffix}": (4 * units,) for kind in ("ih", "hh")}
+        made |= {f"comm_net.lstm.weight_{kind}_l0{suffix}": (4 * hidden_size, hidden_size) for kind in ("ih", "hh")}
+        made |= {f"comm_net.lstm.bias_{kind}_l0{suffix}": (4 * hidden_size,) for kind in ("ih", "hh")}
     return {name: RANDOM.normal(size=shape, scale=0.06).astype(np.float32) for name, shape in made.items()}
 
 

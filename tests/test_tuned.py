@@ -67,7 +67,7 @@ def test_other_devices_and_other_sizes_take_nothing(plain: Run, table: Path) -> 
     write(table, plain, rollout_chunk=4)
     assert setup_of().config.run.rollout_chunk == 4
     assert setup_of(COMA.replace("--q 5", "--q 6")).config.run.rollout_chunk == 64
-    assert setup_of(COMA.replace("--width 4", "--width 8")).config.run.rollout_chunk == 64
+    assert setup_of(COMA.replace("--hidden_size 4", "--hidden_size 8")).config.run.rollout_chunk == 64
 
 
 @pytest.mark.parametrize(

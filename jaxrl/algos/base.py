@@ -328,7 +328,7 @@ class Algorithm:
         raise NotImplementedError("an algorithm needs learn(...)")
 
 
-def successors(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
+def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     """Return the time steps [T, B, ...] that follow each row."""
     return jax.tree.map(
         lambda rows, last: jnp.concatenate([rows[1:], last[None].astype(rows.dtype)]),

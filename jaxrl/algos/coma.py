@@ -26,8 +26,8 @@ from jaxrl.algos.base import (
     Phase,
     Progress,
     Trajectory,
+    next_timesteps,
     setting,
-    successors,
     total,
 )
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
@@ -255,7 +255,7 @@ class Coma(Algorithm):
 
     def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and last [B, A]."""
-        following = successors(trajectory, last)
+        following = next_timesteps(trajectory, last)
         next_value = jnp.concatenate([value[1:], last_value[None]])
         over_batch = lambda function: jax.vmap(jax.vmap(function, 1, 1), 1, 1)  # noqa: E731
 

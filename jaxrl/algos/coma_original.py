@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Progress, Trajectory, successors
+from jaxrl.algos.base import AlgoState, Progress, Trajectory, next_timesteps
 from jaxrl.algos.coma import Coma, ComaParameters, policy_metrics
 from jaxrl.nn import distributions
 from jaxrl.rl import returns
@@ -100,7 +100,7 @@ class ComaOriginal(Coma):
             targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
             return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
-        return self.layout.map_shards(of_envs, (successors(trajectory, last), value), axis=1)
+        return self.layout.map_shards(of_envs, (next_timesteps(trajectory, last), value), axis=1)
 
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """Return the original's loss; its log-probability is not the sampled policy's, so there is no "kl"."""
