@@ -242,7 +242,7 @@ MUTATIONS = [
             "targets", "episodes that were cut count as terminated",
             "jaxrl/rl/replay.py",
             "jnp.any(going & (end_t == TERMINATED))",
-            "jnp.any(going & (end_t != GOES_ON))",
+            "jnp.any(going & (end_t != CONTINUES))",
             DDPG,
         ),
         (
