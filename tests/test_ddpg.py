@@ -156,7 +156,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
     @jax.jit
     def act(timestep: TimeStep, keys: Any, progress: Any) -> Any:
         policy = algo.policy(algo.init(jax.random.key(1), None))
-        actor = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
+        carry = algo.init_carry(policy, timestep, jnp.arange(len(keys)))
         return *algo.act(policy, carry, timestep, keys, progress, mode), policy
 
     return act(timestep, keys, at_step(steps))
