@@ -50,7 +50,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    assert __doc__ is not None
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:

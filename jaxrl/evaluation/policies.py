@@ -82,6 +82,13 @@ class EvalPolicy:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
         raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
 
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Raise UsageError unless there is at least one name, and all are names of policies."""
+        if not names:
+            raise UsageError(f"--policy names no policy: choose from {_list(self.policies)}")
+        for name in names:
+            self.check_policy(name)
+
     def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
         settings = {**self.settings, **settings}
@@ -182,6 +189,12 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     return found.with_env_settings({})
 
 
+def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
+    """Load the policy of a run in its own environment; see `load`."""
+    directory, config = configuration.read_run(run)
+    return load(directory, config.env, config.env_settings, best)
+
+
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
     with errors.usage_errors():
         return batched(environments.make(env, **settings))
@@ -211,7 +224,7 @@ def _list(names: Any) -> str:
 
 
 def parse(
-    argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
+    argv: Sequence[str], prog: str, description: str | None, add_flags: Callable[[argparse.ArgumentParser], None]
 ) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
     """Return the command's own flags, and a function that loads the policies that the command line asks for.
 
