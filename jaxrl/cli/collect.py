@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from envs_jax.base import closest, short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.policies import parse
 from jaxrl.cli.values import parse_int, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.collection import EXPERTS, collect
-from jaxrl.evaluation.policies import parse
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import expert_dataset

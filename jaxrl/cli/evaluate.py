@@ -20,11 +20,11 @@ from collections.abc import Sequence
 import jax
 
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.policies import parse
 from jaxrl.cli.values import parse_int, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
-from jaxrl.evaluation import league, reports, tables
-from jaxrl.evaluation.policies import load_run, parse
+from jaxrl.evaluation import league, policies, reports, tables
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.at is not None:
             raise UsageError("--at shows steps of an episode, --against the end of games: leave one of them out")
         players = None if flags.policy is None else parse_list(flags.policy)
-        found = league.league([wanted, *(load_run(run, not flags.last) for run in flags.against)], players)
+        found = league.league([wanted, *(policies.load_run(run, not flags.last) for run in flags.against)], players)
         path = output(flags.json, "--json") if flags.json else None
         report = reports.play_league(found, episodes, *how)
     else:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.policies import parse
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import output, write_atomically
 from jaxrl.evaluation import records
-from jaxrl.evaluation.policies import parse
 from jaxrl.evaluation.records import SUFFIXES
 from jaxrl.evaluation.reports import FILE
 from jaxrl.report.cache import enable_compilation_cache
