@@ -15,7 +15,7 @@ import pytest
 from harness import COVERAGE, REACH, SNAKES, TINY, VERBS, call, made, told, world
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_labelled import saved
+from test_expert_dataset import saved
 from test_torch_weights import archive, tensors
 
 from envs_jax.base import make, registered
