@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from jaxrl.cli import doctor
-from jaxrl.cli.doctor import Finding, Nvidia
-from jaxrl.report import rates
+from jaxrl.report import diagnosis, rates
+from jaxrl.report.diagnosis import Finding, Nvidia
 from jaxrl.report.timing import Timing, measure_interleaved, seconds_of, stopwatch
 from jaxrl.runtime import memory_plan
 
@@ -29,8 +29,8 @@ FOUND = rates.Rates(2e9, 1e9, {"float32": 3e9}, {"dense": 4e9}, 16, "float32")
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch, tmp_path):
     """No GPU, no plugin, quick figures, wherever the tests run."""
-    monkeypatch.setattr(doctor, "find_nvidia", lambda: None)
-    monkeypatch.setattr(doctor, "installed_plugins", dict)
+    monkeypatch.setattr(diagnosis, "find_nvidia", lambda: None)
+    monkeypatch.setattr(diagnosis, "installed_plugins", dict)
     monkeypatch.setattr(rates, "measure", lambda *_, **__: FOUND)
     monkeypatch.setattr(doctor, "enable_compilation_cache", lambda: None)
     for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME", "CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES"):
@@ -60,7 +60,7 @@ def jaxlib():
     ],
 )
 def test_an_unused_gpu_has_a_cause_and_a_remedy(nvidia, plugins, environ, words):
-    sentence = doctor.why_unused(nvidia, plugins, environ)
+    sentence = diagnosis.why_unused(nvidia, plugins, environ)
     assert words in sentence and "\n" not in sentence
 
 
@@ -72,7 +72,7 @@ def test_a_run_with_self_play_is_looked_at(capsys):
 
 
 def test_an_unused_gpu_is_not_well(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "find_nvidia", lambda: H200)
+    monkeypatch.setattr(diagnosis, "find_nvidia", lambda: H200)
     assert doctor.main([]) == 1
     out = capsys.readouterr().out
     assert "1 x H200 139.0 GiB; driver 570.10, CUDA up to 12.8" in out
@@ -85,26 +85,26 @@ def test_platforms_that_are_not_there(monkeypatch):
 
     monkeypatch.setattr(jax, "local_devices", refuse)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    (finding,) = doctor.look_at_devices(None)
+    (finding,) = diagnosis.look_at_devices(None)
     assert finding.state == "bad" and "Unknown backend cuda" in finding.value and "unset it" in finding.value
     assert doctor.main([]) == 1
 
 
 def test_nvidia_smi_stands_in_for_nvml(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(diagnosis.shutil, "which", lambda name: f"/bin/{name}")
     answer = subprocess.CompletedProcess([], 0, stdout="NVIDIA H200, 570.10\nNVIDIA H200, 570.10\n")
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: answer)
-    assert doctor._ask_nvidia_smi() == Nvidia(("NVIDIA H200", "NVIDIA H200"), "570.10")
+    monkeypatch.setattr(diagnosis.subprocess, "run", lambda *_, **__: answer)
+    assert diagnosis._ask_nvidia_smi() == Nvidia(("NVIDIA H200", "NVIDIA H200"), "570.10")
 
     def fail(*_, **__):
         raise subprocess.CalledProcessError(9, "nvidia-smi")
 
-    monkeypatch.setattr(doctor.subprocess, "run", fail)
-    assert doctor._ask_nvidia_smi() is None
+    monkeypatch.setattr(diagnosis.subprocess, "run", fail)
+    assert diagnosis._ask_nvidia_smi() is None
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
-    assert doctor._look_for_devices(tmp_path) == Nvidia(("/dev/nvidia0",))
-    assert doctor._look_for_devices(tmp_path / "empty") is None
+    assert diagnosis._look_for_devices(tmp_path) == Nvidia(("/dev/nvidia0",))
+    assert diagnosis._look_for_devices(tmp_path / "empty") is None
 
 
 # The verb
@@ -121,14 +121,14 @@ def test_the_machine_alone(capsys):
 def test_dear_pages_are_worth_a_hint(monkeypatch, tmp_path):
     pages = tmp_path / "enabled"
     pages.write_text("always [madvise] never\n")
-    monkeypatch.setattr(doctor, "PAGES", pages)
-    monkeypatch.setattr(doctor.sys, "platform", "linux")
-    assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in doctor.huge_pages()
+    monkeypatch.setattr(diagnosis, "PAGES", pages)
+    monkeypatch.setattr(diagnosis.sys, "platform", "linux")
+    assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in diagnosis.huge_pages()
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    assert "--block_seconds" in doctor.huge_pages()
+    assert "--block_seconds" in diagnosis.huge_pages()
     dear = rates.Rates(2e9, 1e8, {}, {}, 16, "float32")
     monkeypatch.setattr(rates, "measure", lambda *_, **__: dear)
-    assert [finding.state for finding in doctor.look_at_rates(16, quick=True)] == ["", "hint"]
+    assert [finding.state for finding in diagnosis.look_at_rates(16, quick=True)] == ["", "hint"]
 
 
 def test_a_run_that_fits(capsys):
@@ -149,7 +149,7 @@ def test_a_run_that_does_not_fit(capsys):
 def test_what_the_compiler_needs_beyond_the_plan(monkeypatch):
     config, _, _ = doctor.parse(TINY)
     monkeypatch.setattr(memory_plan, "compiled_bytes", lambda program: 2**60)
-    findings, _ = doctor.look_at_memory(config, compile_it=True)
+    findings, _ = diagnosis.look_at_memory(config, compile_it=True)
     assert findings[-1].state == "bad" and "as compiled" in findings[-1].value
 
 

@@ -172,7 +172,7 @@ def test_random_of_any_environment_obeys_the_masks():
 
 def test_a_run_beside_every_baseline(run, capsys):
     assert evaluate.main([str(run), "--episodes", "6"]) == 0
-    report = json.loads((run / evaluate.FILE).read_text())
+    report = json.loads((run / reports.FILE).read_text())
     assert list(report["policies"]) == ["learned", "sampled", "random", "right"]
     assert (
         report["algo"] == "helpers.tiny:TinyQ" and report["settings"]["batch_size"] == 32 and report["checkpoint"] > 0

@@ -87,3 +87,9 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 def test_files_are_short(package):
     lines = {name: len(path.read_text().splitlines()) for name, path in FILES.items() if name.startswith(package)}
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "collect", "render", "export", "doctor"])
+def test_verbs_are_thin(verb):
+    """They parse, call the library and print."""
+    assert len(FILES[f"jaxrl.cli.{verb}"].read_text().splitlines()) < 100

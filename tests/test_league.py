@@ -129,7 +129,7 @@ def test_runs_meet_each_with_its_own_eyes(two):
 
 def test_each_scripted_player_is_the_level_of_its_name():
     wanted = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
-    opponents = evaluate._set_for_matches(wanted).env.env.match_rules.opponents
+    opponents = league.set_for_matches(wanted).env.env.match_rules.opponents
     levels = {"random": "0", "level1": "1", "level2": "2", "level3": "3", "level4": "4", "evasion": "evasion"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
@@ -270,7 +270,7 @@ def runs(tmp_path_factory) -> list[Path]:
 def test_a_run_against_every_scripted_player(runs, capsys):
     assert evaluate.main([str(runs[0]), "--episodes", "20"]) == 0
     out, _ = capsys.readouterr()
-    report = json.loads((runs[0] / evaluate.FILE).read_text())
+    report = json.loads((runs[0] / reports.FILE).read_text())
     first = list(dict.fromkeys(match["first"] for match in report["matches"]))
     assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 6
     assert report["env_settings"]["side"] == "both" and report["settings"]["side"] == "first"

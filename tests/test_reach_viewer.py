@@ -10,7 +10,7 @@ from bench.reference.reach import oracle
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.reach import viewer
-from jaxrl.cli import render
+from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
 
@@ -18,7 +18,7 @@ from jaxrl.evaluation.policies import load
 def record() -> viewing.Record:
     """Episode 3 of the scripted policy, on a mirrored goal: long enough to come near it."""
     made = make("reach", task="mirrored", horizon=60)
-    return render.record(load(None, "reach", dict(made.__dict__)), "scripted", 3, 0)
+    return records.record(load(None, "reach", dict(made.__dict__)), "scripted", 3, 0)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage.actions import MOVES
 from jaxrl.cli import evaluate, render
-from jaxrl.evaluation import reports
+from jaxrl.evaluation import records, reports
 from jaxrl.evaluation.policies import EvalPolicy, load
 
 SMALL = ["--q", "2", "--budget", "2", "--num_agents", "2"]
@@ -33,13 +33,13 @@ def shown(coverage) -> viewing.Record:
     names = ("entropy", "f1", "return")
     references = {policy: {name: np.full((4, 2), level) for name in names}
                   for policy, level in (("random", 0.9), ("ig", 0.5))}  # fmt: skip
-    return render.record(coverage, "ig", 4, 7, references)
+    return records.record(coverage, "ig", 4, 7, references)
 
 
 def test_the_episode_is_the_evaluated_one(coverage, shown):
     """(Information gain decides by real numbers, which the tests' quick compiler rounds by the size of the batch.)"""
     ((_, curves),) = reports.rollout(coverage, ["random"], 6, seed=7)
-    drawn = render.record(coverage, "random", 4, 7, {})
+    drawn = records.record(coverage, "random", 4, 7, {})
     for name, curve in curves.items():
         np.testing.assert_array_equal(drawn.curves[name], curve[:, 4], err_msg=name)
     assert shown.steps == 3 and shown.actions.shape == (3, 2)
@@ -55,7 +55,7 @@ def test_actions_lead_from_row_to_row(shown):
 
 def test_early_ends_are_cut_off():
     corridor = load(None, "helpers.tiny:Corridor", {"num_agents": 1, "length": 4, "horizon": 9})
-    record = render.record(corridor, "right", 0, 0)
+    record = records.record(corridor, "right", 0, 0)
     start = int(record.states.position[0, 0])
     assert record.steps == 4 - start < 9
     assert record.timesteps.terminated.tolist() == [False] * record.steps + [True]
@@ -86,14 +86,14 @@ def test_titles_cannot_break_the_page(coverage, shown):
 
 def test_frames_and_picture(coverage, shown):
     viewer = coverage.env.env.viewer()
-    animation = Image.open(io.BytesIO(render.draw(viewer, shown, ".gif", 4.0)))
+    animation = Image.open(io.BytesIO(records.draw(viewer, shown, ".gif", 4.0)))
     assert animation.n_frames == shown.steps + 1
     times = []
     for k in range(animation.n_frames):
         animation.seek(k)
         times.append(animation.info["duration"])
     assert times == [250, 250, 250, 2250]
-    picture = Image.open(io.BytesIO(render.draw(viewer, shown, ".png", 4.0))).convert("RGB")
+    picture = Image.open(io.BytesIO(records.draw(viewer, shown, ".png", 4.0))).convert("RGB")
     assert picture.width > 1500
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
 
@@ -142,14 +142,14 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
     ]
     report = {"env": "snakes_1v1", "env_settings": other.settings, "set": {"side": "both"}, "matches": matches}
     path.write_text(json.dumps(report))
-    assert render.read_final_means(path, one) == {
+    assert records.read_final_means(path, one) == {
         "level1": {"sampled": {"score": 0.0, "win": 0.0}, "random": {"score": 2.0, "win": 0.2}},
         "level2": {"sampled": {"score": 1.0, "win": 0.1}, "random": {"score": 3.0, "win": 0.3}},
     }
-    assert render.read_final_means(path, wide) == {}
+    assert records.read_final_means(path, wide) == {}
     for broken in ("{}", "[1]", '{"env": 3', json.dumps({**report, "matches": [{"first": "a"}]})):
         path.write_text(broken)
-        assert render.read_final_means(path, one) == {}
+        assert records.read_final_means(path, one) == {}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
 from jaxrl.common.errors import UsageError
+from jaxrl.evaluation import collection
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import expert_dataset
@@ -190,11 +191,11 @@ def gaussian(actor: Any, observation: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return mean, -20 + 11 * (np.tanh(raw) + 1)
 
 
-@pytest.mark.parametrize("expert", collect.EXPERTS)
+@pytest.mark.parametrize("expert", collection.EXPERTS)
 def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
     one = subject(task="reach,above")
     expert_weights = weights() | {"log_alpha": np.float32([-1, 0.5])}
-    made = collect.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
+    made = collection.collect(one, expert_weights, world(one)[0], ["random", "sampled", "scripted"], 7, 0, expert)
     assert made.task_names == ("reach", "above") and made.environment == "puppets"
     np.testing.assert_array_equal(made.task.reshape(7, HORIZON)[:, 0], np.arange(7) // 3 % 2)
     np.testing.assert_array_equal(made.step, np.tile(np.arange(HORIZON), 7))
@@ -213,7 +214,7 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
     # values: the same draw from the policy behind each step
     for number in range(7):
         rows = slice(number * HORIZON, (number + 1) * HORIZON)
-        noise = np.asarray(noise_of(collect._STREAM + number), np.float64)
+        noise = np.asarray(noise_of(collection._STREAM + number), np.float64)
         mean, log_std = gaussian(expert_weights["actor"], made.next_observation[rows])
         action = np.tanh(mean + np.exp(log_std) * noise)
         density = np.sum(-0.5 * noise**2 - log_std - 0.5 * np.log(2 * np.pi) - np.log(1 - action**2 + 1e-6), axis=-1)
@@ -229,7 +230,7 @@ def test_labels_by_hand(expert: str, tmp_path: Path) -> None:
 
 def test_a_set_of_the_simulators_own_task_bears_its_name() -> None:
     one = subject(task="reach,above")
-    made = collect.collect(
+    made = collection.collect(
         one, weights() | {"log_alpha": np.zeros(2, np.float32)}, world(one, own=True)[0], ["random"], 2, 0, "scripted"
     )
     assert made.task_names == ("drawer-close-v3",) and not made.task.any()

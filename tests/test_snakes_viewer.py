@@ -18,7 +18,7 @@ from envs_jax.base import make
 from envs_jax.snakes import scene as scenes
 from envs_jax.snakes import viewer
 from envs_jax.snakes.board import Board
-from jaxrl.cli import render
+from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
 GAMES = {  # name: (settings, policy, episode)
@@ -34,7 +34,7 @@ AT_NIGHT = {"outside", "stale opponents"}
 
 def play(settings: dict, policy: str, episode: int) -> viewing.Record:
     made = make("snakes_1v1", max_steps=30, **settings)
-    return render.record(load(None, "snakes_1v1", dict(made.__dict__)), policy, episode, 0)
+    return records.record(load(None, "snakes_1v1", dict(made.__dict__)), policy, episode, 0)
 
 
 @pytest.fixture(
@@ -188,17 +188,17 @@ def test_a_game_that_ends_early_with_a_snake_that_found_no_room(record):
 def test_games_of_self_play_are_drawn_against_the_opponents_of_evaluations():
     made = make("snakes_1v1", opponent="self:1,0:1", eval_opponent="4")
     subject = load(None, "snakes_1v1", dict(made.__dict__))
-    assert render._with_opponents(subject).settings["opponent"] == "4"
+    assert records.with_opponents(subject).settings["opponent"] == "4"
     asked = dataclasses.replace(subject, given=frozenset({"opponent"}))
-    assert render._with_opponents(asked) is asked  # which is refused in words
+    assert records.with_opponents(asked) is asked  # which is refused in words
 
 
 def test_games_of_a_run_are_drawn_against_opponents_that_see_the_game():
     made = make("snakes_1v1", opponent="2", stale_observation_bug=True)
     subject = load(None, "snakes_1v1", dict(made.__dict__))
-    assert render._with_opponents(subject) is subject
+    assert records.with_opponents(subject) is subject
     of_run = dataclasses.replace(subject, run=Path("0001"))
-    assert render._with_opponents(of_run).settings["stale_observation_bug"] is False
+    assert records.with_opponents(of_run).settings["stale_observation_bug"] is False
 
 
 def test_events_in_words(scene):

@@ -22,14 +22,14 @@ from PIL import Image
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage import terrain, viewer
-from jaxrl.cli import render
+from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
 Q, AGENTS = 4, 3
 
 
 def flown(env: str, policy: str, episode: int, **settings) -> viewing.Record:
-    return render.record(load(None, env, dict(make(env, **settings).__dict__)), policy, episode, 0)
+    return records.record(load(None, env, dict(make(env, **settings).__dict__)), policy, episode, 0)
 
 
 @functools.cache

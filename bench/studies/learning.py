@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from bench.harness import measure
 from envs_jax.base import short_repr
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.evaluate import FILE
 from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
+from jaxrl.evaluation.reports import FILE
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.run_directory import open_run
 

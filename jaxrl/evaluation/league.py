@@ -121,6 +121,28 @@ def ranked(subject: EvalPolicy) -> list[str]:
     return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _rules_of(subject).sampled)
 
 
+def usual(subject: EvalPolicy) -> list[str]:
+    """Return the names of the policies that are evaluated by default: all, or some baselines where teams compete."""
+    rules = subject.env.env.match_rules
+    return [*ranked(subject), *rules.baselines] if rules and subject.run else list(subject.policies)
+
+
+def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
+    """Apply the environment's settings for matches, if it has any, except those that the user gave.
+
+    Raises:
+        UsageError: nobody plays the other team.
+    """
+    rules = subject.env.env.match_rules
+    settings = rules.settings if rules else {}
+    subject = subject.with_env_settings({name: value for name, value in settings.items() if name not in subject.given})
+    rules = subject.env.env.match_rules
+    if rules and not rules.opponents:
+        players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
+        raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
+    return subject
+
+
 def results(
     played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]],
     metrics: Sequence[str],

@@ -1,9 +1,8 @@
-"""The policies of `evaluate` and `render`, of a run or scripted ones alone, and their command line."""
+"""The policies of `evaluate` and `render`, of a run or scripted ones alone."""
 
-import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
-from jaxrl.cli.flags import EnvironmentFlags, Parser
 from jaxrl.common import errors
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, scripted, scripted_names, switch_policy
@@ -24,7 +22,6 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policy
 
-DEFAULT_ENV = "coverage"
 _FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
 LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
@@ -81,6 +78,13 @@ class EvalPolicy:
         if name in LEARNED and self.algo is None:
             raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
         raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
+
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Raise UsageError unless there is at least one name, and all are names of policies."""
+        if not names:
+            raise UsageError(f"--policy names no policy: choose from {_list(self.policies)}")
+        for name in names:
+            self.check_policy(name)
 
     def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
@@ -182,6 +186,12 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     return found.with_env_settings({})
 
 
+def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
+    """Load the policy of a run in its own environment; see `load`."""
+    directory, config = configuration.read_run(run)
+    return load(directory, config.env, config.env_settings, best)
+
+
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
     with errors.usage_errors():
         return batched(environments.make(env, **settings))
@@ -205,68 +215,3 @@ def _refitted(
 
 def _list(names: Any) -> str:
     return ", ".join(names)
-
-
-# Command line
-
-
-def parse(
-    argv: Sequence[str], prog: str, description: str, add_flags: Callable[[argparse.ArgumentParser], None]
-) -> tuple[argparse.Namespace, Callable[..., EvalPolicy]]:
-    """Return the command's own flags, and a function that loads the policies that the command line asks for.
-
-    `[RUN] [--last] [--env NAME]`, the flags of `add_flags`, and every setting of the environment. The function takes
-    the names of settings whose flags the command handles itself.
-
-    Raises:
-        UserError: one sentence.
-    """
-    first = Parser(prog=prog, add_help=False)
-    _add_sources(first)
-    add_flags(first)
-    run, env, current = _source(first, list(argv))
-    parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_sources(parser)
-    add_flags(parser)
-    flags = EnvironmentFlags(parser, env, current)
-    parsed = parser.parse_args(list(argv))
-    if run is None and parsed.last:
-        raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
-
-    def read(*without: str) -> EvalPolicy:
-        named = {name: value for name, value in vars(parsed).items() if name not in without}
-        settings = flags.settings(named)
-        found = load(run, env, settings, best=not parsed.last)
-        return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
-
-    return parsed, read
-
-
-def _add_sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run; leave it out for scripted policies")
-    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
-    parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
-
-
-def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
-    """Return the run, the environment and the run's settings of it, before the environment's flags are known."""
-    switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
-    words, found, env = iter(argv), [], None
-    for word in words:
-        if not word.startswith("-"):
-            found.append(word)
-        elif "=" in word:
-            env = word.removeprefix("--env=") if word.startswith("--env=") else env
-        elif word not in (*switches, "-h", "--help"):  # every other flag takes one value
-            value = next(words, None)
-            env = value if word == "--env" else env
-    if len(found) > 1:
-        raise UsageError(
-            f"unexpected word {short_repr(found[1])}: flags begin with --, and one run is looked at at a time"
-        )
-    if not found:
-        return None, env or DEFAULT_ENV, None
-    run, config = configuration.read_run(found[0])
-    if env not in (None, config.env):
-        raise UsageError(f"{run} was trained on '{config.env}', not on '{env}': leave --env out")
-    return run, config.env, config.env_settings

@@ -1,12 +1,16 @@
 """Evaluations as data: the content of evaluation.json."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from envs_jax.base import EnvSpec
+from jaxrl.common.errors import UserError
+from jaxrl.common.files import write_atomically
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.rollouts import by_task, held_out_key
@@ -15,6 +19,9 @@ from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
 
 FORMAT = 1
+FILE = "evaluation.json"  # in the run's directory
+REAL_FILE = "evaluation_{}.json"  # of a simulator
+EPISODES = 200
 
 
 def rollout(
@@ -41,7 +48,7 @@ def rollout(
 def evaluate(
     subject: EvalPolicy,
     names: Sequence[str],
-    episodes: int = 200,
+    episodes: int = EPISODES,
     seed: int = 0,
     at: Sequence[int] = (),
     devices: int = 1,
@@ -79,6 +86,39 @@ def evaluate(
         "policies": policies,
         "comparison": compare(policies, spec.score, spec.score_mode),
     }
+
+
+def play(
+    subject: EvalPolicy,
+    names: Sequence[str],
+    episodes: int = 0,
+    seed: int = 0,
+    devices: int = 1,
+    chunk: int = 0,
+    say: Callable[[str], None] = lambda sentence: None,
+    at: Sequence[int] = (),
+    simulator: str | None = None,
+    task: str | None = None,
+) -> dict[str, Any]:
+    """Play what the environment is for: matches of two teams, or episodes; return the content of evaluation.json.
+
+    Args:
+        subject, names, seed, devices, chunk, say, at: see `evaluate`.
+        episodes: or games of each match; 0: as many as the environment or the simulator asks for.
+        simulator: one of metaworld.SIMULATORS; None: the environment.
+        task: the simulator's own task; None: those of the environment.
+
+    Raises:
+        UsageError: the simulator is not installed, or cannot play this.
+    """
+    if subject.env.env.match_rules:
+        return play_matches(subject, names, episodes, seed, devices, chunk, say)
+    if simulator is None:
+        return evaluate(subject, names, episodes or EPISODES, seed, at, devices, chunk, say)
+    episodes = episodes or metaworld.EPISODES
+    usual_lanes = metaworld.ARMS if simulator == "metaworld" else episodes
+    world = metaworld.world_of(simulator, subject, task, min(chunk or usual_lanes, episodes))
+    return evaluate(subject, names, episodes, seed, at, devices, chunk, say, world)
 
 
 def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
@@ -122,11 +162,12 @@ def play_matches(
     Args:
         subject: environment and policies.
         names: policies, of `subject.policies`.
-        games: of each match.
+        games: of each match; 0: as many as the environment asks for.
         seed, devices, chunk, say: see `evaluate`.
     """
     rules, spec = subject.env.env.match_rules, subject.env.spec
     assert rules is not None
+    games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
     played = league.play(subject, matches, {}, games, seed, devices, chunk)
     metrics = dict.fromkeys((spec.score, *spec.metrics, "return"))
@@ -146,7 +187,14 @@ def play_league(
     chunk: int = 0,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """Play all players of a league against each other; return the content of the file of `--against`."""
+    """Play all players of a league against each other; return the content of the file of `--against`.
+
+    Args:
+        wanted: the league.
+        games: of each pair; 0: as many as the environment asks for.
+        seed, devices, chunk, say: see `evaluate`.
+    """
+    games = games or wanted.rules.num_games
     spec = next(iter(wanted.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
     matches = league.results(wanted.play(games, seed, devices, chunk), list(metrics), say)
@@ -168,3 +216,27 @@ def _order(subject: EvalPolicy, curves: dict[str, Any]) -> list[str]:
     of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
     names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
+
+
+def own_file(subject: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
+    """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else.
+
+    Args:
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        simulator: where the environment's tasks are played; None: in the environment.
+    """
+    if subject.run is None or subject.config is None:
+        return None
+    rules = subject.env.env.match_rules
+    own = {**subject.config.env_settings, **(rules.settings if rules else {})}
+    file = REAL_FILE.format(simulator) if simulator else FILE
+    return subject.run / file if subject.settings == own and set(names) == set(league.usual(subject)) else None
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """Write a report as JSON. Raises UserError."""
+    try:
+        write_atomically(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --json") from None

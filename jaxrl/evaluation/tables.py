@@ -86,7 +86,21 @@ def conclusion(report: dict[str, Any]) -> list[str]:
 
 
 def show(report: dict[str, Any], title: str) -> None:
-    """Print table and conclusion to stdout: in colour for a terminal, aligned text otherwise."""
+    """Print tables and conclusion to stdout: in colour for a terminal, aligned text otherwise.
+
+    Args:
+        report: of any function of `jaxrl.evaluation.reports`.
+        title: what was evaluated.
+    """
+    if "ratings" in report:
+        _show_league(report)
+    elif "matches" in report:
+        _show_matches(report, title)
+    else:
+        _show_curves(report, title)
+
+
+def _show_curves(report: dict[str, Any], title: str) -> None:
     where = f" in {report['simulator']}" if "simulator" in report else ""
     which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
     _print(
@@ -97,20 +111,20 @@ def show(report: dict[str, Any], title: str) -> None:
     )
 
 
-def show_matches(report: dict[str, Any], title: str, headline: str) -> None:
-    """Print the matches of policies; the conclusion is about the one named `headline`."""
+def _show_matches(report: dict[str, Any], title: str) -> None:
+    """Print the matches of policies; the conclusion is about the first."""
     matches = report["matches"]
     _print(
         f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}",
         f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}",
         lambda width: [league.match_table(matches, report["labels"], width)],
         league.conclusions(
-            matches, headline, report["score"], report["score_mode"], label(report, report["score"], False)
+            matches, matches[0]["first"], report["score"], report["score_mode"], label(report, report["score"], False)
         ),
     )
 
 
-def show_league(report: dict[str, Any]) -> None:
+def _show_league(report: dict[str, Any]) -> None:
     """Print the tables of a league."""
     _print(
         f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair",

@@ -24,6 +24,7 @@ from bench.studies import convolution, learning
 from jaxrl.cli import collect, doctor, evaluate, export, render, train
 from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.integrations import metaworld
+from jaxrl.report import diagnosis
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime import run as runs
 
@@ -106,7 +107,7 @@ def world(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(memory_plan, "make_plan", _computes)
     monkeypatch.setattr(EvalPolicy, "evaluator", _computes)
     monkeypatch.setattr(metaworld, "play", _computes)
-    monkeypatch.setattr(doctor, "run_checks", _computes)
+    monkeypatch.setattr(diagnosis, "checks", _computes)
     monkeypatch.setattr(measure, "fresh_compiles", _computes)
     monkeypatch.setenv("COLUMNS", "80")
     return made

@@ -1,1 +1,1 @@
-"""The files that `python -m jaxrl.export --format jidi` copies: submission.py, which runs with its weights alone."""
+"""The Jidi platform: what can be exported to it, and submission.py, which runs with its weights alone."""
