@@ -14,7 +14,7 @@ from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.transformer import CodeBatch, Window
-from jaxrl.common.shapes import Float32, Int32, assert_equal_shape, assert_shape
+from jaxrl.common.shapes import Float32, Int32, assert_equal_shape, assert_rank, assert_shape
 from jaxrl.common.types import Key, Params
 
 Means = dict[str, Array]
@@ -123,6 +123,7 @@ def neighbour_accuracy(
     weight: Float32[Array, "N"],
 ) -> Float32[Array, ""]:
     """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored."""
+    assert_rank([known, asked], 2)
     assert_shape([known_task, known_weight], known.shape[:1])
     assert_shape([task, weight], asked.shape[:1])
     known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
