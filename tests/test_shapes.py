@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -67,7 +68,7 @@ ring = replay.create(SHAPE, SHAPE, agents=A, shards=S, rows=4, envs=E)
 shard = jax.tree.map(lambda x: x[0], ring)
 priorities = replay.Priorities(floats((4, E)), one)
 new_row = (floats((T + 1, S * E, A, K)), floats((T, S * E, A, K)), floats((T + 1, S * E, A)), ends((T + 1, S * E)))
-zero = integers(())
+zero, windows = integers(()), {"reward": floats((N, T, A)), "end": ends((N, T))}
 
 # Functions with shapes in words, and with a free argument, which is given here.
 OTHERS: Cases = [
@@ -79,7 +80,7 @@ OTHERS: Cases = [
     (functools.partial(replay.gather_window, floats((4, E)), steps=2), (integers(N),)),
     (functools.partial(replay.set_priorities, priorities, alpha=0.6), (integers(N), row, row)),
     (functools.partial(distributions.epsilon_mix, rows), (one,)),
-    (lambda first, second: off_policy.means(first=first, second=second), (team, team)),
+    (functools.partial(off_policy.OffPolicy._returns, SimpleNamespace(gamma=0.9), windows), (team,)),
 ]
 
 
@@ -115,6 +116,12 @@ def test_an_axis_too_many_does_not_broadcast(function: Callable[..., Any], argum
     for wrong in widened(arguments):
         with jax.numpy_rank_promotion("allow"), pytest.raises(AssertionError):  # JAX's default, unlike in tests
             function(*wrong)
+
+
+@each(ANNOTATED[:2])
+def test_returns_are_of_one_sequence(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(AssertionError):
+        function(*(x[..., None] if isinstance(x, jax.Array) else x for x in arguments))
 
 
 def test_the_program_runs_without_chex_and_jaxtyping() -> None:

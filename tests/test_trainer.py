@@ -57,10 +57,6 @@ def mean_of_episodes(metrics: BlockMetrics, name: str, last: int) -> float:
     return float(metrics.episodes[name][rows].sum() / metrics.episodes["episodes"][rows].sum())
 
 
-def leaves_equal(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 class Logged(TinyQ):
     """Q-learning that also reports what it was given."""
 
@@ -314,7 +310,7 @@ def test_a_phase_without_steps_only_learns(three_phases: Any) -> None:
     state, _ = look(state, jnp.int32(3))
     before = jax.tree.map(np.asarray, (state.env.env.position, state.timestep, state.statistics))
     state, metrics = study(state, jnp.int32(2))
-    assert leaves_equal(before, (state.env.env.position, state.timestep, state.statistics))
+    chex.assert_trees_all_equal(before, (state.env.env.position, state.timestep, state.statistics))
     np.testing.assert_array_equal(metrics.learning["seen"], [48, 48, 0])
     assert metrics.episodes == {}
     np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
@@ -378,8 +374,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
 def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
     state, trajectory, episodes = logged_run(algo, 0)
     chunked_state, chunked, chunked_episodes = logged_run(algo, chunk)
-    assert leaves_equal(trajectory, chunked) and leaves_equal(episodes, chunked_episodes)
-    assert leaves_equal(state.algo, chunked_state.algo)
+    chex.assert_trees_all_equal((trajectory, episodes, state.algo), (chunked, chunked_episodes, chunked_state.algo))
     assert trajectory["action"].shape[1:] == ((12 if algo is Fresh else 4), 12, 2)
     assert not np.array_equal(trajectory["action"][:, :, 0], trajectory["action"][:, :, 4])
 

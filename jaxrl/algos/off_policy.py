@@ -14,7 +14,7 @@ import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
-from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank, assert_shape
+from jaxrl.common.shapes import Float32, assert_equal_shape, assert_shape
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import optimizers
 from jaxrl.rl import replay
@@ -36,7 +36,6 @@ def squared_errors(
 
 def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     """Return the means of several metrics in one pass, without gradients."""
-    assert_rank([*arrays.values()], 2)
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 

@@ -17,7 +17,7 @@ import optax
 from envs_jax.base import Array, Box, TimeStep, pytree
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy, means, smallest
-from jaxrl.common.shapes import Float32, assert_rank, assert_shape
+from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks, optimizers
 
@@ -51,7 +51,6 @@ def temperature_losses(
 
     Equation 18 of arXiv 1812.05905.
     """
-    assert_rank(log_prob, 2)
     assert_shape([log_alpha, used], log_prob.shape[:-1])
     return used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy)
 

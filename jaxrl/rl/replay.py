@@ -282,7 +282,6 @@ def set_priorities(priorities: Priorities, index: Array, error: Array, weight: A
 
     For samples drawn twice the larger error counts, so that the result does not depend on the order of writes.
     """
-    assert_rank(index, 1)
     assert_equal_shape([index, error, weight])
     flat, used = priorities.priority.reshape(-1), weight > 0
     new = jnp.where(used, (jnp.abs(error) + 1e-6) ** alpha, 0.0)
