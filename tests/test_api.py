@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,8 +142,7 @@ def test_with_an_optimizer_that_stands_still_nothing_moves() -> None:
         )[0]
         for steps in (96, 256)
     )
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(one, other)
 
 
 def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:

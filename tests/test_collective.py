@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -275,8 +276,7 @@ def test_windows_of_a_recording_are_those_of_acting() -> None:
     stored = jax.jit(transformer.stored_windows, static_argnums=5)(
         to32(state), to32(action), to32(reward), step, np.arange(rows * envs, dtype=np.int32), steps
     )
-    for a, b in zip(jax.tree.leaves(acted), jax.tree.leaves(stored), strict=True):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(acted, stored)
 
 
 # ---------------------------------------------------------------- losses

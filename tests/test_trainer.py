@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,10 +55,6 @@ def mean_of_episodes(metrics: BlockMetrics, name: str, last: int) -> float:
     """Of the episodes that ended in the last iterations that ran."""
     rows = slice(int(metrics.done) - last, int(metrics.done))
     return float(metrics.episodes[name][rows].sum() / metrics.episodes["episodes"][rows].sum())
-
-
-def leaves_equal(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 class Logged(TinyQ):
@@ -235,17 +232,14 @@ def test_rows_that_did_not_run_are_empty(corridor_run: Any) -> None:
 # ---------------------------------------------------------------- phases and compiling
 
 
-class Counting(TinyQ):
-    """Counts how often its methods are traced, by phase."""
-
-    traces: collections.Counter[str] = collections.Counter()  # noqa: RUF012
+class ThreePhases(TinyQ):
+    """Looks, studies without steps, and learns."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (Phase("look", 2, 0, iterations=3), Phase("study", 0, 0, iterations=2), Phase("go", 4, 4))
 
     def learn(self, state: AlgoState, trajectory: Any, last_timestep: Any, key: Any, progress: Any, phase: Any) -> Any:
-        self.traces[phase.name] += 1
         if trajectory is None:
             assert last_timestep is None and phase.name == "study"
             params = state.replicated | {"weights": state.replicated["weights"] + 1}
@@ -254,23 +248,21 @@ class Counting(TinyQ):
 
 
 @pytest.fixture(scope="module")
-def counting() -> tuple[Trainer, list[Any]]:
+def three_phases() -> tuple[Trainer, list[Any]]:
     """A trainer and the compiled blocks of its phases."""
-    trainer = make_trainer(Corridor(), Counting, block=3)
+    trainer = make_trainer(Corridor(), ThreePhases, block=3)
     return trainer, [trainer.make_block(phase) for phase in trainer.algo.phases]
 
 
-def test_each_phase_is_compiled_once(counting: Any) -> None:
-    trainer, blocks = counting
+def test_each_phase_is_traced_once(three_phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, blocks = three_phases
+    monkeypatch.setattr(Trainer, "_block", chex.assert_max_traces(Trainer._block, n=len(blocks)))
     state = trainer.init(jax.random.key(0))
-    for phase, block in zip(trainer.algo.phases, blocks, strict=True):
-        state, _ = block(state, jnp.int32(1))
-        traced = Counting.traces[phase.name]
-        assert traced > 0
-        for number in (2, 3, 1):
+    for block in blocks:
+        for number in (1, 2, 3, 1):
             state, metrics = block(state, jnp.int32(number))
             assert int(metrics.done) == number
-        assert Counting.traces[phase.name] == traced and block._cache_size() == 1
+        assert block._cache_size() == 1
 
 
 def test_phases_draw_from_other_keys(corridor_run: Any) -> None:
@@ -305,20 +297,20 @@ class Pooled(PoolEnvironment):
 
 
 def test_the_pool_gets_the_policy_of_after_the_update() -> None:
-    trainer = make_trainer(Corridor(), Counting, block=3)
+    trainer = make_trainer(Corridor(), ThreePhases, block=3)
     trainer = dataclasses.replace(trainer, env=Pooled(trainer.env.env))
     state, _ = trainer.make_block(trainer.algo.phases[1])(trainer.init(jax.random.key(0)), jnp.int32(2))
     np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
     np.testing.assert_array_equal(state.pool, 2.0)
 
 
-def test_a_phase_without_steps_only_learns(counting: Any) -> None:
-    trainer, (look, study, _) = counting
+def test_a_phase_without_steps_only_learns(three_phases: Any) -> None:
+    trainer, (look, study, _) = three_phases
     state = trainer.init(jax.random.key(0))
     state, _ = look(state, jnp.int32(3))
     before = jax.tree.map(np.asarray, (state.env.env.position, state.timestep, state.statistics))
     state, metrics = study(state, jnp.int32(2))
-    assert leaves_equal(before, (state.env.env.position, state.timestep, state.statistics))
+    chex.assert_trees_all_equal(before, (state.env.env.position, state.timestep, state.statistics))
     np.testing.assert_array_equal(metrics.learning["seen"], [48, 48, 0])
     assert metrics.episodes == {}
     np.testing.assert_array_equal(state.algo.replicated["weights"], 2.0)
@@ -326,7 +318,7 @@ def test_a_phase_without_steps_only_learns(counting: Any) -> None:
 
 
 def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
-    flags = "--algo test_trainer:Counting --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
+    flags = "--algo test_trainer:ThreePhases --env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 200"
     flags += f" --runs {tmp_path}"
     assert jaxrl.cli.train.main(flags.split()) == 0
     lines = [json.loads(line) for path in tmp_path.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
@@ -335,8 +327,8 @@ def test_a_run_takes_the_phases_in_order(tmp_path: Path) -> None:
     assert [order.count(phase) for phase in range(3)] == [3, 2, 5]  # 48 steps, none, and 152 by 32
 
 
-def test_the_state_is_donated(counting: Any) -> None:
-    trainer, (look, *_) = counting
+def test_the_state_is_donated(three_phases: Any) -> None:
+    trainer, (look, *_) = three_phases
     state = trainer.init(jax.random.key(0))
     look(state, jnp.int32(1))
     with pytest.raises(RuntimeError, match="deleted"):
@@ -382,8 +374,7 @@ def logged_run(algo: type[Algorithm], rollout_chunk: int) -> tuple[TrainState, d
 def test_chunks_of_environments_fly_the_same(algo: type[Algorithm], chunk: int) -> None:
     state, trajectory, episodes = logged_run(algo, 0)
     chunked_state, chunked, chunked_episodes = logged_run(algo, chunk)
-    assert leaves_equal(trajectory, chunked) and leaves_equal(episodes, chunked_episodes)
-    assert leaves_equal(state.algo, chunked_state.algo)
+    chex.assert_trees_all_equal((trajectory, episodes, state.algo), (chunked, chunked_episodes, chunked_state.algo))
     assert trajectory["action"].shape[1:] == ((12 if algo is Fresh else 4), 12, 2)
     assert not np.array_equal(trajectory["action"][:, :, 0], trajectory["action"][:, :, 4])
 

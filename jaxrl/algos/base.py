@@ -15,6 +15,7 @@ import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
 from envs_jax.progress import Progress, add, count, start, total
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import DataParallel
 
@@ -270,19 +271,19 @@ class Algorithm:
         """Return the bytes on one device that `learn` needs besides the trajectory, for the memory plan."""
         return 0
 
-    def weights(self, state: AlgoState) -> Any:
+    def weights(self, state: AlgoState) -> Params:
         """Return the part of the state that `--init_from` transfers: the `inputs` of `init`."""
         return self.policy(state)
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return a fresh state; `inputs` are pytrees from other runs, read by the command, None by default."""
         raise NotImplementedError("an algorithm needs init(key, inputs)")
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """Return the pytree that acting, evaluation and export need."""
         raise NotImplementedError("an algorithm needs policy(state)")
 
-    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; it is reset where `first`.
 
         `indices` int32[B] number the run's environments from 0 to num_envs - 1.
@@ -291,7 +292,7 @@ class Algorithm:
         return ()
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Return the actions of a batch.
 
@@ -314,7 +315,7 @@ class Algorithm:
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:

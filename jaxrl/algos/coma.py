@@ -16,45 +16,43 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
+from envs_jax.progress import Progress, total
 from jaxrl.algos import team
-from jaxrl.algos.base import (
-    RATE,
-    UNIT,
-    Algorithm,
-    AlgoState,
-    Mode,
-    Phase,
-    Progress,
-    Trajectory,
-    next_timesteps,
-    setting,
-    total,
-)
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Mode, Phase, Trajectory, next_timesteps, setting
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
 from jaxrl.algos.team import ActorCritic
+from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import activation_bytes
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl import returns
 
+Samples = Float32[Array, "N"]
 
-def critic_loss(values: Array, action: Array, target: Array, weight: Array) -> Array:
-    """Mean over samples of (Q(s)[a] - y)^2; values [N, n], action int32[N], target and weight float32[N]."""
+
+def critic_loss(
+    values: Float32[Array, "N n"], action: Int32[Array, "N"], target: Samples, weight: Samples
+) -> Float32[Array, ""]:
+    """Mean over samples of (Q(s)[a] - y)^2."""
+    assert_equal_shape([action, target, weight])
     return jnp.mean(weight * jnp.square(distributions.select_action_value(values, action) - target))
 
 
-def counterfactual_baseline(values: Array, action_probs: Array) -> Array:
-    """Baseline sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4), both [N, n]. The advantage is Q(a) - b."""
+def counterfactual_baseline(values: Float32[Array, "N n"], action_probs: Float32[Array, "N n"]) -> Float32[Array, "N"]:
+    """Baseline sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4). The advantage is Q(a) - b."""
+    assert_equal_shape([values, action_probs])
     return jnp.sum(action_probs * values, axis=-1)
 
 
 def policy_gradient_loss(
-    log_prob: Array, behaviour_log_prob: Array, advantage: Array, weight: Array, clip_ratio: float
-) -> Array:
+    log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, weight: Samples, clip_ratio: float
+) -> Float32[Array, ""]:
     """- mean of A log pi(a), or with `clip_ratio` > 0 the clipped surrogate (arXiv 1707.06347, equation 7).
 
-    All arguments float32[N]; the ratio is taken to the policy that chose the action.
+    The ratio is taken to the policy that chose the action.
     """
+    assert_equal_shape([log_prob, behaviour_log_prob, advantage, weight])
     if clip_ratio == 0:
         return -jnp.mean(weight * advantage * log_prob)
     ratio = jnp.exp(log_prob - behaviour_log_prob)
@@ -62,17 +60,19 @@ def policy_gradient_loss(
     return -jnp.mean(weight * jnp.minimum(ratio * advantage, clipped * advantage))
 
 
-def divergence(log_prob: Array, behaviour_log_prob: Array, weight: Array) -> Array:
+def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) -> Float32[Array, ""]:
     """Divergence of the current policy from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
 
-    With r = pi(a) / behaviour(a), all arguments float32[N], its expectation is KL(behaviour || pi).
+    With r = pi(a) / behaviour(a), its expectation is KL(behaviour || pi).
     """
+    assert_equal_shape([log_prob, behaviour_log_prob, weight])
     log_ratio = log_prob - behaviour_log_prob
     return jnp.mean(weight * (jnp.expm1(log_ratio) - log_ratio))
 
 
-def policy_metrics(advantage: Array, log_prob: Array, weight: Array) -> dict[str, Array]:
-    """Means over samples, all arguments float32[N]."""
+def policy_metrics(advantage: Samples, log_prob: Samples, weight: Samples) -> dict[str, Float32[Array, ""]]:
+    """Means over samples."""
+    assert_equal_shape([advantage, log_prob, weight])
     return {
         "advantage": jnp.mean(weight * advantage),
         "advantage_square": jnp.mean(weight * jnp.square(advantage)),
@@ -84,9 +84,9 @@ def policy_metrics(advantage: Array, log_prob: Array, weight: Array) -> dict[str
 class ComaParameters:
     """Parameters and optimizers, the same on every device."""
 
-    actor: Any
-    critic: Any
-    target: Any
+    actor: Params
+    critic: Params
+    target: Params
     actor_optimizer: Any
     critic_optimizer: Any
 
@@ -168,8 +168,7 @@ class Coma(Algorithm):
         if self.batches.size < 1:
             raise ValueError(
                 f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical "
-                f"shard: "
-                "lower it or raise num_envs"
+                "shard: lower it or raise num_envs"
             )
 
     @property
@@ -185,7 +184,7 @@ class Coma(Algorithm):
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
@@ -216,7 +215,7 @@ class Coma(Algorithm):
         return AlgoState(params, state.sharded), merged
 
     def _data(
-        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
+        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
         """Return all transitions of all agents as leaves [S local, samples, ...], targets included."""
         layout, batches, target_critic = self.layout, self.batches, params.target
@@ -239,7 +238,7 @@ class Coma(Algorithm):
         rows["weight"] = valid / jnp.maximum(share, 1e-8)
         return flat | {name: batches.flatten(x) for name, x in rows.items()}
 
-    def _last_value(self, params: ComaParameters, last: TimeStep, key: Array, progress: Progress) -> Array:
+    def _last_value(self, params: ComaParameters, last: TimeStep, key: Key, progress: Progress) -> Array:
         """Return the target value float32[B, A] of an action sampled in the time step after the trajectory."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
 
@@ -269,7 +268,7 @@ class Coma(Algorithm):
         return self.layout.map_shards(of_envs, (following, next_value), axis=1)
 
     def _pass(
-        self, params: ComaParameters, data: dict[str, Array], key: Array, progress: Progress, train_actor: bool
+        self, params: ComaParameters, data: dict[str, Array], key: Key, progress: Progress, train_actor: bool
     ) -> tuple[ComaParameters, dict[str, Array]]:
         """Train the critic on all minibatches of one shuffle, then the actor on the same minibatches."""
         order = self.batches.shuffled(key)
@@ -306,7 +305,7 @@ class Coma(Algorithm):
     ) -> tuple[ComaParameters, Array, Array]:
         """Take a gradient step on the critic; return its loss and gradient norm too."""
 
-        def loss(critic: Any, sample: dict[str, Array]) -> tuple[Array, Any]:
+        def loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, Any]:
             values = self.networks.values(critic, sample["critic_input"])
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
@@ -355,7 +354,7 @@ class Coma(Algorithm):
         if self.scale_advantage:
             batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
 
-        def loss(actor: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        def loss(actor: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             logits = self.networks.actor.apply(actor, sample["observation"])
             value, means = self._policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
@@ -376,12 +375,12 @@ class Coma(Algorithm):
         return dataclasses.replace(params, actor=actor, actor_optimizer=optimizer), metrics
 
     def _step_of(
-        self, name: str, gradient: Any, params: Any, state: Any, active: Array, progress: Progress
-    ) -> tuple[Any, Any, Array]:
+        self, name: str, gradient: Any, params: Params, state: Any, active: Array, progress: Progress
+    ) -> tuple[Params, Any, Array]:
         """Take one step at the learning rate of `progress`, none where not `active`; return the gradient norm too."""
         rate = getattr(self, f"{name}_lr")
 
-        def step(gradient: Any, params: Any, state: Any) -> tuple[Any, Any, Array]:
+        def step(gradient: Any, params: Params, state: Any) -> tuple[Params, Any, Array]:
             decayed = rate * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
             new = optimizers.apply_gradients(
                 self.optimizer_of(name), gradient, params, state, self.learning_rate_of(name, decayed)
@@ -393,7 +392,7 @@ class Coma(Algorithm):
 
     # Acting
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """The actor's parameters."""
         return state.replicated.actor
 
@@ -408,7 +407,7 @@ class Coma(Algorithm):
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Compute the logits of all agents at once, then mask and sample agent after agent (or greedily)."""
         agents = timestep.observation.shape[:2]
@@ -437,7 +436,7 @@ class Coma(Algorithm):
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         key_actor, key_critic = jax.random.split(key)
         actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
@@ -453,7 +452,7 @@ class Coma(Algorithm):
         )
         return AlgoState(params, sharded=())
 
-    def weights(self, state: AlgoState) -> Any:
+    def weights(self, state: AlgoState) -> Params:
         """Return the networks for `init(inputs=...)`."""
         return {"actor": state.replicated.actor, "critic": state.replicated.critic}
 

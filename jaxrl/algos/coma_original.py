@@ -17,18 +17,24 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from jaxrl.algos.base import AlgoState, Progress, Trajectory, next_timesteps
-from jaxrl.algos.coma import Coma, ComaParameters, policy_metrics
+from jaxrl.algos.coma import Coma, ComaParameters, Samples, policy_metrics
+from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape
+from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
 from jaxrl.rl import returns
 
 
 def original_actor_loss(
-    logits: Array, epsilon: Array, mask: Array, values: Array, action: Array, weight: Array
-) -> tuple[Array, Array, Array]:
-    """Return the loss float32[], its advantage and its log-probability, each float32[N].
-
-    logits, mask, values [N, n]; action int32[N]; weight float32[N].
-    """
+    logits: Float32[Array, "N n"],
+    epsilon: Float32[Array, ""],
+    mask: Bool[Array, "N n"],
+    values: Float32[Array, "N n"],
+    action: Int32[Array, "N"],
+    weight: Samples,
+) -> tuple[Float32[Array, ""], Samples, Samples]:
+    """Return the loss, its advantage and its log-probability."""
+    assert_equal_shape([logits, mask, values])
+    assert_equal_shape([action, weight])
     mixed, mask = distributions.epsilon_mix(logits, epsilon), mask.astype(jnp.float32)
     allowed = mixed * mask
     action_probs = jnp.maximum(allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-5), 1e-5)
@@ -42,7 +48,7 @@ def original_actor_loss(
 class OriginalParameters(ComaParameters):
     """COMA's parameters, and the target critic, which is never updated."""
 
-    first_target: Any
+    first_target: Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class ComaOriginal(Coma):
         """Return 1, which makes one logical shard: targets need all episodes in one row."""
         return 1
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return COMA's state, with a further copy of the critic."""
         state = super().init(key, inputs)
         params = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(ComaParameters)}
@@ -74,7 +80,7 @@ class ComaOriginal(Coma):
         return AlgoState(OriginalParameters(**params, first_target=first_target), state.sharded)
 
     def _data(
-        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Array, progress: Progress
+        self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
         """Return COMA's data, with the values of the first target critic."""
         assert isinstance(params, OriginalParameters)

@@ -17,31 +17,42 @@ import jax.numpy as jnp
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy, means
+from jaxrl.common.shapes import Bool, Float32, assert_equal_shape
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks, optimizers
 
 # Layout letters besides T, B, A, S: N samples, C critics, n actions, m samples of one logical shard.
 
 
-def expected_value(policy: Array, values: Array) -> Array:
-    """Sum over actions of pi(a) Q(a), [..., n] -> [...]; its gradient by pi is that of all actions at once.
+def expected_value(policy: Float32[Array, "*batch n"], values: Float32[Array, "*batch n"]) -> Float32[Array, "*batch"]:
+    """Sum over actions of pi(a) Q(a); its gradient by pi is that of all actions at once.
 
     References:
         Asadi et al. 2017, "Mean Actor-Critic", arXiv 1709.00503, equation 4.
     """
+    assert_equal_shape([policy, values])
     return jnp.sum(policy * values, axis=-1)
 
 
-def masked_softmax(logits: Array, mask: Array | None) -> Array:
-    """Softmax over open actions (arXiv 2006.14171); logits float32[..., n], mask bool[..., n] or None."""
-    return jax.nn.softmax(logits if mask is None else jnp.where(mask, logits, -1e9))
+def masked_softmax(
+    logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None
+) -> Float32[Array, "*batch n"]:
+    """Softmax over open actions, or over all (arXiv 2006.14171)."""
+    if mask is None:
+        return jax.nn.softmax(logits)
+    assert_equal_shape([logits, mask])
+    return jax.nn.softmax(jnp.where(mask, logits, -1e9))
 
 
-def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
-    """softmax((logits + Gumbel noise) / temperature), [..., n]: a differentiable relaxation of a sampled action.
+def relaxed_one_hot(
+    logits: Float32[Array, "*batch n"], noise: Float32[Array, "*batch n"], temperature: float
+) -> Float32[Array, "*batch n"]:
+    """softmax((logits + Gumbel noise) / temperature): a differentiable relaxation of a sampled action.
 
     References:
         Jang et al. 2017, arXiv 1611.01144, equation 2; Maddison et al. 2017, arXiv 1611.00712.
     """
+    assert_equal_shape([logits, noise])
     return jax.nn.softmax((logits + noise) / temperature)
 
 
@@ -49,10 +60,10 @@ def relaxed_one_hot(logits: Array, noise: Array, temperature: float) -> Array:
 class DdpgParameters:
     """Parameters and optimizers, the same on every device; leaves of critics are [C, ...], of optimizers [P]."""
 
-    actor: Any
-    critic: Any
-    target_actor: Any
-    target_critic: Any
+    actor: Params
+    critic: Params
+    target_actor: Params
+    target_critic: Params
     actor_optimizer: Any
     critic_optimizer: Any
 
@@ -140,7 +151,7 @@ class Ddpg(OffPolicy):
     def _stored_actions(self, trajectory: Trajectory) -> Array:
         return trajectory.extras["vector"] if self.action_gradient == "softmax" else trajectory.action
 
-    def _noise(self, key: Array, number: int) -> Array | None:
+    def _noise(self, key: Key, number: int) -> Array | None:
         """Return Gumbel noise [number, 2, A, n] for the target's actions and for the actor's."""
         if self.action_gradient != "gumbel":
             return None
@@ -178,13 +189,13 @@ class Ddpg(OffPolicy):
     def _critics_see_actions(self) -> bool:
         return self.action_gradient != "expected"
 
-    def logits(self, actor: Any, observation: Array) -> Array:
+    def logits(self, actor: Params, observation: Array) -> Array:
         """Return logits float32[N, A, n] of observations [N, A, ...]."""
         return self.actor_net.apply(actor, self._flat(observation))
 
     # Protocol
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}), fresh optimizers, an empty replay."""
         networks = self._networks(key) if inputs is None else inputs
         actor, critic = networks["actor"], networks["critic"]
@@ -198,11 +209,11 @@ class Ddpg(OffPolicy):
         )
         return AlgoState(params, self._empty_replay())
 
-    def weights(self, state: AlgoState) -> Any:
+    def weights(self, state: AlgoState) -> Params:
         """Return the networks for `init(inputs=...)`."""
         return {"actor": state.replicated.actor, "critic": state.replicated.critic}
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """Return the actor's parameters."""
         return state.replicated.actor
 
@@ -212,14 +223,14 @@ class Ddpg(OffPolicy):
         decay = jnp.exp(math.log(self.eps_decay) * steps) if self.eps_decay else (steps == 0).astype(jnp.float32)
         return jnp.maximum(self.eps_start * decay, self.eps_min)
 
-    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the exploration exponent of each environment, float32[B], or () where all share one epsilon."""
         if not self.eps_spread:
             return ()
         return 1 + self.eps_spread * indices.astype(jnp.float32) / max(self.layout.num_envs - 1, 1)
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the softmax, in training with exploration; "greedy" takes the most probable ones.
 
@@ -236,7 +247,7 @@ class Ddpg(OffPolicy):
             epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys)))
         open_ = jnp.ones(vector.shape, bool) if mask is None else mask
 
-        def one(vector: Array, open_: Array, key: Array, epsilon: Array) -> tuple[Array, Array]:
+        def one(vector: Array, open_: Array, key: Key, epsilon: Array) -> tuple[Array, Array]:
             key_coin, key_vector, key_action = jax.random.split(key, 3)
             if published:
                 random = jnp.where(open_, jax.random.uniform(key_vector, vector.shape), 0.0)
@@ -264,7 +275,7 @@ class Ddpg(OffPolicy):
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
@@ -310,7 +321,7 @@ class Ddpg(OffPolicy):
             value = self.values(params.target_critic, observation, policy).min(0)
         return self._returns(sample, value)
 
-    def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
+    def _taken_values(self, critic: Params, sample: dict[str, Array]) -> Array:
         answer = sample["action"]
         if self.action_gradient == "expected":
             values = self.values(critic, sample["observation"])
@@ -320,7 +331,7 @@ class Ddpg(OffPolicy):
             answer = jax.nn.one_hot(answer, self._actions, dtype=jnp.float32)
         return self.values(critic, sample["observation"], answer)
 
-    def _actor_loss(self, actor: Any, critic: Any, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def _actor_loss(self, actor: Params, critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of the value of the actor's action, plus regularisers."""
         observation, mask = sample["observation"], sample.get("mask")
         logits = self.logits(actor, observation)

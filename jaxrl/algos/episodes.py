@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec
+from jaxrl.common.types import Key
 from jaxrl.runtime.data_parallel import DataParallel
 
 
@@ -59,7 +60,7 @@ class Minibatches:
         sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
         return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
 
-    def shuffled(self, key: Array) -> Array:
+    def shuffled(self, key: Key) -> Array:
         """Return shuffled sample indices of every minibatch, int32[number, S local, m]."""
         order = jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
         return order[:, : self.size * self.number].reshape(-1, self.number, self.size).swapaxes(0, 1)

@@ -14,6 +14,8 @@ import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
+from jaxrl.common.shapes import Float32, assert_equal_shape, assert_shape
+from jaxrl.common.types import Key, Params
 from jaxrl.nn import optimizers
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Priorities, Replay
@@ -23,22 +25,23 @@ MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, m samples of one logical shard.
 
 
-def squared_errors(values: Array, target: Array, weight: Array) -> Array:
-    """(y - Q)^2 summed over critics, float32[N, A], whose mean is the critics' loss (arXiv 1509.02971, algorithm 1).
-
-    values [C, N, A], target [N, A], weight [N].
-    """
+def squared_errors(
+    values: Float32[Array, "C N A"], target: Float32[Array, "N A"], weight: Float32[Array, "N"]
+) -> Float32[Array, "N A"]:
+    """(y - Q)^2 summed over critics, whose mean is the critics' loss (arXiv 1509.02971, algorithm 1)."""
+    assert_shape(values, (None, *target.shape))
+    assert_shape(weight, target.shape[:-1])
     return jnp.sum(weight[None, :, None] * jnp.square(target[None] - values), axis=0)
 
 
-def means(**arrays: Array) -> dict[str, Array]:
-    """Return the means of several float32[N, A] metrics in one pass, without gradients."""
+def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
+    """Return the means of several metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
-def smallest(values: Array) -> Array:
-    """Return the minimum over critics, [...], of values [C, ...]; its gradient goes to the first minimal critic.
+def smallest(values: Float32[Array, "C *batch"]) -> Float32[Array, "*batch"]:
+    """Return the minimum over critics; its gradient goes to the first minimal critic.
 
     The gradient of `values.min(0)` compares values with the minimum and divides by the number of matches: zero by zero
     where the compiler recomputes the values for that comparison with different rounding.
@@ -137,10 +140,8 @@ class OffPolicy(Algorithm):
                 f"{self.storage_setting}"
             )
         if self._fill_steps > (self.rows - self.n_step) * self.layout.num_envs:
-            name, held = (
-                "learning_starts" if self.learning_starts else "batch_size",
-                (self.rows - self.n_step) * self.layout.num_envs,
-            )
+            name = "learning_starts" if self.learning_starts else "batch_size"
+            held = (self.rows - self.n_step) * self.layout.num_envs
             raise ValueError(
                 f"{name} {self._fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or raise "
                 f"{self.storage_setting}"
@@ -203,7 +204,7 @@ class OffPolicy(Algorithm):
         """Return the action part [T, B, ...] of a trajectory."""
         return trajectory.action
 
-    def _noise(self, key: Array, number: int) -> Array | None:
+    def _noise(self, key: Key, number: int) -> Array | None:
         """Return the random numbers for an update of `number` samples, [number, ...]; None if it needs none."""
         del key, number
         return None
@@ -293,7 +294,7 @@ class OffPolicy(Algorithm):
         """Return whether critics take actions as input, rather than return a value per action."""
         return True
 
-    def _networks(self, key: Array) -> dict[str, Any]:
+    def _networks(self, key: Key) -> dict[str, Params]:
         """Return fresh "actor" and "critic", the leaves of critics [C, ...]."""
         key_actor, key_critic = jax.random.split(key)
         seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
@@ -316,11 +317,11 @@ class OffPolicy(Algorithm):
         """Invert `pack`."""
         return dataclasses.replace(params, **{name: self.tree(name, getattr(params, name)) for name in self._shapes})
 
-    def tree(self, name: str, vector: Array) -> Any:
+    def tree(self, name: str, vector: Array) -> Params:
         """Unravel a packed network."""
         return optimizers.unravel(vector, self._shapes[name])
 
-    def values(self, critic: Any, observation: Array, vector: Array | None = None) -> Array:
+    def values(self, critic: Params, observation: Array, vector: Array | None = None) -> Array:
         """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
         inputs = self._flat(observation)
         if vector is not None:
@@ -335,7 +336,7 @@ class OffPolicy(Algorithm):
         """Return the critics' targets for a sample, float32[N, A]; see `_returns`."""
         raise NotImplementedError("an off-policy algorithm needs _target(params, sample)")
 
-    def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
+    def _taken_values(self, critic: Params, sample: dict[str, Array]) -> Array:
         """Return the critics' values of the stored actions, float32[C, N, A]."""
         raise NotImplementedError("an off-policy algorithm needs _taken_values(critic, sample)")
 
@@ -351,7 +352,7 @@ class OffPolicy(Algorithm):
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
@@ -363,11 +364,9 @@ class OffPolicy(Algorithm):
             return AlgoState(state.replicated, ring), {}
         layout = self.layout
         beta = layout.deterministic(lambda p: self.priority_beta + (1 - self.priority_beta) * p.fraction)(progress)
-
         rates = jnp.float32(1)
         if self.final_lr_fraction < 1:
             rates = layout.deterministic(lambda p: 1 - (1 - self.final_lr_fraction) * p.fraction)(progress)
-
         env_steps = total(progress.env_steps) + jnp.float32(phase.steps * layout.num_envs)
         keys = jax.vmap(lambda number: jax.random.split(jax.random.fold_in(key, number)))(jnp.arange(phase.updates))
         # where priorities do not change with every update, all batches are sampled at once: fewer, larger operations
@@ -375,9 +374,8 @@ class OffPolicy(Algorithm):
 
         def update(carry: tuple[Any, Any], row: tuple[Array, Any, Array]) -> Any:
             (params, priorities), ((key_choice, key_noise), chosen, number) = carry, row
-            index, weight = chosen or self._sample_index(
-                dataclasses.replace(ring, priorities=priorities), key_choice, beta
-            )
+            latest = dataclasses.replace(ring, priorities=priorities)
+            index, weight = chosen or self._sample_index(latest, key_choice, beta)
             batch = self._gather(ring, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self._noise(k, index.shape[1]))(layout.shard_keys(key_noise))
             if noise is not None:
@@ -410,20 +408,18 @@ class OffPolicy(Algorithm):
         """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet."""
         step = trajectory.timestep
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
-        rows = {
-            name: value.astype(self._observation_spec[name].dtype) for name, value in self._observations(step).items()
-        }
+        rows = {name: x.astype(self._observation_spec[name].dtype) for name, x in self._observations(step).items()}
         seen = jax.tree.map(join, rows, self._observations(last))
         end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
         return replay.write(ring, seen, self._stored_actions(trajectory), join(step.reward, last.reward), end)
 
-    def _sample_index(self, ring: Replay, key: Array, beta: Array) -> tuple[Array, Array]:
+    def _sample_index(self, ring: Replay, key: Key, beta: Array) -> tuple[Array, Array]:
         """Sample window starts in this device's shards, int32[S, m], with weights float32[S, m]."""
         number, n = self.batch_size // self.layout.shards, self.n_step
         keys = self.layout.shard_keys(key)
         if self.prioritized:
 
-            def choose(key: Array, priorities: Priorities, head: Array, filled: Array) -> tuple[Array, Array]:
+            def choose(key: Key, priorities: Priorities, head: Array, filled: Array) -> tuple[Array, Array]:
                 return replay.sample_prioritized(key, priorities.priority, head, filled, number, n, beta)
 
             rows = (keys, ring.priorities, ring.head, ring.filled)
@@ -493,6 +489,7 @@ class OffPolicy(Algorithm):
         """R + gamma^k V after each window, float32[N, A], for V float32[N, A]."""
         window = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, self.gamma))
         returns, discount = window(sample["reward"], sample["end"])
+        assert_equal_shape([returns, value])
         return returns + discount[:, None] * value
 
     def _error(self, params: Any, sample: dict[str, Array]) -> Array:

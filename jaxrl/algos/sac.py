@@ -17,32 +17,41 @@ import optax
 from envs_jax.base import Array, Box, TimeStep, pytree
 from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
 from jaxrl.algos.off_policy import OffPolicy, means, smallest
+from jaxrl.common.shapes import Float32, assert_shape
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks, optimizers
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
 
-def soft_value(values: Array, log_prob: Array, alpha: Array) -> Array:
-    """Smallest critic's Q(s, a), less alpha log pi(a | s), float32[N, A] (arXiv 1812.05905, equation 3).
-
-    values [C, N, A], log_prob [N, A], alpha [N].
-    """
+def soft_value(
+    values: Float32[Array, "C N A"], log_prob: Float32[Array, "N A"], alpha: Float32[Array, "N"]
+) -> Float32[Array, "N A"]:
+    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3)."""
+    assert_shape(values, (None, *log_prob.shape))
+    assert_shape(alpha, log_prob.shape[:-1])
     return smallest(values) - alpha[:, None] * log_prob
 
 
-def actor_losses(values: Array, log_prob: Array, alpha: Array, used: Array) -> Array:
-    """Alpha log pi - min Q, float32[N, A], whose mean is the loss (arXiv 1812.05905, equation 9).
-
-    used [N] is 0 for ignored samples.
-    """
+def actor_losses(
+    values: Float32[Array, "C N A"],
+    log_prob: Float32[Array, "N A"],
+    alpha: Float32[Array, "N"],
+    used: Float32[Array, "N"],
+) -> Float32[Array, "N A"]:
+    """Alpha log pi - min Q, whose mean is the loss (arXiv 1812.05905, equation 9); `used` is 0 for ignored samples."""
+    assert_shape(used, log_prob.shape[:-1])
     return -used[:, None] * soft_value(values, log_prob, alpha)
 
 
-def temperature_losses(log_alpha: Array, log_prob: Array, target_entropy: float, used: Array) -> Array:
-    """Alpha (- log pi - H), float32[N, A]; minimising its mean raises alpha where the entropy is below H.
+def temperature_losses(
+    log_alpha: Float32[Array, "N"], log_prob: Float32[Array, "N A"], target_entropy: float, used: Float32[Array, "N"]
+) -> Float32[Array, "N A"]:
+    """Alpha (- log pi - H), whose mean is the loss: it raises alpha where the entropy is below H.
 
-    log_alpha [N], log_prob [N, A], used [N] (arXiv 1812.05905, equation 18).
+    Equation 18 of arXiv 1812.05905.
     """
+    assert_shape([log_alpha, used], log_prob.shape[:-1])
     return used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy)
 
 
@@ -57,9 +66,9 @@ class SacParameters:
         shown: {name: float32[]}, metrics of the actor's last step.
     """
 
-    actor: Any
-    critic: Any
-    target_critic: Any
+    actor: Params
+    critic: Params
+    target_critic: Params
     log_alpha: Array
     actor_optimizer: Any
     critic_optimizer: Any
@@ -192,7 +201,7 @@ class Sac(OffPolicy):
     def _unit(self) -> bool:
         return (self._box.low, self._box.high) == (-1.0, 1.0)
 
-    def _noise(self, key: Array, number: int) -> Array:
+    def _noise(self, key: Key, number: int) -> Array:
         """Return normal noise [number, 2, A, n] for the target's actions and for the actor's."""
         return jax.random.normal(key, (number, 2, self.spec.num_agents, self._actions))
 
@@ -217,7 +226,7 @@ class Sac(OffPolicy):
             dtype=self.layout.compute_dtype,
         )
 
-    def gaussian(self, actor: Any, observation: Array) -> tuple[Array, Array]:
+    def gaussian(self, actor: Params, observation: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
         mean, raw = jnp.split(self.actor_net.apply(actor, self._flat(observation)), 2, axis=-1)
         half = (self.log_std_max - self.log_std_min) / 2
@@ -225,7 +234,7 @@ class Sac(OffPolicy):
 
     # Protocol
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks and temperatures, or those of `inputs`, fresh optimizers, an empty replay."""
         if inputs is None:
             log_alpha = jnp.full(self.spec.num_tasks, math.log(self.initial_alpha), jnp.float32)
@@ -243,16 +252,16 @@ class Sac(OffPolicy):
         )
         return AlgoState(params, self._empty_replay())
 
-    def weights(self, state: AlgoState) -> Any:
+    def weights(self, state: AlgoState) -> Params:
         """Return the networks and temperatures for `init(inputs=...)`."""
         return {name: getattr(state.replicated, name) for name in ("actor", "critic", "log_alpha")}
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """Return the actor's parameters."""
         return state.replicated.actor
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Sample actions from the policy, uniform ones in the random phase; "greedy" takes tanh(mean)."""
         mean, log_std = self.gaussian(policy, timestep.observation)
@@ -263,7 +272,7 @@ class Sac(OffPolicy):
             per_call = self.update_interval * self.layout.num_envs
             random = total(progress.env_steps) < self._steps_before + self._random_calls * per_call
 
-        def one(mean: Array, log_std: Array, key: Array) -> Array:
+        def one(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
             action, _ = distributions.squashed_normal(mean, log_std, jax.random.normal(key_noise, mean.shape))
             if random is None:
@@ -374,5 +383,5 @@ class Sac(OffPolicy):
         values = self.values(params.target_critic, observation, action)
         return self._returns(sample, soft_value(values, log_prob, alpha))
 
-    def _taken_values(self, critic: Any, sample: dict[str, Array]) -> Array:
+    def _taken_values(self, critic: Params, sample: dict[str, Array]) -> Array:
         return self.values(critic, sample["observation"], sample["action"])

@@ -21,6 +21,8 @@ from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, Upstr
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters
+from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
@@ -34,13 +36,17 @@ TEACHES = (
 )  # fmt: skip
 
 
-def agreement(action: Array, mean: Array, deviation: Array) -> Array:
-    """Rho, exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2), float32[...] of [..., n]; 1 at the teacher's own action."""
+def agreement(
+    action: Float32[Array, "*batch n"], mean: Float32[Array, "*batch n"], deviation: Float32[Array, "*batch n"]
+) -> Float32[Array, "*batch"]:
+    """Rho, exp(-1/2 sum_i ((a_i - mu_i) / sigma_i)^2); 1 at the teacher's own action."""
+    assert_equal_shape([action, mean, deviation])
     return jnp.exp(-0.5 * jnp.sum(jnp.square((action - mean) / deviation), axis=-1))
 
 
-def teacher_weight_schedule(step: Array, constant_until: float, end: float) -> Array:
+def teacher_weight_schedule(step: Float32[Array, ""], constant_until: float, end: float) -> Float32[Array, ""]:
     """Weight of the teacher's bonus at an environment step: 1 until `constant_until`, then linear to 0 at `end`."""
+    assert_rank(step, 0)
     return jnp.clip((end - step) / (end - constant_until), 0.0, 1.0)
 
 
@@ -48,7 +54,7 @@ def teacher_weight_schedule(step: Array, constant_until: float, end: float) -> A
 class StudentParameters(SacParameters):
     """SAC's parameters, and the teacher's, which are fixed; () without one."""
 
-    teacher: Any
+    teacher: Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +207,7 @@ class Student(Sac):
 
     # Protocol
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return a fresh student of the one teacher in `inputs["teacher"]` (its weights).
 
         Without inputs the teacher is untrained, which is enough for the shapes of the state.
@@ -215,16 +221,16 @@ class Student(Sac):
         own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
         return AlgoState(StudentParameters(**own, teacher=teacher), state.sharded)
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """Return the parameters of the actor and of the teacher."""
         return {"actor": state.replicated.actor, "teacher": state.replicated.teacher}
 
-    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Any:
+    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the teacher's window."""
         return () if self.teacher_algo is None else self.teacher_algo.init_carry(policy, timestep, indices)
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Act as SAC; in training compute the teacher's agreement, and let it act in the first episodes if wanted.
 
@@ -260,7 +266,7 @@ class Student(Sac):
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
@@ -278,7 +284,7 @@ class Student(Sac):
             wanted = sample["mu"][:, 0], sample["log_std"][:, 0]
             return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
 
-        def update(carry: Any, key: Array) -> Any:
+        def update(carry: Any, key: Key) -> Any:
             actor, optimizer = carry
             index, weight = drawing._sample_index(ring, key, jnp.float32(0))
             batch = self._gather(ring, index)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
+from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions, networks
 
 
@@ -39,7 +40,7 @@ class ActorCritic:
     critic: Any
     dueling: bool
 
-    def values(self, critic: Any, critic_input: Array) -> Array:
+    def values(self, critic: Params, critic_input: Array) -> Array:
         """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
         out: Array = self.critic.apply(critic, critic_input)
         if not self.dueling:
@@ -49,7 +50,7 @@ class ActorCritic:
 
 
 def sample_sequentially(
-    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Array, greedy: bool
+    spec: EnvSpec, timestep: TimeStep, action_probs: Array, keys: Key, greedy: bool
 ) -> tuple[Array, dict[str, Array]]:
     """Select the actions of a team one agent after another, so that a mask may depend on earlier actions.
 
@@ -67,7 +68,7 @@ def sample_sequentially(
     if action_mask is None:
         action_mask = jnp.ones(action_probs.shape, bool)
 
-    def one(mask_state: Any, open_: Array, action_probs: Array, key: Array) -> tuple[Array, Any]:
+    def one(mask_state: Any, open_: Array, action_probs: Array, key: Key) -> tuple[Array, Any]:
         agents = spec.num_agents
         chosen, masks, log_probs = jnp.zeros(agents, jnp.int32), [], []
         for agent in range(agents):

@@ -13,17 +13,20 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, start_statistics, update_statistics, where
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
+from jaxrl.common.types import Key, PolicyParams
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
-Policy = Callable[[Any, Any, BatchState, TimeStep, Array], tuple[Array, Any]]
+Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], tuple[Array, Any]]
 
 
 def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+    def policy(
+        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
+    ) -> tuple[Array, Any]:
         action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
         return action, memory
 
@@ -35,7 +38,7 @@ def scripted_names(env: BatchedEnvironment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("random", *env.env.baselines)))
 
 
-def uniform(env: Any, state: Any, timestep: TimeStep, key: Array) -> Array:
+def uniform(env: Any, state: Any, timestep: TimeStep, key: Key) -> Array:
     """Act at random in an environment without its own "random": allowed actions agent by agent, or uniform in a box."""
     action, agents = env.spec.action, env.spec.num_agents
     if not isinstance(action, Discrete):
@@ -57,7 +60,9 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+    def policy(
+        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
+    ) -> tuple[Array, Any]:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
         return action, memory
 
@@ -67,7 +72,9 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+    def policy(
+        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
+    ) -> tuple[Array, Any]:
         index, params = params
 
         def branch(one: Policy) -> Policy:
@@ -95,11 +102,13 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array) -> tuple[Array, Any]:
+    def policy(
+        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
+    ) -> tuple[Array, Any]:
         own, (k, others) = params
         action, memory = first(own, memory, state, timestep, keys)
 
-        def branch(opponent: Opponent, params: Any) -> Callable[[], Array]:
+        def branch(opponent: Opponent, params: PolicyParams) -> Callable[[], Array]:
             def act() -> Array:
                 seen, opponent_keys = opponent.see(state)
                 return opponent.policy(params, (), state, seen, opponent_keys)[0].astype(action.dtype)
@@ -135,10 +144,10 @@ class Evaluator:
     episodes: int
     mesh: Mesh
     chunk: int = 0
-    init_carry: Callable[[Any, TimeStep, Array], Any] = lambda params, timestep, indices: ()
+    init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
 
     def _fly(
-        self, params: Any, indices: Array, seed_key: Array, context: Any, see: Callable[..., Any]
+        self, params: PolicyParams, indices: Array, seed_key: Key, context: Any, see: Callable[..., Any]
     ) -> tuple[Any, Array]:
         """Return `see` (state, time step, statistics) at all time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
         spec = self.env.spec
@@ -183,7 +192,7 @@ class Evaluator:
             task = {"task": timestep.task.astype(jnp.float32)} if self.env.spec.num_tasks > 1 else {}
             return values(statistics) | task
 
-        def rollout(params: Any, key: Array, context: Any) -> dict[str, Array]:
+        def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, Array]:
             indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
 
             def part(indices: Array) -> dict[str, Array]:
@@ -207,7 +216,7 @@ class Evaluator:
         def see(state: BatchState, timestep: TimeStep, statistics: EpisodeStatistics) -> Any:
             return state.env, timestep, values(statistics)
 
-        def rollout(params: Any, key: Array, context: Any, index: Array) -> Any:
+        def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
                 seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
@@ -232,7 +241,7 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
     return found
 
 
-def held_out_key(seed: int, stream: str) -> Array:
+def held_out_key(seed: int, stream: str) -> Key:
     """Return the root key of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
     return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
 

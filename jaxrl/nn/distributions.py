@@ -6,54 +6,65 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from jaxrl.common.shapes import Bool, Float, Float32, Int32, assert_equal_shape, assert_rank, assert_shape
+from jaxrl.common.types import Key
 
 
-def epsilon_mix(logits: Array, epsilon: Array | float) -> Array:
-    """Mix in uniform exploration: (1 - epsilon) softmax(logits) + epsilon / n, float32[..., n]."""
+def epsilon_mix(logits: Float32[Array, "*batch n"], epsilon: Float32[Array, ""] | float) -> Float32[Array, "*batch n"]:
+    """Mix in uniform exploration: (1 - epsilon) softmax(logits) + epsilon / n."""
+    assert_rank(epsilon, 0)
     return (1 - epsilon) * jax.nn.softmax(logits) + epsilon / logits.shape[-1]
 
 
-def apply_action_mask(probabilities: Array, mask: Array) -> Array:
-    """Return the probabilities of the allowed actions, renormalised; `mask` bool[..., n] has a True."""
+def apply_action_mask(
+    probabilities: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"]
+) -> Float32[Array, "*batch n"]:
+    """Return the probabilities of the allowed actions, renormalised; each row of `mask` has a True."""
+    assert_equal_shape([probabilities, mask])
     allowed = jnp.where(mask, probabilities, 0.0)
     return allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-8)
 
 
-def sample(key: Array, probabilities: Array) -> Array:
-    """Sample an index int32[] from probabilities[n]; zeros are never drawn (Gumbel-max)."""
+def sample(key: Key, probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:
+    """Sample an index; zeros are never drawn (Gumbel-max)."""
+    assert_rank(probabilities, 1)
     noise = jax.random.gumbel(key, probabilities.shape)
     logits = jnp.where(probabilities > 0, jnp.log(jnp.maximum(probabilities, 1e-30)), -jnp.inf)
     return jnp.argmax(logits + noise).astype(jnp.int32)
 
 
-def entropy(probabilities: Array) -> Array:
-    """Return the entropy in nats, float32[...]; 0 log 0 = 0."""
+def entropy(probabilities: Float32[Array, "*batch n"]) -> Float32[Array, "*batch"]:
+    """Return the entropy in nats; 0 log 0 = 0."""
     return -jnp.sum(probabilities * jnp.log(jnp.maximum(probabilities, 1e-30)), axis=-1)
 
 
-def select_action_value(values: Array, action: Array) -> Array:
-    """Return values[..., n] at action int32[...], by comparison instead of a gather."""
+def select_action_value(values: Float[Array, "*batch n"], action: Int32[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return the values at the actions, by comparison instead of a gather."""
+    assert_shape(action, values.shape[:-1])
     index = jax.lax.broadcasted_iota(action.dtype, values.shape, values.ndim - 1)
     return jnp.sum(jnp.where(action[..., None] == index, values, 0), axis=-1)
 
 
-def squashed_normal(mean: Array, log_std: Array, noise: Array) -> tuple[Array, Array]:
+def squashed_normal(
+    mean: Float32[Array, "*batch d"], log_std: Float32[Array, "*batch d"], noise: Float32[Array, "*batch d"]
+) -> tuple[Float32[Array, "*batch d"], Float32[Array, "*batch"]]:
     """Return a sample a = tanh(mean + exp(log_std) noise) in (-1, 1) and its log-density.
 
     The density of a squashed component is that of the Gaussian over 1 - a^2; the 1e-6 that is added to it keeps the
     logarithm finite where tanh rounds to 1, at a cost of 1e-6 / (1 - a^2) elsewhere.
 
     Args:
-        mean: float32[..., d].
-        log_std: float32[..., d].
-        noise: float32[..., d], standard normal.
+        mean: before squashing.
+        log_std: logarithm of the standard deviation before squashing.
+        noise: standard normal.
 
     Returns:
-        action float32[..., d], log-density float32[...].
+        action, log-density.
 
     References:
         Haarnoja et al. 2018, "Soft Actor-Critic", arXiv 1801.01290, appendix C, equation 21.
     """
+    assert_equal_shape([mean, log_std, noise])
     action = jnp.tanh(mean + jnp.exp(log_std) * noise)
     normal = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi)
     return action, jnp.sum(normal - jnp.log(jnp.maximum(1 - jnp.square(action), 0.0) + 1e-6), axis=-1)

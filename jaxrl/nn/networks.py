@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from jaxrl.common.types import Key
 
 Initialiser = Callable[..., Array]
 
@@ -15,7 +16,7 @@ Initialiser = Callable[..., Array]
 def torch_uniform(fan_in: int) -> Initialiser:
     """Uniform in +/- 1 / sqrt(fan-in), PyTorch's default for weights and biases alike."""
 
-    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         bound = fan_in**-0.5
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
@@ -25,7 +26,7 @@ def torch_uniform(fan_in: int) -> Initialiser:
 def he_normal(fan_in: int) -> Initialiser:
     """Normal with variance 2 / fan-in (He et al. 2015, equation 10)."""
 
-    def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         return jax.random.normal(key, shape, dtype) * (2.0 / fan_in) ** 0.5
 
     return init

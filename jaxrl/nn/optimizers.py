@@ -9,6 +9,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from envs_jax.base import Array
+from jaxrl.common.types import Params
 
 BETA1, BETA2 = 0.9, 0.999  # Adam's
 
@@ -23,7 +24,7 @@ def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTra
         Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
     """
 
-    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradient: Any, state: Any, params: Params = None) -> tuple[Any, Any]:
         del params
         count = optax.safe_increment(state.count)
         t = count.astype(jnp.float32)
@@ -38,8 +39,8 @@ def adam(epsilon: float = 1e-8, max_grad_norm: float = 0.0) -> optax.GradientTra
 
 
 def apply_gradients(
-    optimizer: optax.GradientTransformation, gradient: Any, params: Any, state: Any, rate: Array | float
-) -> tuple[Any, Any]:
+    optimizer: optax.GradientTransformation, gradient: Any, params: Params, state: Any, rate: Array | float
+) -> tuple[Params, Any]:
     """Apply one step of an optimizer with learning rate 1, scaled by `rate`; return parameters and optimizer state."""
     with jax.numpy_dtype_promotion("standard"):  # optax mixes Python floats with int32 counters
         step, state = optimizer.update(gradient, state, params)

@@ -4,16 +4,17 @@ from typing import Any
 
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import Progress
+from jaxrl.common.types import PolicyParams
 
 
 class PoolEnvironment(BatchedEnvironment):
     """A batched environment that keeps a pool and reads it from its context."""
 
-    def init_pool(self, policy_params: Any) -> Any:
+    def init_pool(self, policy_params: PolicyParams) -> Any:
         """Return the pool at the start: a pytree that is the same on all devices."""
         raise NotImplementedError
 
-    def update_pool(self, pool: Any, policy_params: Any, progress: Progress) -> Any:
+    def update_pool(self, pool: Any, policy_params: PolicyParams, progress: Progress) -> Any:
         """Return the pool after an iteration."""
         raise NotImplementedError
 
@@ -22,12 +23,12 @@ class PoolEnvironment(BatchedEnvironment):
         raise NotImplementedError
 
 
-def init(env: BatchedEnvironment, policy_params: Any) -> Any:
+def init(env: BatchedEnvironment, policy_params: PolicyParams) -> Any:
     """Return the pool at the start, () where the environment keeps none."""
     return env.init_pool(policy_params) if isinstance(env, PoolEnvironment) else ()
 
 
-def update(env: BatchedEnvironment, pool: Any, policy_params: Any, progress: Progress) -> Any:
+def update(env: BatchedEnvironment, pool: Any, policy_params: PolicyParams, progress: Progress) -> Any:
     """Return the pool after an iteration."""
     return env.update_pool(pool, policy_params, progress) if isinstance(env, PoolEnvironment) else pool
 

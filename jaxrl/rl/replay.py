@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, pytree
+from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_rank, assert_shape
+from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
 
 Floats = Literal["auto", "float16", "float32"]
@@ -131,6 +133,7 @@ def create(
 
 def ends(terminated: Array, truncated: Array) -> Array:
     """Encode ends as in `Replay.end`, uint8[...]."""
+    assert_equal_shape([terminated, truncated])
     return jnp.where(terminated, TERMINATED, jnp.where(truncated, TRUNCATED, CONTINUES)).astype(jnp.uint8)
 
 
@@ -154,6 +157,7 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
 
     def place(ring: Array, rows: Array) -> Array:
         rows = rows.reshape(rows.shape[0], shards, envs, *rows.shape[2:]).swapaxes(0, 1).astype(ring.dtype)
+        assert_shape(rows, (shards, None, envs, *ring.shape[3:]))
         return ring.at[:, slots[: rows.shape[1]]].set(rows, unique_indices=True)
 
     priorities = replay.priorities
@@ -174,7 +178,7 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
 # One shard
 
 
-def sample_uniform(key: Array, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
+def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
     """Sample first rows of windows, uniformly and with replacement.
 
     Rows that end an episode are drawn again, at most `TRIES` times; if all draws fail the sample has weight 0.
@@ -190,6 +194,7 @@ def sample_uniform(key: Array, end: Array, head: Array, filled: Array, number: i
     Returns:
         index int32[m] into rows times environments; weight float32[m], 1 or 0.
     """
+    assert_rank([end, head, filled], [2, 0, 0])
     size, envs = end.shape
     draw = jax.random.randint(key, (TRIES, number), 0, jnp.maximum(filled - n_step + 1, 1) * envs)
     index = (head - n_step - draw // envs) % size * envs + draw % envs
@@ -201,7 +206,7 @@ def sample_uniform(key: Array, end: Array, head: Array, filled: Array, number: i
 
 
 def sample_prioritized(
-    key: Array, priority: Array, head: Array, filled: Array, number: int, n_step: int, beta: Array
+    key: Key, priority: Array, head: Array, filled: Array, number: int, n_step: int, beta: Array
 ) -> tuple[Array, Array]:
     """Sample first rows of windows in proportion to priority, one from each of m equal shares of the total.
 
@@ -220,6 +225,7 @@ def sample_prioritized(
     References:
         Schaul et al. 2016, arXiv 1511.05952, section 3.3 (proportional variant), section 3.4 (weights).
     """
+    assert_rank([priority, head, filled, beta], [2, 0, 0, 0])
     size, envs = priority.shape
     key_row, key_env = jax.random.split(key)
     age = (head - jnp.arange(size)) % size
@@ -241,6 +247,7 @@ def sample_prioritized(
 
 def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     """Return the windows of ONE shard (leaves [R, E, ...]) that start at index int32[m]."""
+    assert_rank([index, replay.end], [1, 2])
     size, envs = replay.end.shape
     row, env = index // envs, index % envs
 
@@ -264,6 +271,7 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
 
 def gather_window(rows: Array, index: Array, steps: int) -> Array:
     """Return [m, steps, ...]: the next rows of ONE shard's leaf [R, E, ...], from index int32[m] inclusive."""
+    assert_rank(index, 1)
     size, envs = rows.shape[:2]
     places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
     return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
@@ -274,6 +282,7 @@ def set_priorities(priorities: Priorities, index: Array, error: Array, weight: A
 
     For samples drawn twice the larger error counts, so that the result does not depend on the order of writes.
     """
+    assert_equal_shape([index, error, weight])
     flat, used = priorities.priority.reshape(-1), weight > 0
     new = jnp.where(used, (jnp.abs(error) + 1e-6) ** alpha, 0.0)
     index = jnp.where(used, index, flat.shape[0])  # out of range: dropped
@@ -290,20 +299,23 @@ def _going(end: Array) -> Array:
     return jnp.cumsum(before, axis=-1, dtype=jnp.int32) == 0
 
 
-def n_step_return(reward_t: Array, end_t: Array, gamma: float) -> tuple[Array, Array]:
+def n_step_return(
+    reward_t: Float32[Array, "n A"], end_t: UInt8[Array, "n"], gamma: float
+) -> tuple[Float32[Array, "A"], Float32[Array, ""]]:
     """Return the sum of discounted rewards up to n steps or the episode's end, and the discount of the value after it.
 
     Args:
-        reward_t: float32[n, A].
-        end_t: uint8[n].
+        reward_t: rewards after the first row.
+        end_t: as in `Replay.end`.
         gamma: discount.
 
     Returns:
-        return float32[A]; discount float32[], gamma^k after k steps, 0 where the episode terminated.
+        return; discount, gamma^k after k steps, 0 where the episode terminated.
 
     References:
         Sutton and Barto, Reinforcement Learning, 2nd edition, equation 7.1, cut at the end of an episode.
     """
+    assert_shape(reward_t, (*end_t.shape, None))
     going = _going(end_t)
     powers = jnp.asarray(np.float32(gamma) ** np.arange(len(end_t), dtype=np.float32))
     terminated = jnp.any(going & (end_t == TERMINATED))

@@ -4,23 +4,31 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from jaxrl.common.shapes import Bool, Float32, assert_equal_shape, assert_rank
 
 
-def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t: Array) -> Array:
+def lambda_returns(
+    reward_t: Float32[Array, "T"],
+    discount_t: Float32[Array, "T"],
+    value_t: Float32[Array, "T"],
+    lambda_t: Float32[Array, "T"],
+) -> Float32[Array, "T"]:
     """TD(lambda) targets, y_{t-1} = r_t + d_t [(1 - lambda_t) v_t + lambda_t y_t], with y_T = v_T after the last step.
 
     Args:
-        reward_t: float32[T], reward after each step.
-        discount_t: float32[T], gamma, or 0 where the episode terminated.
-        value_t: float32[T], value of the state after each step.
-        lambda_t: float32[T], lambda, or 0 where the sequence is cut (a truncated episode).
+        reward_t: reward after each step.
+        discount_t: gamma, or 0 where the episode terminated.
+        value_t: value of the state after each step.
+        lambda_t: lambda, or 0 where the sequence is cut (a truncated episode).
 
     Returns:
-        float32[T], target of each step.
+        target of each step.
 
     References:
         Sutton and Barto, Reinforcement Learning, 2nd edition, equation 12.18, in recursive form.
     """
+    assert_rank(reward_t, 1)
+    assert_equal_shape([reward_t, discount_t, value_t, lambda_t])
 
     def backward(target: Array, row: tuple[Array, ...]) -> tuple[Array, Array]:
         reward, discount, value, lambda_ = row
@@ -32,24 +40,31 @@ def lambda_returns(reward_t: Array, discount_t: Array, value_t: Array, lambda_t:
 
 
 def ipp_marl_targets(
-    reward_t: Array, done_t: Array, value_tm1: Array, gamma: float, lambda_: float, longest: int
-) -> tuple[Array, Array]:
+    reward_t: Float32[Array, "K"],
+    done_t: Bool[Array, "K"],
+    value_tm1: Float32[Array, "K"],
+    gamma: float,
+    lambda_: float,
+    longest: int,
+) -> tuple[Float32[Array, "K"], Float32[Array, "K"]]:
     """Return the targets that dmar-bonn/ipp-marl computes for one agent's row of episodes, for comparison.
 
     They differ from TD(lambda): the first step of every episode but the first gets 0, the full return enters with
     the wrong weight, and the last bootstrap of an episode reads the next episode's first state.
 
     Args:
-        reward_t: float32[K], reward after each step; several whole episodes in a row.
-        done_t: bool[K], the episode ended with this step.
-        value_tm1: float32[K], target network's value of the action taken in each state.
+        reward_t: reward after each step; several whole episodes in a row.
+        done_t: the episode ended with this step.
+        value_tm1: target network's value of the action taken in each state.
         gamma: discount.
         lambda_: mixing of n-step returns.
         longest: steps of the longest episode.
 
     Returns:
-        targets float32[K], discounted returns float32[K].
+        targets, discounted returns.
     """
+    assert_rank(reward_t, 1)
+    assert_equal_shape([reward_t, done_t, value_tm1])
     steps = reward_t.shape[0]
     t = jnp.arange(steps)
     end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each episode

@@ -21,6 +21,7 @@ from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Progress
+from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.opponent_pool import PoolEnvironment
 
 
@@ -43,7 +44,7 @@ class SelfPlay(PoolEnvironment):
     snapshots: int
     every: int
 
-    def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
+    def _start(self, keys: Key, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
         return self.inner._start(keys, episode, context[0])
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
@@ -62,7 +63,7 @@ class SelfPlay(PoolEnvironment):
             rounds = x.reshape(-1, players, group, *x.shape[1:])
             return jnp.swapaxes(rounds, 0, 1).reshape(players, -1, *x.shape[1:])
 
-        def act(parameters: Any, timestep: TimeStep, keys: Array) -> Array:
+        def act(parameters: PolicyParams, timestep: TimeStep, keys: Key) -> Array:
             return self.algo.act(parameters, (), timestep, keys, ended(), "sample")[0]
 
         chosen = jax.vmap(act)(parameters, *jax.tree.map(by_player, (timestep, keys)))
@@ -70,11 +71,11 @@ class SelfPlay(PoolEnvironment):
         opponents = jnp.swapaxes(rounds, 0, 1).reshape(games, *chosen.shape[2:])
         return self.inner.step_without_reset(state, jnp.concatenate([action, opponents], axis=1), own)
 
-    def init_pool(self, policy: Any) -> Any:
+    def init_pool(self, policy: PolicyParams) -> Any:
         """Return P copies of a policy, leaves [P, ...]."""
         return jax.tree.map(lambda x: jnp.repeat(x[None], self.snapshots, 0), policy)
 
-    def update_pool(self, pool: Any, policy: Any, progress: Progress) -> Any:
+    def update_pool(self, pool: Any, policy: PolicyParams, progress: Progress) -> Any:
         """Return the pool after an iteration."""
         calls = progress.learn_calls[1]  # the low word is enough for 2^32 iterations
         slot = (calls // self.every) % self.snapshots

@@ -24,6 +24,7 @@ from envs_jax.batch import (
 )
 from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
+from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
 from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, map_chunks, on_mesh, shardings, traced_once
@@ -77,12 +78,12 @@ class BlockMetrics:
     done: Array
 
 
-def key_of_env(key: Array, index: Array) -> Array:
+def key_of_env(key: Key, index: Array) -> Key:
     """Return the root key of environment `index` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 0), index)
 
 
-def key_of_iteration(key: Array, iteration: Array) -> Array:
+def key_of_iteration(key: Key, iteration: Array) -> Key:
     """Return the key of iteration `iteration` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
@@ -133,7 +134,7 @@ class Trainer:
             iterations=REPLICATED,
         )
 
-    def init(self, key: Array, inputs: Any = None) -> TrainState:
+    def init(self, key: Key, inputs: Any = None) -> TrainState:
         """Return a fresh state on the mesh; `inputs` as in `Algorithm.init`."""
         return self.make_init()(key, inputs)
 
@@ -171,7 +172,7 @@ class Trainer:
         rows = jax.eval_shape(on_mesh(first_row, self.mesh, (self.specs(),), SPLIT), self.shapes())
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
 
-    def _init(self, key: Array, inputs: Any) -> TrainState:
+    def _init(self, key: Key, inputs: Any) -> TrainState:
         key_algo, key_run = jax.random.split(key)
         progress = start()
         algo = self.layout.deterministic(self.algo.init)(key_algo, inputs)
@@ -193,13 +194,15 @@ class Trainer:
             algo, carry, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         )
 
-    def _start(self, key: Array, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
+    def _start(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
         return self.env.reset(keys, context, episode)
 
     # One iteration
 
-    def _begun(self, policy: Any, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Array) -> Any:
+    def _begun(
+        self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Key
+    ) -> Any:
         """Return the environments of `batch` at the first step of an iteration: continued or reset."""
         if not phase.restart:
             return batch
@@ -208,7 +211,7 @@ class Trainer:
         return indices, self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
     def _act(
-        self, policy: Any, carry: Any, timestep: TimeStep, indices: Array, key: Array, progress: Progress
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, indices: Array, key: Key, progress: Progress
     ) -> tuple[Array, Any, Trajectory]:
         """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
@@ -217,14 +220,14 @@ class Trainer:
 
     def _collect(
         self,
-        policy: Any,
+        policy: PolicyParams,
         context: Any,
         batch: Any,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
         iteration: Array,
-        run_key: Array,
+        run_key: Key,
     ) -> Any:
         """Roll out T steps of some environments: `batch` is (indices, carry, env, timestep, statistics)."""
         spec = self.env.spec
@@ -360,7 +363,7 @@ class Trainer:
 
     # A whole run
 
-    def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Array], Any]:
+    def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Key], Any]:
         """Return a pure function of a key: all iterations of all phases, in one program.
 
         Args:
@@ -371,7 +374,7 @@ class Trainer:
             Metrics of episodes are means over those that ended in an iteration, NaN where none did.
         """
 
-        def whole(key: Array) -> Any:
+        def whole(key: Key) -> Any:
             state, metrics = self._init(key, None), {}
             for index, (phase, number) in enumerate(zip(self.algo.phases, iterations, strict=True)):
                 if number:

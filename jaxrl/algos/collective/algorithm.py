@@ -48,6 +48,7 @@ from jaxrl.algos.collective.state import Carry, CollectiveParameters
 from jaxrl.algos.collective.transformer import TrajectoryTransformer
 from jaxrl.algos.collective.workers import RESOLVED, Experts, adopted_of, resolve_workers
 from jaxrl.algos.sac import Sac
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
@@ -283,7 +284,7 @@ class Collective(Algorithm):
 
     # Protocol
 
-    def init(self, key: Array, inputs: Any) -> AlgoState:
+    def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks and a dataset that holds only the expert datasets.
 
         `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets",
@@ -310,15 +311,15 @@ class Collective(Algorithm):
             ring = dataset.fill(ring, inputs["expert_datasets"], self.layout)
         return AlgoState(params, ring)
 
-    def weights(self, state: AlgoState) -> Any:
+    def weights(self, state: AlgoState) -> Params:
         """Return the parameters for `Networks.answer`, which a student needs too."""
         return {"encoder": state.replicated.encoder, "actor": state.replicated.actor}
 
-    def policy(self, state: AlgoState) -> Any:
+    def policy(self, state: AlgoState) -> PolicyParams:
         """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
-    def init_carry(self, policy: Any, timestep: TimeStep, indices: Array) -> Carry:
+    def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.networks.states(timestep.observation.reshape(len(indices), -1))
         return Carry(
             self.networks.first_window(state),
@@ -338,7 +339,7 @@ class Collective(Algorithm):
         )
 
     def act(
-        self, policy: Any, carry: Any, timestep: TimeStep, keys: Array, progress: Progress, mode: Mode
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
         """Select actions: in training by the phase's actor, in evaluation by the collective ("greedy": tanh(mean))."""
         memory = self.observe(carry, timestep)
@@ -383,7 +384,7 @@ class Collective(Algorithm):
         state: AlgoState,
         trajectory: Trajectory | None,
         last_timestep: TimeStep | None,
-        key: Array,
+        key: Key,
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:

@@ -17,6 +17,7 @@ import numpy as np
 from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import Window
+from jaxrl.common.types import Key
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 from jaxrl.runtime.data_parallel import DataParallel
@@ -93,14 +94,14 @@ def count_up(wanted: Array) -> Array:
     return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
 
 
-def draw(key: Array, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
+def draw(key: Key, counts: Array, number: int, layout: DataParallel) -> tuple[Array, Array]:
     """Sample rows uniformly in each shard by counts (`count_up`) int32[S, R E]: index int32[S, m], weight [S, m].
 
     The weight is 0 where there is nothing to draw.
     """
     each = number // layout.shards
 
-    def of_shard(key: Array, counts: Array) -> tuple[Array, Array]:
+    def of_shard(key: Key, counts: Array) -> tuple[Array, Array]:
         drawn = jax.random.randint(key, (each,), 0, jnp.maximum(counts[-1], 1), jnp.int32)
         index = jnp.searchsorted(counts, drawn, side="right").astype(jnp.int32)
         return jnp.minimum(index, len(counts) - 1), jnp.full(each, counts[-1] > 0, jnp.float32)

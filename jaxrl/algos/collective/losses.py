@@ -14,35 +14,48 @@ from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.transformer import CodeBatch, Window
+from jaxrl.common.shapes import Float32, Int32, assert_equal_shape, assert_rank, assert_shape
+from jaxrl.common.types import Key, Params
 
 Means = dict[str, Array]
 
 
-def distillation_loss(mean: Array, log_std: Array, mu: Array, expert_log_std: Array, weight: Array) -> Array:
-    """Distance of a squashed Gaussian from an expert's, mean over samples and action dims, float32[].
+def distillation_loss(
+    mean: Float32[Array, "N n"],
+    log_std: Float32[Array, "N n"],
+    mu: Float32[Array, "N n"],
+    expert_log_std: Float32[Array, "N n"],
+    weight: Float32[Array, "N"],
+) -> Float32[Array, ""]:
+    """Distance of a squashed Gaussian from an expert's, mean over samples and action dims.
 
     (tanh(mean) - mu)^2 + 0.2 (log_std - expert_log_std)^2 * 2 / max(2, -expert_log_std): errors in log_std count less
     where the expert is nearly deterministic.
 
-    mean, log_std: float32[N, n] before squashing; mu: float32[N, n], the expert's squashed mean; weight: float32[N].
+    mean, log_std: before squashing; mu: the expert's squashed mean.
     """
+    assert_equal_shape([mean, log_std, mu, expert_log_std])
+    assert_shape(weight, mean.shape[:-1])
     spread = 2.0 / jnp.maximum(2.0, -expert_log_std)
     error = jnp.square(jnp.tanh(mean) - mu) + 0.2 * spread * jnp.square(log_std - expert_log_std)
     return jnp.mean(weight[:, None] * error)
 
 
-def value_loss(values: Array, label: Array, weight: Array) -> Array:
-    """Sum over critics of the mean squared error, float32[]; values float32[C, N], label and weight float32[N]."""
+def value_loss(
+    values: Float32[Array, "C N"], label: Float32[Array, "N"], weight: Float32[Array, "N"]
+) -> Float32[Array, ""]:
+    """Sum over critics of the mean squared error."""
+    assert_shape([label, weight], values.shape[1:])
     return jnp.sum(jnp.mean(weight[None] * jnp.square(values - label[None]), axis=1))
 
 
-def actor_loss(networks: Networks, actor: Any, sample: dict[str, Array]) -> tuple[Array, Means]:
+def actor_loss(networks: Networks, actor: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
     """`distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
     mean, log_std = networks.gaussian(actor, sample["code"], sample["state"])
     return distillation_loss(mean, log_std, sample["mu"], sample["log_std"], sample["weight"]), {}
 
 
-def critic_loss(networks: Networks, critic: Any, sample: dict[str, Array]) -> tuple[Array, Means]:
+def critic_loss(networks: Networks, critic: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
     """`value_loss` of labelled steps; sample: {"code", "state", "action", "value", "weight"} [N, ...]."""
     values = networks.values(critic, sample["code"], sample["state"], sample["action"])
     return value_loss(values, sample["value"], sample["weight"]), {}
@@ -64,12 +77,12 @@ class EncoderLoss:
     contrast_weight: float
     temperature: float
 
-    def __call__(self, encoder: Any, sample: dict[str, Any], training: bool = True) -> tuple[Array, Means]:
+    def __call__(self, encoder: Params, sample: dict[str, Any], training: bool = True) -> tuple[Array, Means]:
         """Loss of sample {"window", "task", "key", "weight"} [N, ...]; weight 0 marks an invalid window."""
         net = self.networks.encoder
         dropping = training and net.dropout > 0
 
-        def view(key: Array, window: Window) -> tuple[Array, Window, Window]:
+        def view(key: Key, window: Window) -> tuple[Array, Window, Window]:
             key_mask, key_dropout = jax.random.split(key)
             hidden, masked = transformer.mask_tokens(key_mask, window)
             out: Any = net.apply(encoder, hidden, dropping, rngs={"dropout": key_dropout} if dropping else None)
@@ -87,7 +100,7 @@ class EncoderLoss:
         contrast = transformer.contrastive_loss(views[0], *self.all_gather(views[1]), self.temperature)
         return error + self.contrast_weight * contrast, {"reconstruction": error, "contrast": contrast}
 
-    def check(self, encoder: Any, sample: dict[str, Any]) -> tuple[Array, Means]:
+    def check(self, encoder: Params, sample: dict[str, Any]) -> tuple[Array, Means]:
         """Return the loss without dropout, and the share of windows whose nearest neighbour has the same task.
 
         sample: as above, of held-out windows, and {"known", "known_task", "known_weight"}, as many of the others.
@@ -102,12 +115,17 @@ class EncoderLoss:
 
 
 def neighbour_accuracy(
-    known: Array, known_task: Array, asked: Array, task: Array, known_weight: Array, weight: Array
-) -> Array:
-    """Share of codes float32[N, c] whose nearest known code float32[M, c] (by cosine) has the same task int32[N].
-
-    Codes with weight 0 are ignored.
-    """
+    known: Float32[Array, "M c"],
+    known_task: Int32[Array, "M"],
+    asked: Float32[Array, "N c"],
+    task: Int32[Array, "N"],
+    known_weight: Float32[Array, "M"],
+    weight: Float32[Array, "N"],
+) -> Float32[Array, ""]:
+    """Share of asked codes whose nearest known code (by cosine) has the same task; codes with weight 0 are ignored."""
+    assert_rank([known, asked], 2)
+    assert_shape([known_task, known_weight], known.shape[:1])
+    assert_shape([task, weight], asked.shape[:1])
     known, asked = (code * jax.lax.rsqrt(jnp.sum(code**2, -1, keepdims=True) + 1e-12) for code in (known, asked))
     nearest = jnp.argmax(jnp.where(known_weight > 0, asked @ known.T, -jnp.inf), axis=-1)
     correct = (known_task[nearest] == task).astype(jnp.float32)

@@ -4,7 +4,6 @@ Layout letters: N samples, D observation dims, s state dims, n action dims, c co
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import numpy as np
 from envs_jax.base import Array
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.networks import MLP
 
 
@@ -36,7 +36,7 @@ class Networks:
     entries: tuple[int, ...]
     log_std: tuple[float, float]
 
-    def init(self, key: Array) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Params]:
         """Return fresh "encoder", "actor" and "critic", the latter's leaves [C, ...]."""
         key_encoder, key_actor, key_critic = jax.random.split(key, 3)
         sizes = (self.encoder.code, self.encoder.states, self.encoder.actions)
@@ -58,23 +58,23 @@ class Networks:
         """Return the window [N, ...] at an episode's first state float32[N, s]."""
         return transformer.first_window(state, self.encoder.actions, self.encoder.steps)
 
-    def codes(self, encoder: Any, window: Window) -> Array:
+    def codes(self, encoder: Params, window: Window) -> Array:
         """Return the task codes float32[N, c] of windows [N, ...]."""
         return jax.vmap(lambda one: self.encoder.apply(encoder, one)[0])(window)
 
-    def gaussian(self, actor: Any, code: Array, state: Array) -> tuple[Array, Array]:
+    def gaussian(self, actor: Params, code: Array, state: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, n], of codes [N, c] and states [N, s]."""
         inputs = jnp.concatenate([code, state], axis=-1)
         mean, raw = jnp.split(jnp.asarray(self.actor.apply(actor, inputs)), 2, axis=-1)
         low, high = self.log_std
         return mean, low + (high - low) / 2 * (jnp.tanh(raw) + 1)
 
-    def values(self, critic: Any, code: Array, state: Array, action: Array) -> Array:
+    def values(self, critic: Params, code: Array, state: Array, action: Array) -> Array:
         """Q float32[C, N]."""
         inputs = jnp.concatenate([code, state, action], axis=-1)
         return jax.vmap(lambda params: jnp.asarray(self.critic.apply(params, inputs))[:, 0])(critic)
 
-    def action_distribution(self, policy: Any, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
+    def action_distribution(self, policy: PolicyParams, window: Window, zero_code: bool = False) -> tuple[Array, Array]:
         """Return the policy's Gaussian before squashing, mean and log standard deviation, each float32[N, n].
 
         Args:

@@ -13,6 +13,7 @@ from jaxrl.algos.collective import dataset
 from jaxrl.algos.collective.losses import Means
 from jaxrl.algos.collective.networks import Networks
 from jaxrl.algos.collective.state import CollectiveParameters
+from jaxrl.common.types import Key
 from jaxrl.nn import optimizers
 from jaxrl.rl.replay import Replay
 from jaxrl.runtime.data_parallel import DataParallel
@@ -43,7 +44,7 @@ class Stage:
     optimizer: optax.GradientTransformation
 
     def train(
-        self, layout: DataParallel, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Array
+        self, layout: DataParallel, params: CollectiveParameters, batch: Callable[[Array], Any], keys: Key
     ) -> tuple[CollectiveParameters, Means]:
         """Take one optimizer step per key, on the network as a vector; return parameters and metrics float32[updates].
 
@@ -59,7 +60,7 @@ class Stage:
             new = optimizers.apply_gradients(self.optimizer, gradient, vector, opt_state, rate)
             return *new, optimizers.norm(gradient)
 
-        def update(carry: Any, key: Array) -> Any:
+        def update(carry: Any, key: Key) -> Any:
             vector, opt_state = carry
             gradient, (value, means) = layout.gradient(of_vector, vector, batch(key))
             vector, opt_state, norm = layout.deterministic(step)(gradient, vector, opt_state)
@@ -85,7 +86,7 @@ def fit(
     params: CollectiveParameters,
     ring: Replay,
     coded: Array,
-    key: Array,
+    key: Key,
     updates: int,
 ) -> tuple[CollectiveParameters, Means]:
     """Update actor or critics on labelled steps with a code; also return their error on held-out ones.
@@ -94,7 +95,7 @@ def fit(
     """
     usable, held_out = dataset.usable(ring) & coded, ring.action["held_out"]
 
-    def batch(key: Array, counts: Array) -> dict[str, Array]:
+    def batch(key: Key, counts: Array) -> dict[str, Array]:
         index, weight = dataset.draw(key, counts, stage.batch_size, layout)
         return dataset.samples(ring, index, networks.states) | {"weight": weight}
 
@@ -114,7 +115,7 @@ def fit_encoder(
     params: CollectiveParameters,
     ring: Replay,
     check: Callable[[Any, Any], tuple[Array, Means]],
-    key: Array,
+    key: Key,
     updates: int,
 ) -> tuple[CollectiveParameters, Means]:
     """Update the transformer on full windows of training episodes; also return `check` of held-out ones."""
@@ -124,7 +125,7 @@ def fit_encoder(
     # InfoNCE compares the windows of a batch: all of them (in exact mode those of a logical shard)
     layout = dataclasses.replace(layout, learn_chunk=0)
 
-    def batch(key: Array, counts: Array) -> dict[str, Any]:
+    def batch(key: Key, counts: Array) -> dict[str, Any]:
         key_rows, key_noise = jax.random.split(key)
         index, weight = dataset.draw(key_rows, counts, stage.batch_size, layout)
         keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))

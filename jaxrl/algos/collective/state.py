@@ -5,6 +5,7 @@ from typing import Any
 
 from envs_jax.base import Array, pytree
 from jaxrl.algos.collective.transformer import Window
+from jaxrl.common.types import Params
 
 
 @pytree
@@ -20,20 +21,20 @@ class CollectiveParameters:
         coded: int32[], rows of the dataset already encoded by the trained transformer.
     """
 
-    workers: Any
-    encoder: Any
-    actor: Any
-    critic: Any
+    workers: Params
+    encoder: Params
+    actor: Params
+    critic: Params
     encoder_optimizer: Any
     actor_optimizer: Any
     critic_optimizer: Any
     coded: Array
 
-    def learner(self, network: str) -> tuple[Any, Any]:
+    def learner(self, network: str) -> tuple[Params, Any]:
         """Return a network's parameters and optimizer state."""
         return getattr(self, network), getattr(self, f"{network}_optimizer")
 
-    def with_learner(self, network: str, params: Any, opt_state: Any) -> "CollectiveParameters":
+    def with_learner(self, network: str, params: Params, opt_state: Any) -> "CollectiveParameters":
         """Return a copy with another network."""
         return dataclasses.replace(self, **{network: params, f"{network}_optimizer": opt_state})
 

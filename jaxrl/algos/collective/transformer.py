@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, pytree
+from jaxrl.common.types import Key
 from jaxrl.nn.networks import torch_uniform
 
 
@@ -81,7 +82,7 @@ def contrastive_loss(first: CodeBatch, second: CodeBatch, begin: Array | int = 0
 
 
 def mask_tokens(
-    key: Array, window: Window, masked: float = 0.15, random: float = 0.1, kept: float = 0.1
+    key: Key, window: Window, masked: float = 0.15, random: float = 0.1, kept: float = 0.1
 ) -> tuple[Window, Window]:
     """Return a view of ONE window with some tokens masked.
 

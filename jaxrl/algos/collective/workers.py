@@ -15,6 +15,7 @@ from envs_jax.base import Array, EnvSpec, TimeStep
 from jaxrl.algos.base import Trajectory, UpstreamRun, read_resolved
 from jaxrl.algos.collective import dataset
 from jaxrl.algos.sac import Sac
+from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
@@ -141,16 +142,16 @@ class Experts:
         """Return the task of each time step, int32[...]."""
         return timestep.task if self.tasks > 1 else jnp.zeros(timestep.first.shape, jnp.int32)
 
-    def act(self, actors: Any, timestep: TimeStep, noise: Array) -> Array:
+    def act(self, actors: Params, timestep: TimeStep, noise: Array) -> Array:
         """Sample actions float32[B, n] from the worker of each step's task; noise [B, n]."""
         mean, log_std = jax.vmap(lambda params: self.worker.gaussian(params, timestep.observation))(actors)
         mean, log_std = (_of_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
-    def label_observations(self, workers: Any, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
+    def label_observations(self, workers: Params, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
         """Return the labels by each task's worker for observations [N, D], leaves float32[N, ...]; noise [N, n]."""
 
-        def of(worker: Any) -> dict[str, Array]:
+        def of(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
             values = self.worker.values(worker["critic"], observation[:, None], action).min(0)
@@ -159,7 +160,7 @@ class Experts:
 
         return jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
 
-    def labels(self, workers: Any, rows: dict[str, Array]) -> dict[str, Array]:
+    def labels(self, workers: Params, rows: dict[str, Array]) -> dict[str, Array]:
         """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
 
         rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
@@ -171,7 +172,7 @@ class Experts:
         later = self.worker.gamma * (1 - rows["terminated"][1:]) * judged.pop("soft_value")[1:]
         return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}
 
-    def store(self, workers: Any, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Array) -> Replay:
+    def store(self, workers: Params, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731

@@ -1,0 +1,9 @@
+"""Names for the arrays and pytrees of arrays in signatures."""
+
+from typing import Any, TypeAlias
+
+import jax
+
+Key: TypeAlias = jax.Array  # of `jax.random`: key[], or key[N] for a batch
+Params: TypeAlias = Any  # of networks: a pytree of arrays, as flax makes it or packed into one vector
+PolicyParams: TypeAlias = Any  # what `Algorithm.policy` returns and `act` takes: a pytree of arrays

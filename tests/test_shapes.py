@@ -1,0 +1,138 @@
+"""Shapes of the pure functions: an axis too many is an error and does not broadcast. Without chex all still runs."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+from beartype import beartype
+
+from jaxrl.algos import coma, coma_original, ddpg, off_policy, sac, student
+from jaxrl.algos.collective import losses
+from jaxrl.nn import distributions
+from jaxrl.rl import replay, returns
+
+ROOT = Path(__file__).parents[1]
+N, M, A, C, K = 5, 7, 2, 3, 4  # samples, known samples, agents, critics, actions or their dims
+floats, booleans = jnp.ones, functools.partial(jnp.ones, dtype=bool)
+integers, ends = functools.partial(jnp.zeros, dtype=jnp.int32), functools.partial(jnp.zeros, dtype=jnp.uint8)
+key, one, row, rows = jax.random.key(0), floats(()), floats(N), floats((N, K))
+team, values = floats((N, A)), floats((C, N, A))
+Cases = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+
+# Functions with annotated shapes: arguments that fit.
+ANNOTATED: Cases = [
+    (returns.lambda_returns, (row, row, row, row)),
+    (returns.ipp_marl_targets, (row, booleans(N), row, 0.9, 0.8, 3)),
+    (replay.n_step_return, (team, ends(N), 0.9)),
+    (distributions.apply_action_mask, (rows, booleans((N, K)))),
+    (distributions.sample, (key, floats(K))),
+    (distributions.select_action_value, (rows, integers(N))),
+    (distributions.squashed_normal, (rows, rows, rows)),
+    (coma.critic_loss, (rows, integers(N), row, row)),
+    (coma.counterfactual_baseline, (rows, rows)),
+    (coma.policy_gradient_loss, (row, row, row, row, 0.2)),
+    (coma.divergence, (row, row, row)),
+    (coma.policy_metrics, (row, row, row)),
+    (coma_original.original_actor_loss, (rows, one, booleans((N, K)), rows, integers(N), row)),
+    (ddpg.expected_value, (rows, rows)),
+    (ddpg.masked_softmax, (rows, booleans((N, K)))),
+    (ddpg.relaxed_one_hot, (rows, rows, 1.0)),
+    (sac.soft_value, (values, team, row)),
+    (sac.actor_losses, (values, team, row, row)),
+    (sac.temperature_losses, (row, team, -1.0, row)),
+    (off_policy.squared_errors, (values, team, row)),
+    (student.agreement, (rows, rows, rows)),
+    (student.teacher_weight_schedule, (one, 1.0, 2.0)),
+    (losses.distillation_loss, (rows, rows, rows, rows, row)),
+    (losses.value_loss, (floats((C, N)), row, row)),
+    (losses.neighbour_accuracy, (floats((M, K)), integers(M), rows, integers(N), floats(M), row)),
+]
+# Functions of an array with any leading axes.
+FREE: Cases = [
+    (distributions.epsilon_mix, (rows, one)),
+    (distributions.entropy, (rows,)),
+    (off_policy.smallest, (values,)),
+]
+
+T, S, E = 2, 2, 3  # steps, logical shards, environments of a shard
+SHAPE = jax.ShapeDtypeStruct((A, K), jnp.float32)
+ring = replay.create(SHAPE, SHAPE, agents=A, shards=S, rows=4, envs=E)
+shard = jax.tree.map(lambda x: x[0], ring)
+priorities = replay.Priorities(floats((4, E)), one)
+new_row = (floats((T + 1, S * E, A, K)), floats((T, S * E, A, K)), floats((T + 1, S * E, A)), ends((T + 1, S * E)))
+zero, windows = integers(()), {"reward": floats((N, T, A)), "end": ends((N, T))}
+
+# Functions with shapes in words, and with a free argument, which is given here.
+OTHERS: Cases = [
+    (replay.ends, (booleans(N), booleans(N))),
+    (functools.partial(replay.write, ring), new_row),
+    (replay.sample_uniform, (key, ends((4, E)), zero, zero, 5, 1)),
+    (replay.sample_prioritized, (key, floats((4, E)), zero, zero, 5, 1, one)),
+    (functools.partial(replay.gather, shard, n_step=2), (integers(N),)),
+    (functools.partial(replay.gather_window, floats((4, E)), steps=2), (integers(N),)),
+    (functools.partial(replay.set_priorities, priorities, alpha=0.6), (integers(N), row, row)),
+    (functools.partial(distributions.epsilon_mix, rows), (one,)),
+    (functools.partial(off_policy.OffPolicy._returns, SimpleNamespace(gamma=0.9), windows), (team,)),
+]
+
+
+def widened(arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments with one axis too many, for each array among them."""
+    places = [i for i, x in enumerate(arguments) if isinstance(x, jax.Array) and x is not key]
+    return [(*arguments[:i], arguments[i][..., None], *arguments[i + 1 :]) for i in places]
+
+
+def each(cases: Cases) -> pytest.MarkDecorator:
+    names = [getattr(getattr(function, "func", function), "__name__", "") for function, _ in cases]
+    return pytest.mark.parametrize(("function", "arguments"), cases, ids=names)
+
+
+checked = functools.partial(jaxtyping.jaxtyped, typechecker=beartype)
+
+
+@each(ANNOTATED + FREE)
+def test_annotations_are_true(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    checked(function)(*arguments)
+
+
+@each(ANNOTATED)
+def test_annotations_refuse_an_axis_too_many(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    for wrong in widened(arguments):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked(function)(*wrong)
+
+
+@each(ANNOTATED + OTHERS)
+def test_an_axis_too_many_does_not_broadcast(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    function(*arguments)
+    for wrong in widened(arguments):
+        with jax.numpy_rank_promotion("allow"), pytest.raises(AssertionError):  # JAX's default, unlike in tests
+            function(*wrong)
+
+
+@each(ANNOTATED[:2])
+def test_returns_are_of_one_sequence(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(AssertionError):
+        function(*(x[..., None] if isinstance(x, jax.Array) else x for x in arguments))
+
+
+def test_the_program_runs_without_chex_and_jaxtyping() -> None:
+    program = """
+import sys
+sys.modules["chex"] = sys.modules["jaxtyping"] = None
+import jax.numpy as jnp
+from jaxrl.algos import coma, sac
+from jaxrl.rl import replay, returns
+row = jnp.ones(3)
+print(returns.lambda_returns(row, row, row, row))
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout == "[4. 3. 2.]\n"
