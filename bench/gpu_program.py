@@ -33,7 +33,8 @@ from bench.harness import measure
 from bench.train_throughput import measured_phase
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import batched
-from jaxrl.algos.base import Phase, start
+from envs_jax.progress import start
+from jaxrl.algos.base import Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, one_line

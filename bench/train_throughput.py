@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec
 
 from bench import systems
 from bench.harness import flops, measure, plots
-from jaxrl.algos.base import Algorithm, Phase, start
+from envs_jax.progress import start
+from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors

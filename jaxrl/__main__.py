@@ -7,8 +7,8 @@ import envs_jax
 from envs_jax.base import short_repr
 from jaxrl import algos
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.presets import presets
 from jaxrl.common.errors import UsageError
+from jaxrl.runtime.presets import presets
 
 COMMANDS = {
     "train": "train, or go on with a run",

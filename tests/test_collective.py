@@ -21,9 +21,10 @@ import jaxrl.cli.evaluate
 from bench.studies import collective_codes
 from envs_jax import EnvSpec, TimeStep
 from envs_jax.base import setting
+from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl import algos
-from jaxrl.algos.base import AlgoState, Trajectory, UpstreamRun, start
+from jaxrl.algos.base import AlgoState, Trajectory, UpstreamRun
 from jaxrl.algos.collective import algorithm, dataset, losses, transformer
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.stages import fit
@@ -116,7 +117,7 @@ def windows(number: int, seed: int = 0) -> Window:
 
 
 def recorded(ring: Replay, tasks: tuple[str, ...]) -> dict[str, Any]:
-    """A set on the accelerator, by the names of `LabelledSet`, episodes one after another."""
+    """A set on the accelerator, by the names of `ExpertDataset`, episodes one after another."""
     host = jax.tree.map(np.asarray, ring)
     shard, env, row = np.nonzero(np.asarray(usable(ring)).swapaxes(1, 2))  # one environment after another
     after = (shard, row + 1, env)

@@ -12,8 +12,9 @@ from helpers import golden
 from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
+from envs_jax.progress import Progress, count, start
 from jaxrl.algos import coma as coma_module
-from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, count, start
+from jaxrl.algos.base import AlgoState, Phase, Trajectory
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters
 from jaxrl.cli.flags import parse

@@ -13,11 +13,12 @@ from envs_jax import Box, EnvSpec
 from envs_jax.base import find as find_env
 from envs_jax.base import setting, short_repr
 from jaxrl.algos import find as find_algo
-from jaxrl.cli import presets, train
+from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import build as building
 from jaxrl.runtime import config as configuration
+from jaxrl.runtime import presets
 from jaxrl.runtime.config import RunSettings, build
 
 TINY = ("--algo", "helpers.tiny:TinyQ", "--env", "helpers.tiny:Corridor", "--total_env_steps", "320", "--num_envs", "8")

@@ -15,7 +15,7 @@ from helpers.off_policy import CASES, SAC, VARIANTS, digest, make_trainer, run, 
 from helpers.tiny import Corridor, CorridorState, PointMass, PointState
 
 from envs_jax import TimeStep
-from jaxrl.algos.base import total
+from envs_jax.progress import total
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.sac import Sac
 from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED

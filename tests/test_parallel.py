@@ -184,7 +184,7 @@ def test_sums_and_means_go_over_all_devices(devices: int, exact: bool) -> None:
     layout = DataParallel(ENVS, SHARDS, devices, exact)
 
     def function(x: Array) -> Any:
-        return layout.sum(x), layout.mean(x), layout.average(x)
+        return layout.sum(x), layout.mean(x), layout.sample_mean(x)
 
     rows = np.arange(24, dtype=np.float32).reshape(8, 3)
     result = jax.jit(on_mesh(function, make_mesh(devices), (SPLIT,), REPLICATED))(rows)

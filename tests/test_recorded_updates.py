@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
-from jaxrl.algos.base import AlgoState, Progress, Trajectory, count, start
+from envs_jax.progress import Progress, count, start
+from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.sac import Sac

@@ -19,10 +19,11 @@ import jaxrl.cli.train
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
+from envs_jax.progress import Progress, count, start
 from envs_jax.testing import check_env
 from jaxrl import algos
 from jaxrl.algos import sac
-from jaxrl.algos.base import Phase, Progress, count, start
+from jaxrl.algos.base import Phase
 from jaxrl.algos.off_policy import smallest
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.evaluation.rollouts import Evaluator, learned, scripted

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from envs_jax.base import Array, Box, Discrete, EnvSpec
-from jaxrl.algos.base import AlgoState, Phase, count, start
+from envs_jax.progress import count, start
+from jaxrl.algos.base import AlgoState, Phase
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.rl.replay import Priorities
 from jaxrl.runtime.data_parallel import DataParallel

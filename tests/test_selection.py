@@ -12,7 +12,7 @@ import pytest
 from helpers.tiny import PointMass
 
 from envs_jax.base import EnvSpec
-from jaxrl.algos.base import start
+from envs_jax.progress import start
 from jaxrl.cli.flags import parse
 from jaxrl.evaluation import reports
 from jaxrl.evaluation.policies import load

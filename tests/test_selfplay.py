@@ -13,7 +13,8 @@ from helpers.runs import outcome, resume, run
 import envs_jax
 from envs_jax.base import Array
 from envs_jax.batch import BatchedEnvironment, batched
-from jaxrl.algos.base import Algorithm, count, start
+from envs_jax.progress import count, start
+from jaxrl.algos.base import Algorithm
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.rl.self_play import SelfPlay

@@ -21,7 +21,8 @@ from helpers.runs import outcome, points, resume, run, shared_programs
 from helpers.tiny import TinyQ
 
 from envs_jax.base import Array, setting
-from jaxrl.algos.base import AlgoState, Phase, Progress, Trajectory, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import AlgoState, Phase, Trajectory
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console

@@ -17,7 +17,8 @@ from helpers.tiny import Corridor, CorridorState, TinyQ
 import jaxrl.cli.train
 from envs_jax import Environment, TimeStep
 from envs_jax.batch import batched
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, total
+from envs_jax.progress import total
+from jaxrl.algos.base import Algorithm, AlgoState, Phase
 from jaxrl.algos.coma import Coma
 from jaxrl.rl.opponent_pool import PoolEnvironment
 from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from bench.parity.comparison import Comparison
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
-from jaxrl.algos.base import Trajectory, start
+from envs_jax.progress import start
+from jaxrl.algos.base import Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.common.errors import UserError
 from jaxrl.runtime.data_parallel import AXIS, REPLICATED, DataParallel, on_mesh

@@ -62,7 +62,7 @@ class Snakes(Settings):
         )
 
     def context(self, progress: Progress) -> Any:
-        """float32[7]: probabilities of the players of the other team in the games that begin now."""
+        """float32[players]: probabilities of the players of the other team in the games that begin now."""
         return self.schedule.at(progress.fraction)
 
     def for_evaluation(self) -> "Snakes":

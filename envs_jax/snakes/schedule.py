@@ -41,7 +41,7 @@ class Schedule:
         return tuple(k for k in range(len(PLAYERS)) if any(mixture[k] > 0 for mixture in self.mixtures))
 
     def at(self, fraction: Array) -> Array:
-        """float32[7]: the mixture at a share of training."""
+        """float32[players]: the mixture at a share of training."""
         mixture = jnp.asarray(self.mixtures[0], jnp.float32)
         for share, later in zip(self.shares[1:], self.mixtures[1:], strict=True):
             mixture = jnp.where(fraction >= share, jnp.asarray(later, jnp.float32), mixture)

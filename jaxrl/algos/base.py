@@ -14,26 +14,26 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, setting, short_repr
-from envs_jax.progress import Progress, add, count, start, total
+from envs_jax.progress import Progress
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import DataParallel
 
 __all__ = [
     "RATE",
+    "STANDARD",
     "UNIT",
     "AlgoState",
     "Algorithm",
+    "Custom",
     "Mode",
     "Phase",
     "Progress",
     "Trajectory",
     "UpstreamRun",
-    "add",
-    "count",
+    "next_timesteps",
+    "read_resolved",
     "setting",
-    "start",
-    "total",
 ]
 
 UNIT = (0, 1)  # bounds of discounts, shares and probabilities
@@ -163,6 +163,16 @@ class Algorithm:
     layout: DataParallel
     custom: Custom = STANDARD
 
+    # Parts for which the user may supply a network or an optimizer.
+    parts: ClassVar[tuple[str, ...]] = ()
+    # Settings that must be equal, besides shapes, for weights to be compatible.
+    compatible_settings: ClassVar[tuple[str, ...]] = ()
+    recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
+    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
+    # Settings (str) that name runs, comma-separated, or expert datasets; see `resolve_inputs` and `to_dataset`.
+    sources: ClassVar[tuple[str, ...]] = ()
+    recordings: ClassVar[tuple[str, ...]] = ()
+
     def __post_init__(self) -> None:
         check_settings(self)
         for what, given in (("networks", self.custom.networks), ("optimizers", self.custom.optimizers)):
@@ -170,15 +180,6 @@ class Algorithm:
                 if name not in self.parts:
                     known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
                     raise ValueError(f"{what} names {short_repr(name)}: {known}")
-
-    parts: ClassVar[tuple[str, ...]] = ()  # parts for which the user may supply a network or an optimizer
-    meaning: ClassVar[tuple[str, ...]] = ()  # settings that must be equal, besides shapes, for weights to be compatible
-    recurrent: ClassVar[bool] = False  # whether acting needs a carry (see `init_carry`)
-    modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
-    sources: ClassVar[tuple[str, ...]] = ()  # settings (str) that name runs, comma-separated, see `resolve_inputs`
-    recordings: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings (str) that name expert datasets, see `resolve_inputs` and `to_dataset`
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -219,7 +220,7 @@ class Algorithm:
 
     def to_dataset(self, recording: dict[str, Any]) -> Any:
         """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
-        raise NotImplementedError("an algorithm with `recordings` needs arrange(recording)")
+        raise NotImplementedError("an algorithm with `recordings` needs to_dataset(recording)")
 
     def optimizer(self, name: str) -> optax.GradientTransformation:
         """Return the gradient transformation of the parameters `name`, such as "actor"; to override.

@@ -211,7 +211,7 @@ class Coma(Algorithm):
                 metrics.append({name: value.reshape(-1) for name, value in values.items()})
         merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
         merged["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
-        merged["target_mean"] = self.layout.average(data["target"])
+        merged["target_mean"] = self.layout.sample_mean(data["target"])
         return AlgoState(params, state.sharded), merged
 
     def _data(
@@ -233,7 +233,7 @@ class Coma(Algorithm):
         value = batches.unflatten(layout.apply(value_of, flat))
         target = self._targets(trajectory, last, value, self._last_value(params, last, key, progress))
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape).astype(jnp.float32)
-        share = layout.average(batches.flatten(valid))
+        share = layout.sample_mean(batches.flatten(valid))
         rows = {"observation": trajectory.timestep.observation, **trajectory.extras, "target": target}
         rows["weight"] = valid / jnp.maximum(share, 1e-8)
         return flat | {name: batches.flatten(x) for name, x in rows.items()}
@@ -331,8 +331,8 @@ class Coma(Algorithm):
             return self._advantage(sample, action_probs)
 
         advantage = self.layout.apply(advantages, batch)
-        mean = self.layout.average(batch["weight"] * advantage)
-        variance = self.layout.average(batch["weight"] * jnp.square(advantage - mean))
+        mean = self.layout.sample_mean(batch["weight"] * advantage)
+        variance = self.layout.sample_mean(batch["weight"] * jnp.square(advantage - mean))
         return jnp.full_like(advantage, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
     def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Progress, Trajectory, next_timesteps
+from envs_jax.progress import Progress
+from jaxrl.algos.base import AlgoState, Trajectory, next_timesteps
 from jaxrl.algos.coma import Coma, ComaParameters, Samples, policy_metrics
 from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape
 from jaxrl.common.types import Key, Params

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Progress, Trajectory, setting, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Mode, Phase, Trajectory, setting
 from jaxrl.algos.off_policy import OffPolicy, means
 from jaxrl.common.shapes import Bool, Float32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -72,7 +73,7 @@ class DdpgParameters:
 class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions."""
 
-    meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
+    compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
 
     gamma: float = setting(0.95, "discount", between=UNIT)
     tau: float = setting(0.001, "share of the online networks in each soft update of the targets", between=UNIT)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, TimeStep
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Progress, Trajectory, setting, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Phase, Trajectory, setting
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_shape
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import optimizers
@@ -98,7 +99,7 @@ class OffPolicy(Algorithm):
     hidden_size: int = setting(256, "units of each hidden layer", between=(1, 2**16))
     depth: int = setting(2, "hidden layers", between=(1, 100))
 
-    meaning: ClassVar[tuple[str, ...]] = ("scale_observation",)
+    compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
     metric_names: ClassVar[tuple[str, ...]] = ()  # metrics of every update
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_critic")  # among the parameters

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from envs_jax.base import Array, Box, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, setting, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import AlgoState, Mode, Phase, Trajectory, setting
 from jaxrl.algos.off_policy import OffPolicy, means, smallest
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -80,7 +81,7 @@ class SacParameters:
 class Sac(OffPolicy):
     """Soft actor-critic with a replay, for continuous actions in a box."""
 
-    meaning: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
+    compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
 
     batch_size: int = setting(512, "stored steps per update; each holds all agents", between=(1, 2**24))
     buffer_size: int = setting(

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from jaxrl.algos.base import AlgoState, Mode, Phase, Progress, Trajectory, UpstreamRun, read_resolved, setting, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import AlgoState, Mode, Phase, Trajectory, UpstreamRun, read_resolved, setting
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.sac import Sac, SacParameters

@@ -12,7 +12,6 @@ from typing import Any, Literal, NoReturn
 from envs_jax import base as environments
 from envs_jax.base import format_bound, short_repr
 from jaxrl import algos
-from jaxrl.cli.presets import base
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.runtime.config import (
     Config,
@@ -24,6 +23,7 @@ from jaxrl.runtime.config import (
     schema_of,
     suggestion,
 )
+from jaxrl.runtime.presets import base
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
 

@@ -61,7 +61,7 @@ def evaluate(
     Args:
         subject: environment and policies.
         names: policies, of `subject.policies`.
-        episodes, seed, devices, chunk: see `fly`.
+        episodes, seed, devices, chunk: see `rollout`.
         at: steps that the table shows, by default those of `statistics.marks`.
         say: receives one sentence per policy.
         world: simulator for the first episodes of its list; by default the environment, on held-out episodes.

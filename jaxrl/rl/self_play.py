@@ -19,8 +19,8 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState
-from envs_jax.progress import ended
-from jaxrl.algos.base import Algorithm, Progress
+from envs_jax.progress import Progress, ended
+from jaxrl.algos.base import Algorithm
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.rl.opponent_pool import PoolEnvironment
 

@@ -13,7 +13,6 @@ from envs_jax.base import Array, Environment
 from envs_jax.batch import batched
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
-from jaxrl.cli.presets import base
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import policies, reports
 from jaxrl.evaluation.policy import Policy
@@ -25,6 +24,7 @@ from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.config import Config, changed
 from jaxrl.runtime.load import load_policy
 from jaxrl.runtime.position import Position
+from jaxrl.runtime.presets import base
 
 Networks = Mapping[str, Any]
 Optimizers = Mapping[str, optax.GradientTransformation]

@@ -214,7 +214,7 @@ class DataParallel:
             values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
         return isolate(lambda rows: _mean_over(lambda row: row, rows))(values)
 
-    def average(self, samples: Array) -> Array:
+    def sample_mean(self, samples: Array) -> Array:
         """Mean over all samples of all logical shards, [S local, m] -> []."""
         return self.mean(jax.lax.map(isolate(jnp.mean), samples) if self.exact else samples.mean(1))
 

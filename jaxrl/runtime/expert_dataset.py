@@ -84,7 +84,7 @@ class ExpertDataset:
 
 
 def write(path: Path | str, dataset: ExpertDataset) -> None:
-    """Write a dataset, all or nothing. Raises LabelledSetError if it is invalid, or the file cannot be written."""
+    """Write a dataset, all or nothing. Raises ExpertDatasetError if it is invalid, or the file cannot be written."""
     arrays = dataclasses.asdict(dataset) | {"version": np.int32(VERSION), "task_names": np.array(dataset.task_names)}
     _check(arrays, str(path), least_episodes=0)
     content = io.BytesIO()
@@ -105,7 +105,7 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDatase
         least_episodes: minimum for every task.
 
     Raises:
-        LabelledSetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
+        ExpertDatasetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
             steps out of order, too few episodes.
     """
     names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
@@ -147,7 +147,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
     """Concatenate several datasets, merging tasks of one name.
 
     Raises:
-        LabelledSetError: as `read`, or observations or actions of different sizes.
+        ExpertDatasetError: as `read`, or observations or actions of different sizes.
     """
     sets = [read(path) for path in paths]
     names = tuple(dict.fromkeys(name for one in sets for name in one.task_names))
@@ -166,7 +166,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
 
 
 def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
-    """Raise LabelledSetError with the first error."""
+    """Raise ExpertDatasetError with the first error."""
 
     def refuse(sentence: str) -> ExpertDatasetError:
         return ExpertDatasetError(f"the expert dataset {path} {sentence}")

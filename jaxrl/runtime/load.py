@@ -116,7 +116,7 @@ def named_runs(config: Config, setting: str) -> list[str]:
 
 
 def recordings_of(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
-    """Return the expert datasets that settings name, concatenated per setting. Raises LabelledSetError."""
+    """Return the expert datasets that settings name, concatenated per setting. Raises ExpertDatasetError."""
     named = {setting: named_runs(config, setting) for setting in cls.recordings}
     return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
 
@@ -163,7 +163,7 @@ def load_weights(run: str, setup: Run) -> Any:
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     here, there = setup.config.flat(), config.flat()
-    sections: tuple[Iterable[str], ...] = (setup.algo.meaning,)
+    sections: tuple[Iterable[str], ...] = (setup.algo.compatible_settings,)
     if other_shapes := shapes_of(wanted) != shapes_of(found):
         sections = (["env"], setup.config.env_settings, setup.config.algo_settings)
     odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])

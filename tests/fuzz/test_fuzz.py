@@ -21,9 +21,9 @@ from test_torch_weights import archive, tensors
 from envs_jax.base import make, registered
 from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.flags import parse
-from jaxrl.cli.presets import presets
 from jaxrl.runtime import build, memory_plan
 from jaxrl.runtime import run as runs
+from jaxrl.runtime.presets import presets
 
 __all__ = ["made", "world"]
 pytestmark = pytest.mark.fuzz

@@ -15,8 +15,9 @@ import numpy as np
 from envs_jax import Environment
 from envs_jax.base import Array
 from envs_jax.batch import batched
+from envs_jax.progress import Progress, count, start
 from helpers.tiny import Corridor, PointMass
-from jaxrl.algos.base import Phase, Progress, count, start
+from jaxrl.algos.base import Phase
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac

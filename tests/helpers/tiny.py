@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep
 from envs_jax.base import Array, pytree, setting
-from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Progress, Trajectory, total
+from envs_jax.progress import Progress, total
+from jaxrl.algos.base import Algorithm, AlgoState, Mode, Phase, Trajectory
 from jaxrl.nn import optimizers
 
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep
+from envs_jax.progress import total
 from jaxrl.algos.base import (
     RATE,
     UNIT,
@@ -38,7 +39,6 @@ from jaxrl.algos.base import (
     UpstreamRun,
     read_resolved,
     setting,
-    total,
 )  # fmt: skip
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
@@ -161,7 +161,7 @@ class Collective(Algorithm):
         return resolve_workers(spec, settings, sources["workers"], recordings.get("expert_datasets"))
 
     def to_dataset(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the dataset per environment, see `dataset.arrange`."""
+        """Return the dataset per environment, see `dataset.to_dataset`."""
         return dataset.to_dataset(recording, self.tasks, self.labelled_rows, self.layout)
 
     @property

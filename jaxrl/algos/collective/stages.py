@@ -104,7 +104,7 @@ def fit(
     params, metrics = stage.train(layout, params, lambda key: batch(key, training), jax.random.split(key, updates))
     checked = batch(key_held_out, dataset.count_up(usable & held_out))
     _, (value, _) = layout.gradient(stage.loss, params.learner(stage.network)[0], checked)
-    share = jnp.maximum(layout.average(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
+    share = jnp.maximum(layout.sample_mean(checked["weight"]), 1e-6)  # 0 while nothing is held out yet
     return params, metrics | {f"{stage.network}_held_out_loss": value / share}
 
 
