@@ -199,7 +199,7 @@ def _refitted(
     except (ValueError, TypeError) as error:
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
     if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
-        raise UsageError(f"the run's policy does not fit {changed}: its networks were made for other shapes")
+        raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
     return algo
 
 
@@ -261,9 +261,7 @@ def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | No
             value = next(words, None)
             env = value if word == "--env" else env
     if len(found) > 1:
-        raise UsageError(
-            f"unexpected word {short_repr(found[1])}: flags begin with --, and one run is looked at at a time"
-        )
+        raise UsageError(f"unexpected word {short_repr(found[1])}: flags begin with --, and a command takes one run")
     if not found:
         return None, env or DEFAULT_ENV, None
     run, config = configuration.read_run(found[0])
