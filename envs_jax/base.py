@@ -67,7 +67,7 @@ def short_repr(value: Any, most: int = 80) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # of integers with thousands of digits, of deep lists
-        text = f"something endless of type {type(value).__name__}"
+        text = f"a value too large to show of type {type(value).__name__}"
     return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
 
@@ -332,7 +332,7 @@ def load(path: str, what: str) -> type:
     """Import "module:Class". Raises ValueError where it does not exist."""
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ValueError(f"{what} {short_repr(path)} is no class: name one as module:Class, such as my_games:Corridor")
+        raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -11,12 +11,12 @@ from jaxrl.common.errors import UsageError
 from jaxrl.runtime.presets import presets
 
 COMMANDS = {
-    "train": "train, or go on with a run",
-    "evaluate": "held-out episodes of a run beside scripted policies",
-    "render": "pictures and films of episodes",
-    "export": "a policy that leaves: weights and an agent for the Jidi competition",
-    "collect": "an expert dataset for the collective",
-    "doctor": "what this machine can do, and whether a run fits",
+    "train": "train, or resume a run",
+    "evaluate": "evaluate a run and scripted policies on held-out episodes",
+    "render": "render episodes as pages, animations or pictures",
+    "export": "export a policy: weights, or an agent for the Jidi competition",
+    "collect": "collect an expert dataset for the collective",
+    "doctor": "check this machine, and the memory that a run needs",
 }
 
 

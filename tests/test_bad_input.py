@@ -48,7 +48,7 @@ USAGE = {
     "an empty command line": ("", "say what to train"),
     "wrong type": (f"{TINY} --seed tree", "--seed must be a whole number, not 'tree'"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
-    "q without a map": (f"{COMA} --q 1", "q is 1; below 2 the lowest camera sees no cell"),
+    "q without a map": (f"{COMA} --q 1", "q is 1; below 2 the lowest camera covers no cell"),
     "q without an end": (f"{COMA} --q 100000", "maps get too large"),
     "agents 0": (f"{COMA} --num_agents 0", "num_agents must lie between 1 and 8, not 0"),
     "agents 9": (f"{COMA} --num_agents 9", "num_agents must lie between 1 and 8, not 9"),
@@ -87,7 +87,7 @@ USAGE = {
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
     "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
-    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not fit: they were made with length"),
+    "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not match: they were built with length"),
     "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
     "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
     "an observation that does not fit": (
@@ -102,11 +102,11 @@ USAGE = {
     "weights beyond all numbers": ([*DDPG.split(), "--opponent", "0:1e308,2:1e308"], "is not a number from 0 to 1e+09"),
     "weights of another scale": (
         f"{DDPG} --scale_observation false --init_from {{teams}}",
-        "they were made with scale_observation True; here scale_observation False",
+        "they were built with scale_observation True; here scale_observation False",
     ),
-    "coma on snakes": ("--algo coma --env snakes_3v3", "coma needs a centralised view, but 'snakes' defines no "
+    "coma on snakes": ("--algo coma --env snakes_3v3", "coma needs a centralised observation, but 'snakes' defines no "
     "critic_input"),
-    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than these, not"),
+    "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than that, not"),
     "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
     "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),
     "a schedule that runs backwards": (
@@ -130,8 +130,8 @@ USAGE = {
     "a port that is none": (
         f"{TINY} --coordinator localhost:99999 --num_hosts 2 --host_index 0", "must be HOST:PORT of host 0, such as"
     ),
-    "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is no class: name one as module:Class"),
-    "half a path as environment": ("--algo coma --env .x:Y", "environment '.x:Y' is no class"),
+    "a path as algorithm": ("--algo ../../x:Y", "algorithm '../../x:Y' is not a class: write module:Class"),
+    "half a path as environment": ("--algo coma --env .x:Y", "environment '.x:Y' is not a class"),
     "a class without methods": (
         "--algo jaxrl.algos.base:Algorithm --env helpers.tiny:Corridor --total_env_steps 8", "an algorithm needs"
     ),
@@ -151,7 +151,7 @@ RUN_TIME = {
     "a replay larger than memory": (f"{SAC} --buffer_size 900000000", "the largest --buffer_size that fits is "),
     "a long name of a folder": (f"{TINY} --runs {'x' * 300}", "(File name too long); choose another with --runs"),
     "a long path": (f"{TINY} --runs {'x' * 5000}", "(File name too long); choose another with --runs"),
-    "a long run": (f"--resume {'x' * 5000}", "cannot be looked at (File name too long)"),
+    "a long run": (f"--resume {'x' * 5000}", "cannot be read (File name too long)"),
     "hardly any memory": (f"{TINY} --memory_gb 1e-12", "but 0 KiB may be used (--memory_gb)"),
     "a file in the way": (f"{TINY} --runs {{here}}/list.yaml", "({here}/list.yaml is not a directory)"),
 }
@@ -348,7 +348,7 @@ def test_a_damaged_line_of_metrics(run: Path, capsys: pytest.CaptureFixture[str]
     lines = path.read_bytes().splitlines(keepends=True)
     for damage in (b"{\xff}\n", b"{}\n", b"[1]\n"):
         path.write_bytes(b"".join([damage, *lines[1:]]))
-        resume_fails(run, f"line 1 of {path} is damaged: mend or remove that line", capsys)
+        resume_fails(run, f"line 1 of {path} is damaged: fix or remove that line", capsys)
 
 
 def test_a_run_in_use(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

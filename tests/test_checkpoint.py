@@ -242,7 +242,7 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
         assert checkpoints.newest() == (1, {"step": 1})
         told = lambda: [sentence.partition("is damaged: ")[2].partition(";")[0] for sentence in sentences]  # noqa: E731
         assert told()[:3] == ["holds step 1", "it is no folder", "it is no folder"]
-        assert sentences[3:] == ["2 more are damaged and passed over"]
+        assert sentences[3:] == ["2 more are damaged and skipped"]
         for name in ("0000000007", "0000000008"):
             (tmp_path / name).unlink()
         sentences.clear()
@@ -273,7 +273,7 @@ def test_no_intact_checkpoint(tmp_path: Path) -> None:
         flip_a_byte(tmp_path / f"{step:010d}")
     with (
         Checkpoints(tmp_path, warn=lambda _: None) as checkpoints,
-        pytest.raises(CheckpointError, match=r"no intact checkpoint in .* start the run anew"),
+        pytest.raises(CheckpointError, match=r"no intact checkpoint in .* start the run again"),
     ):
         checkpoints.restore(jax.eval_shape(make_state))
 

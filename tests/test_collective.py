@@ -695,7 +695,7 @@ def test_a_teacher_must_have_finished(workers: dict[str, str], here: Path, capsy
     argv = ["--config", str(here / "student.yaml"), *sizes.split(), "--runs", str(here), "--total_env_steps", "64"]
     capsys.readouterr()
     assert train.main([*argv, "--teacher", run]) == 1
-    assert f"{run} has not gone through all its phases yet: finish it first" in capsys.readouterr().err
+    assert f"{run} has not finished all its phases: finish it first" in capsys.readouterr().err
     assert train.main(["--resume", run, "--max_seconds", "0"]) == 0
     assert train.main([*argv, "--teacher", run]) == 0
 
@@ -712,7 +712,7 @@ def test_a_student_of_a_run(
     argv += ["--total_env_steps", "64"]
     for named, sentence in (
         ("", "a student needs a teacher: name a run of collective with --teacher RUN"),
-        (workers["near"], "was trained with sac: a teacher is a run of collective"),
+        (workers["near"], "was trained with sac: a teacher must be a run of collective"),
     ):
         assert train.main([*argv, "--teacher", named]) == 2
         assert sentence in capsys.readouterr().err
@@ -753,11 +753,11 @@ WRONG = {
     "too few": ("{near}", "there is no worker for 'far'"),
     "twice": ("{near},{near}", "{near} and {near} are both workers for 'near': take one"),
     "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
-    "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker knows one"),
-    "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: make it the same"),
-    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: take workers that are "
-    "alike"),
-    "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they are (3,)"),
+    "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker has one"),
+    "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: use the same value"),
+    "another network": ("{wide},{far}", "{wide} was trained with hidden_size 16, {far} with 8: use workers with the "
+    "same settings"),
+    "another observation": ("{near},{wide observation}", "has observations of shape (4,), here they have (3,)"),
 }  # fmt: skip
 
 
@@ -778,7 +778,7 @@ def test_what_is_no_run_of_a_worker(workers: dict[str, str], here: Path, capsys:
     assert train.main([*argv, "nowhere"]) == 1
     assert "nowhere does not exist" in capsys.readouterr().err
     assert train.main([*argv, workers["near"], "--init_from", workers["near"]]) == 2
-    assert "begins with what --workers names: leave --init_from out" in capsys.readouterr().err
+    assert "starts from --workers: remove --init_from" in capsys.readouterr().err
 
 
 def test_workers_of_another_algorithm_or_environment() -> None:
@@ -802,15 +802,15 @@ def test_names_and_the_environment_of_these_tests() -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "sentence"),
     [
-        ({"num_agents": 2}, {}, "collective takes one agent with a vector as observation and action, unlike 'corners'"),
+        ({"num_agents": 2}, {}, "collective needs one agent with vector observations and actions, unlike 'corners'"),
         ({}, {"state_entries": (0, 3)}, "state_entries must lie between 0 and 2, as observations have 3 numbers"),
-        ({}, {"state_entries": (1, 1)}, "name an entry twice: name each one once"),
-        ({}, {"resolved_inputs": "[]"}, "resolved_inputs is written by the run itself: leave it out"),
-        ({}, {"resolved_inputs": "{"}, "resolved_inputs is written by the run itself: leave it out"),
+        ({}, {"state_entries": (1, 1)}, "list an entry twice: list each one once"),
+        ({}, {"resolved_inputs": "[]"}, "resolved_inputs is filled in by the run itself: remove it"),
+        ({}, {"resolved_inputs": "{"}, "resolved_inputs is filled in by the run itself: remove it"),
         (
             {},
             {"resolved_inputs": '{"worker": {}, "foo": 1}'},
-            "resolved_inputs is written by the run itself: leave it out",
+            "resolved_inputs is filled in by the run itself: remove it",
         ),
         ({}, {"random_steps": 0}, "random_steps must lie between 1 and 1e+09, not 0"),
         ({}, {"worker_steps": -1}, "worker_steps must lie between 0 and 1e+09, not -1"),

@@ -956,10 +956,10 @@ def test_without_a_mask_every_action_is_open() -> None:
         ({"clip_ratio": -1.0}, "clip_ratio must lie between 0 and"),
         ({"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
         ({"actor_epochs": 9}, "actor_epochs 9 exceeds num_epochs 2: lower it"),
-        (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio has no meaning for coma_original"),
-        (ORIGINAL | {"target_kl": 0.1}, "target_kl has no meaning for coma_original"),
-        (ORIGINAL | {"advantage": "return"}, "advantage has no meaning for coma_original"),
-        (ORIGINAL | {"scale_advantage": True}, "scale_advantage has no meaning for coma_original"),
+        (ORIGINAL | {"clip_ratio": 0.1}, "clip_ratio does not apply to coma_original"),
+        (ORIGINAL | {"target_kl": 0.1}, "target_kl does not apply to coma_original"),
+        (ORIGINAL | {"advantage": "return"}, "advantage does not apply to coma_original"),
+        (ORIGINAL | {"scale_advantage": True}, "scale_advantage does not apply to coma_original"),
         (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
         (
             {"num_minibatches": 100},
@@ -971,7 +971,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         ),
         (
             {"spec": dataclasses.replace(VECTOR, critic_input=None)},
-            "coma needs a centralised view, but 'vector' defines no critic_input",
+            "coma needs a centralised observation, but 'vector' defines no critic_input",
         ),
     ],
 )

@@ -123,8 +123,9 @@ def test_conclusion_tells_the_comparison():
     assert third == "learned is better than mower (0.700 ±0.010)."
     policies |= _report("min", even=(0.62, 0.03))
     report["comparison"] = statistics.compare(policies, "score", "min")
-    assert "learned cannot be told from even (0.620 ±0.030): the intervals overlap." in evaluation_tables.conclusion(
-        report
+    assert (
+        "learned is not distinguishable from even (0.620 ±0.030): the intervals overlap."
+        in evaluation_tables.conclusion(report)
     )
 
 
@@ -180,7 +181,7 @@ def test_a_run_beside_every_baseline(run, capsys):
     assert report["versions"]["jax"] == jax.__version__
     out = capsys.readouterr().out
     assert f"run {'/'.join(run.parts[-2:])}" in out and str(run.parent.parent) not in json.dumps(report["run"])
-    assert "At the end, return (large is good): learned" in out
+    assert "At the end, return (larger is better): learned" in out
     starts = [result["reached"]["mean"][0] for result in report["policies"].values()]
     assert len(set(starts)) == 1
 
@@ -190,7 +191,7 @@ def test_a_policy_moves_to_settings_that_fit(run):
     moved = load(run, "helpers.tiny:Corridor", settings)
     ((_, curves),) = reports.rollout(moved, ["learned"], 4, 0)
     assert curves["return"].shape == (10, 4)
-    with pytest.raises(policies.UsageError, match="does not fit length 7"):
+    with pytest.raises(policies.UsageError, match="does not match length 7"):
         load(run, "helpers.tiny:Corridor", {**settings, "horizon": 6, "length": 7})
 
 

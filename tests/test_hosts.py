@@ -162,7 +162,7 @@ def test_a_lost_host_ends_the_run_with_a_sentence_and_a_good_checkpoint(lost: in
         left, killed = (re.findall("^error: .*", pair.text(host), re.MULTILINE) for host in (1 - lost, lost))
         assert len(left) == len(killed) == 1
         assert "this host has lost the others" in left[0] and "ended by SIGKILL" in killed[0]
-        assert all(f"is kept: go on with --resume {run}" in sentence for sentence in (*left, *killed))
+        assert all(f"is kept: continue with --resume {run}" in sentence for sentence in (*left, *killed))
         assert "Traceback" not in pair.text(0) + pair.text(1)
     stopped = steps(run)[-1]
     assert f"the last good checkpoint ({stopped:,}) is kept" in left[0]
@@ -273,7 +273,7 @@ def test_places(environment: dict[str, str], flags: Any, place: Any, alone: pyte
         ({}, ("node1:77", 2, 2), "numbers 0 to N - 1"),
         ({}, ("node1:77", -1, 0), "numbers 0 to N - 1"),
         ({}, ("node1", 2, 0), "must be HOST:PORT"),
-        ({}, ("node1:77", 1, None), "leave --coordinator and --host_index out"),
+        ({}, ("node1:77", 1, None), "remove --coordinator and --host_index"),
     ],
 )
 def test_places_that_do_not_fit(

@@ -155,7 +155,7 @@ def test_a_scripted_player_plays_as_it_does_alone():
         ({"width": 9}, "one was trained with width 9, the other with width 8"),
         ({"max_steps": STEPS + 1}, "max_steps 9, the other with max_steps 8"),
         ({"env": "snakes_3v3"}, "snakes 6"),
-        ({"env": "snakes_2p"}, "in its environment 'snakes_2p' no two teams meet"),
+        ({"env": "snakes_2p"}, "its environment 'snakes_2p' has no two teams"),
     ],
 )
 def test_runs_of_other_games_do_not_meet(two, changes, words):
@@ -171,7 +171,7 @@ def test_a_run_does_not_meet_itself(two):
 def test_players_of_a_league(two):
     with pytest.raises(league.UsageError, match="unknown player 'level22': did you mean 'level2'"):
         league.league(two, ["level22"])
-    with pytest.raises(league.UsageError, match="as --opponent 2 says"):
+    with pytest.raises(league.UsageError, match="cannot play each other with --opponent 2"):
         league.league([dataclasses.replace(two[0], given=frozenset(["opponent"])), two[1]])
     assert league.league(two, ["random"]).anchor == "ddpg/1" and league.league(two).anchor == "level2"
     elsewhere = dataclasses.replace(two[0], run=Path("other/ddpg/2"))
@@ -215,7 +215,7 @@ def test_verdicts_go_by_the_interval():
                _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
     (sentence,) = league.conclusions(matches, "sampled", "score_difference", "max")
     assert sentence == ("By the 95 % interval of its score_difference, sampled beats random; loses to level2; "
-                        "cannot be told from level1.")  # fmt: skip
+                        "is not distinguishable from level1.")  # fmt: skip
     assert "beats level2; loses to random" in league.conclusions(matches, "sampled", "score_difference", "min")[0]
     assert league.conclusions(matches, "learned", "score_difference", "max") == []
 

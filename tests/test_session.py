@@ -159,7 +159,7 @@ def test_a_total_that_cuts_phases_short_is_told(
     if cut:
         more = " or more" if OPEN in phases else ""
         needed = sum((phase.iterations or 1) * phase.steps * 8 for phase in phases)
-        assert f"{total_env_steps:,} environment steps leave the phase '{cut}' short" in found
+        assert f"{total_env_steps:,} environment steps are too few for the phase '{cut}'" in found
         assert f"all phases take {needed:,}{more})" in found
 
 
@@ -189,7 +189,7 @@ def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.Capt
     assert steps(directory)[-1] == 1
     assert "stopped by max_seconds" in capsys.readouterr().out
     resume(directory, "--max_seconds 1e-9 --block_iterations 5")
-    assert "go on with --resume" in capsys.readouterr().out
+    assert "continue with --resume" in capsys.readouterr().out
     assert steps(directory)[-1] == 2
     resume(directory, "--max_seconds 0")
     assert "finished at iteration 45" in capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
             break
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    assert "the work under way is finished, then saved" in next(line for line in process.stdout if "SIGINT" in line)
+    assert "finishing the current block, then saving" in next(line for line in process.stdout if "SIGINT" in line)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -307,7 +307,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("RUN", "say where to write: --out FILE.npz"),
         ("RUN --out OUT --episodes 0", "--episodes must lie between 3 and"),
         ("RUN --out OUT --expert script", "unknown expert 'script': did you mean 'scripted'?"),
-        ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: take --simulator"),
+        ("RUN --out OUT --task drawer-close-v3", "'drawer-close-v3' is a task of Meta-World itself: use --simulator"),
     ],
 )
 def test_collect_refuses(argv: str, wanted: str, tmp_path: Path, capsys: Any) -> None:

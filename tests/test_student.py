@@ -210,7 +210,7 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
         ({"resolved_inputs": ""}, "a student needs a teacher: name a run of collective with --teacher RUN"),
         ({"resolved_inputs": "", "teacher_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
         ({"imitation_batch": 0}, "imitation_batch must lie between 1 and"),
-        ({"resolved_inputs": "null"}, "resolved_inputs is written by the run itself: leave it out"),
+        ({"resolved_inputs": "null"}, "resolved_inputs is filled in by the run itself: remove it"),
         (
             {"resolved_inputs": '{"context_length": 401}'},
             "context_length must lie between 2 and the 400 steps of an episode, not 401",
@@ -236,8 +236,8 @@ def test_teachers_that_do_not_fit() -> None:
     ]  # the former run's teacher is not ours
     sac = UpstreamRun("b", Sac(ARM, layout), {})
     for found, spec, sentence in (
-        ((teacher, teacher), ARM, "a student has one teacher, --teacher names 2"),
-        ((sac,), ARM, "b was trained with sac: a teacher is a run of collective"),
+        ((teacher, teacher), ARM, "a student has one teacher, but --teacher names 2"),
+        ((sac,), ARM, "b was trained with sac: a teacher must be a run of collective"),
         ((teacher,), dataclasses.replace(ARM, name="leg"), "a was trained on 'arm', not on 'leg'"),
         ((teacher,), dataclasses.replace(ARM, observation=Box((4,))), r"a has observations of shape \(5,\), here"),
     ):

@@ -54,7 +54,7 @@ def test_automatic_values_are_those_that_were_measured(plain: Run, table: Path) 
     assert found.config.run.compiler_options == OPTION
     assert found.trainer.layout.compiler_options == {"xla_llvm_disable_expensive_passes": True}
     note = f"rollout_chunk 4, learn_chunk 8, compiler_options {OPTION}"
-    assert f"measured to be fastest on cpu, and taken where it fits: {note}" in found.notes
+    assert f"tuned settings for cpu, as far as memory allows: {note}" in found.notes
     given = setup_of(f"{COMA} --rollout_chunk 16 --learn_chunk 12 --compiler_options=").config.run
     assert (given.rollout_chunk, given.learn_chunk, given.compiler_options) == (16, 12, "")
     exact = setup_of(f"{COMA} --exact_sharding").trainer.layout.compiler_options
@@ -100,7 +100,7 @@ def test_damaged_tables(content: str, plain: Run, table: Path) -> None:
     table.write_text(content.replace("JOB", name))
     found = setup_of()
     assert found.config == plain.config
-    warned = f"warning: {table} cannot be read, or holds no mapping, and is left out: delete it" in found.notes
+    warned = f"warning: {table} cannot be read, or holds no mapping, and is ignored: delete it" in found.notes
     assert warned == (content in ("{", "[1]"))
     write(table, plain, rollout_chunk=4)
     assert json.loads(table.read_text())["cpu"] == {name: {"rollout_chunk": 4}}
@@ -145,27 +145,27 @@ def test_options_of_the_compiler() -> None:
     taken, refused = tuned.known_options("xla_no_such_option=1 xla_gpu_triton_gemm_any=false")
     assert taken == "xla_gpu_triton_gemm_any=false"
     why = "No such compile option: 'xla_no_such_option'"
-    assert refused == [f"the compiler option xla_no_such_option is of no use here ({why})"]
+    assert refused == [f"the compiler option xla_no_such_option cannot be used here ({why})"]
 
 
 def test_options_that_the_compiler_does_not_take(table: Path) -> None:
     flag = "--compiler_options=xla_no_such_option=1"
-    with pytest.raises(UsageError, match=r"xla_no_such_option is of no use here \(.*: leave it out of --compiler_opt"):
+    with pytest.raises(UsageError, match=r"xla_no_such_option cannot be used here \(.*: remove it from --compiler_opt"):
         setup_of(f"{TINY} {flag}")
-    with pytest.raises(UsageError, match="exact_sharding chooses the compiler's passes: leave xla_disable_hlo_passes"):
+    with pytest.raises(UsageError, match="exact_sharding chooses the compiler's passes: remove xla_disable_hlo_passes"):
         setup_of(f"{TINY} --exact_sharding --compiler_options=xla_disable_hlo_passes=algsimp")
-    with pytest.raises(UsageError, match="compiler_options: 'fast' is no option: write name=value"):
+    with pytest.raises(UsageError, match="compiler_options: 'fast' is not an option: write name=value"):
         setup_of(f"{TINY} --compiler_options fast")
     found = setup_of(f"{TINY} {flag}", resuming=True)  # by another version than the run began with
-    assert found.config.run.compiler_options == "" and "it is left out" in found.notes[-1]
+    assert found.config.run.compiler_options == "" and "it is ignored" in found.notes[-1]
     # a number for the compilers that have it, an unknown option for later ones
-    with pytest.raises(UsageError, match=r"_effort is of no use here \((.high. is of the|No such)"):
+    with pytest.raises(UsageError, match=r"_effort cannot be used here \((.high. is of the|No such)"):
         setup_of(f"{TINY} --compiler_options=memory_fitting_effort=high")
     write(table, found, compiler_options="fast")  # no option at all
     assert setup_of(TINY).config.run.compiler_options == ""
     write(table, found, compiler_options="xla_no_such_option=1")
     found = setup_of(TINY)
-    assert found.config.run.compiler_options == "" and "it is left out" in found.notes[-1]
+    assert found.config.run.compiler_options == "" and "it is ignored" in found.notes[-1]
 
 
 # What the benchmark writes

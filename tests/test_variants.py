@@ -154,7 +154,7 @@ def test_a_damaged_file_is_left_out(content: str, searches: list[int], tmp_path:
     file, said = tmp_path / "file.json", []
     file.write_bytes(content.encode(errors="surrogateescape"))
     assert variants.choose(config_of("Paced"), 8, said.append, file)["settings"] == {"way": "quick"}
-    assert said[0] == f"warning: {file} cannot be read, or holds no mapping, and is left out: delete it"
+    assert said[0] == f"warning: {file} cannot be read, or holds no mapping, and is ignored: delete it"
     assert len(said) == 2 and len(json.loads(file.read_text())) == 1
 
 
@@ -172,8 +172,16 @@ def test_an_entry_that_is_no_variant_is_not_taken(searches: list[int], tmp_path:
 @pytest.mark.parametrize(
     ("way", "warning", "later"),
     [
-        ("breaks", "warning: way breaks is left out, it failed: NotImplementedError: no such kernel on this device", 2),
-        ("wrong", "warning: way wrong is left out, it is wrong on this device: 0 integers differ, real numbers by ", 1),
+        (
+            "breaks",
+            "warning: way breaks is skipped, it failed: NotImplementedError: no such kernel on this device",
+            2,
+        ),
+        (
+            "wrong",
+            "warning: way wrong is skipped, its results are wrong on this device: 0 integers differ, real numbers by ",
+            1,
+        ),
     ],
 )
 def test_what_is_left_out_is_told_and_what_failed_is_tried_again_after_an_hour(
@@ -202,7 +210,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(searches: list[int], tmp_p
     (tmp_path / "file").touch()
     said: list[str] = []
     found = variants.choose(config_of("Paced"), 8, said.append, tmp_path / "file" / "table.json")
-    assert found["settings"] == {"way": "quick"} and said[-1].endswith("the next run measures anew")
+    assert found["settings"] == {"way": "quick"} and said[-1].endswith("the next run measures again")
 
 
 def test_a_search_in_a_process_of_its_own() -> None:

@@ -96,7 +96,7 @@ def ig_scores(env: Settings, state: State, timestep: TimeStep, communication: bo
     """Gains and scores float32[A, n] of all actions; the scores are normalised, and discounted if `communication`.
 
     For agents i and actions a in order, score(i, a) is multiplied by 1 - score(j, b) for the last open action b of
-    another agent j that leads to the same place, using scores as they are at that moment.
+    another agent j that leads to the same place, using the scores computed so far.
     """
     positions, n = state.positions, env.num_actions
     agents = env.num_agents

@@ -58,17 +58,17 @@ class Settings(Environment):
         14, "moves of each UAV after its first step; a mission has budget + 1 steps", between=(1, 10_000)
     )
     q: int = setting(
-        57, "map resolution: cells along a footprint 5 m below the camera (57: 493 x 493 maps, 7: 60 x 60)"
+        57, "map resolution: cells along the camera footprint at 5 m altitude (57: 493 x 493 maps, 7: 60 x 60)"
     )
     num_actions: int = setting(6, "size of the action set: 4 (level), 6 (with up and down) or 27 (with diagonals)")
-    communication_range: float = setting(25.0, "distance in metres up to which UAVs hear each other", between=(0, 1e6))
-    failure_rate: float = setting(0.0, "chance that a message within range is lost", between=(0, 1))
-    fix_range: bool = setting(True, "whether the range is the same in all missions (else 0, 15, 25 or 100 m)")
-    prior: float = setting(0.5, "probability of class 1 that is believed of cells never seen")
+    communication_range: float = setting(25.0, "communication range in metres", between=(0, 1e6))
+    failure_rate: float = setting(0.0, "probability that a message within range is lost", between=(0, 1))
+    fix_range: bool = setting(True, "use the same range in all missions (else draw 0, 15, 25 or 100 m)")
+    prior: float = setting(0.5, "prior probability of class 1 in every cell")
     class_weights: tuple[float, float] = setting(
-        (0.0, 1.0), "importance of cells believed to be of class 0 and 1", between=(0, 1e6)
+        (0.0, 1.0), "weights of cells believed to be of class 0 and 1", between=(0, 1e6)
     )
-    unknown_weight: float = setting(0.5, "importance of cells of which nothing is believed", between=(0, 1e6))
+    unknown_weight: float = setting(0.5, "weight of unknown cells", between=(0, 1e6))
     reward_scale: float = setting(
         22.0, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
     )
@@ -76,30 +76,30 @@ class Settings(Environment):
         -0.5, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
     )
     terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}")
-    start: str = setting("uniform", f"where missions start: {', '.join(STARTS)}")
+    start: str = setting("uniform", f"start positions: {', '.join(STARTS)}")
     reward_timing: str = setting(
-        "aligned", "aligned: a step pays for the measurement it causes; original: for the one before it"
+        "aligned", "aligned: a step is rewarded for the measurement it causes; original: for the previous one"
     )
     belief_dtype: str = setting(
         "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
     )
     map_backend: str = setting(
         "auto",
-        f"how maps are updated: {', '.join(maps.BACKENDS)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
-        "elsewhere a new run takes dense or pallas, whichever is faster there",
+        f"map backend: {', '.join(maps.BACKENDS)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
+        "elsewhere the faster of dense and pallas",
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
         if not 2 <= self.q <= MAX_Q:
             raise ValueError(
-                f"coverage: q is {self.q}; below 2 the lowest camera sees no cell, above {MAX_Q} maps get too large, "
+                f"coverage: q is {self.q}; below 2 the lowest camera covers no cell, above {MAX_Q} maps get too large, "
                 "so choose a q in between (57 is the published one, 7 is quick)"
             )
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
         if not 0.0 < self.prior < 1.0:
-            raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, without the ends")
+            raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, both exclusive")
         if len(self.class_weights) != 2:
             raise ValueError(f"coverage: class_weights {short_repr(self.class_weights)} must be two numbers")
         _known("terrain", self.terrain, TERRAINS)
@@ -109,12 +109,12 @@ class Settings(Environment):
         _known("map_backend", self.map_backend, maps.BACKENDS)
         if self.start == "corners" and self.num_agents > len(starts.CORNERS):
             raise ValueError(
-                f"coverage: start 'corners' has places for {len(starts.CORNERS)} agents, not {self.num_agents}; "
+                f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "
                 "choose start 'uniform' or fewer agents"
             )
         if not self.storage.fits():
             raise ValueError(
-                f"coverage: prior is {self.prior}, too near to 0 or 1 for the range of the stored beliefs; "
+                f"coverage: prior is {self.prior}, too close to 0 or 1 for the range of the stored beliefs; "
                 "choose one from 0.0001 to 0.9999"
             )
 

@@ -51,18 +51,20 @@ class Settings(Environment):
     """
 
     task: str = setting(
-        "reach", f"what to do: one of {', '.join(tasks.TASKS)}, several with commas (drawn per episode), or all"
+        "reach", f"task: one of {', '.join(tasks.TASKS)}, several separated by commas (one drawn per episode), or all"
     )
     horizon: int = setting(400, "steps of an episode, at most 500", between=(1, MOST_STEPS))
     goals: str = setting(
         "pool",
-        "where puck and goal come from: pool (50 pairs, drawn), order (in a batch every arm takes them in turn from "
-        "a drawn pair on, each for all tasks; a single environment draws) or uniform (fresh ones each time)",
+        "puck and goal positions: pool (drawn from 50 pairs), order (the pool in order, from a drawn pair on, "
+        "every pair for all tasks; a single environment draws) or uniform (a fresh pair in every episode)",
     )
-    pool_seed: int = setting(0, "which pool of 50 pairs", between=(0, 2**32 - 1))
-    reward: str = setting("v2", "what a step is paid: v2 (0 to 10) or v1 (thousands)")
-    weld: str = setting("v3", "how strongly the hand is turned to its target: as in Meta-World v3, or the older v2")
-    partially_observable: bool = setting(False, "whether the goal is hidden from the observation")
+    pool_seed: int = setting(0, "seed of the pool of 50 pairs", between=(0, 2**32 - 1))
+    reward: str = setting("v2", "reward function: v2 (0 to 10 per step) or v1 (thousands)")
+    weld: str = setting(
+        "v3", "strength of the weld that turns the hand to its target: as in Meta-World v3, or the older v2"
+    )
+    partially_observable: bool = setting(False, "hide the goal from the observation")
 
     def __post_init__(self) -> None:
         tasks.parse(self.task)

@@ -155,19 +155,23 @@ class Snakes1v1(Snakes):
 
 @dataclasses.dataclass(frozen=True)
 class Snakes2p(Snakes1v1):
-    """Two snakes on the small board, everyone for itself."""
+    """Two snakes on the small board, each for itself."""
 
-    teams: int = setting(1, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
+    teams: int = setting(
+        1, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
+    )
 
     name = "snakes_2p"
 
 
 @dataclasses.dataclass(frozen=True)
 class Snakes5p(Snakes):
-    """Five snakes, everyone for itself."""
+    """Five snakes, each for itself."""
 
     snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
-    teams: int = setting(1, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
+    teams: int = setting(
+        1, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
+    )
 
     name = "snakes_5p"
 

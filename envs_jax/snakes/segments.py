@@ -47,7 +47,7 @@ def from_segments(
     if len(set(taken)) < len(taken):
         raise ValueError("snakes: two snakes or beans lie on one cell; give every cell once")
     if len(beans) > max_beans:
-        raise ValueError(f"snakes: {len(beans)} beans are given, the board keeps {max_beans}")
+        raise ValueError(f"snakes: {len(beans)} beans are given, but the board keeps {max_beans}")
     n = len(segments)
     body = np.zeros((board.height, n), np.uint32)
     toward = np.zeros((board.height, 2), np.uint32)
@@ -66,7 +66,7 @@ def from_segments(
             if way is None and k == len(cells) - 1:
                 way, split[i] = _way(board, (r, c), ahead, 2), True
             if way is None:
-                raise ValueError(f"snakes: cells {k - 1} and {k} of snake {i} are not beside each other")
+                raise ValueError(f"snakes: cells {k - 1} and {k} of snake {i} are not adjacent")
             for plane in (0, 1):
                 toward[r, plane] |= np.uint32((way >> plane & 1) << c)
     places = [32 * r + c for r, c in beans] + [NOWHERE] * (max_beans - len(beans))

@@ -56,22 +56,24 @@ class Settings(Environment):
     snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
     beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
-    teams: int = setting(2, "2: the first half of the snakes against the second; 1: everyone for itself, all learn")
-    opponent: str = setting(
-        "2", f"who plays the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
+    teams: int = setting(
+        2, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
     )
-    eval_opponent: str = setting("2", "the same in the evaluations that choose the best checkpoint")
-    exclusive_beans: bool = setting(False, "whether levels 3, 4 and evasion choose their beans in turn, as 2 does")
+    opponent: str = setting(
+        "2", f"player of the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
+    )
+    eval_opponent: str = setting("2", "opponent in the evaluations that select the best checkpoint")
+    exclusive_beans: bool = setting(False, "levels 3, 4 and evasion choose their beans in turn, as level 2 does")
     stale_observation_bug: bool = setting(
         False,
-        "whether scripted opponents go on seeing each snake where it first died, as those of the published weights",
+        "scripted opponents keep observing each snake where it first died, as those of the published weights did",
     )
-    side: str = setting("first", f"which team the learner plays: {', '.join(SIDES)} (drawn for each game)")
-    observation: str = setting("obs26", f"what snakes see: {', '.join(OBSERVATIONS)}")
-    reward: str = setting("original", f"what snakes are paid: {', '.join(reward.NAMES)}")
-    masks: bool = setting(False, "whether snakes are told which directions are open, for --masking")
-    time_limit: str = setting("terminate", "what the end of the time does: terminate (as published) or truncate")
-    fixed_respawn: bool = setting(False, "whether snakes respawn connected and with true directions")
+    side: str = setting("first", f"team that the learner plays: {', '.join(SIDES)} (drawn for each game)")
+    observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}")
+    reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}")
+    masks: bool = setting(False, "provide action masks, for --masking")
+    time_limit: str = setting("terminate", "how max_steps ends a game: terminate (as published) or truncate")
+    fixed_respawn: bool = setting(False, "respawn snakes connected and with correct directions")
 
     def __post_init__(self) -> None:
         if self.height < 3 or self.width < 3:
@@ -85,9 +87,11 @@ class Settings(Environment):
             )
         check_settings(self)
         if self.teams not in (1, 2):
-            raise ValueError(f"snakes: teams is {self.teams}; choose 2, or 1 where everyone plays for itself")
+            raise ValueError(f"snakes: teams is {self.teams}; choose 2, or 1, where every snake plays for itself")
         if self.teams == 2 and self.snakes % 2:
-            raise ValueError(f"snakes: {self.snakes} snakes make no two equal teams; choose an even number or teams 1")
+            raise ValueError(
+                f"snakes: {self.snakes} snakes do not form two equal teams; choose an even number or teams 1"
+            )
         if not always_room(self.board, self.snakes):
             raise ValueError(
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "

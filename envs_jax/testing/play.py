@@ -108,7 +108,8 @@ class Check:
                 )
             except (TypeError, ValueError, AttributeError, KeyError) as error:
                 self.fail(
-                    "reset and step do not work without a context: take that of the start of training for None", error
+                    "reset and step do not work without a context: use the context of the start of training for None",
+                    error,
                 )
 
     def _pair(self, what: str, pair: Any) -> Any:
@@ -123,7 +124,7 @@ class Check:
             wanted = type_name(jax.ShapeDtypeStruct(shape, dtype))
             got = type_name(value) if hasattr(value, "dtype") else f"{value!r}"
             if got.removesuffix(", weakly typed") != wanted:
-                self.fail(f"{what} returns {field} as {got}, the contract says {wanted}: reshape or cast it")
+                self.fail(f"{what} returns {field} as {got}, expected {wanted}: reshape or cast it")
 
         def expect_boxes(field: str, boxes: Any, values: Any, lead: tuple[int, ...]) -> None:
             described = structure(boxes)
@@ -221,7 +222,7 @@ class Check:
         n = self.spec.action.n  # type: ignore[union-attr]
         wanted, mask = (self.copies, self.spec.num_agents, n), seen["mask"]
         if mask.dtype != bool or mask.shape != wanted:
-            self.fail(f"next_mask returns {type_name(mask[0, 0])}, the contract says bool[{n}]: reshape or cast it")
+            self.fail(f"next_mask returns {type_name(mask[0, 0])}, expected bool[{n}]: reshape or cast it")
         opened = np.ones(mask.shape, bool) if timestep.action_mask is None else timestep.action_mask
         if not opened.any(-1).all():
             copy, agent = np.argwhere(~opened.any(-1))[0]
@@ -305,7 +306,7 @@ class Check:
         wanted = type_name(jax.ShapeDtypeStruct((self.spec.num_agents, *box.shape), box.dtype))
         got = type_name(jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
         if got != wanted:
-            self.fail(f"critic_input returns {got}, critic_input_spec says {wanted}: reshape or cast it")
+            self.fail(f"critic_input returns {got}, but critic_input_spec says {wanted}: reshape or cast it")
         if not np.isfinite(rows.astype(np.float32)).all():
             self.fail(f"critic_input is not finite {when}: look for 0 / 0, log(0) or an overflow")
         self._check_bounds("critic_input", box, rows, when)

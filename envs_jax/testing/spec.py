@@ -45,7 +45,7 @@ def check_spec(env: Environment) -> EnvSpec:
             fail(f"spec.metrics['{metric}'] is {reduction!r}: choose one of {', '.join(get_args(Reduction))}")
     taken = set(spec.metrics) & {"return", "length", "episodes"}
     if taken:
-        fail(f"spec.metrics has '{taken.pop()}', which every environment has anyway: choose another name")
+        fail(f"spec.metrics has '{taken.pop()}', which every environment already has: choose another name")
     if spec.score not in {*spec.metrics, "return"}:
         fail(f"spec.score is '{spec.score}': name one of spec.metrics, or 'return'")
     for name in spec.tie_breakers:
@@ -61,4 +61,4 @@ def check_box(fail: Callable[[str], NoReturn], field: str, box: Any) -> None:
     if not isinstance(box, Box):
         fail(f"spec.{field} holds {box!r}: every leaf must be a Box")
     if not box.low <= box.high:
-        fail(f"spec.{field} has a Box with low {box.low} above high {box.high}: exchange them")
+        fail(f"spec.{field} has a Box with low {box.low} above high {box.high}: swap them")

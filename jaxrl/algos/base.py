@@ -96,9 +96,7 @@ def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
     except json.JSONDecodeError:
         found = None
     if not isinstance(found, dict) or not found.keys() <= set(names):
-        raise ValueError(
-            "resolved_inputs is written by the run itself: leave it out, it follows from the runs that are named"
-        )
+        raise ValueError("resolved_inputs is filled in by the run itself: remove it")
     return found
 
 
@@ -121,18 +119,20 @@ class UpstreamRun:
         own = self.algo.spec
         if own.name != spec.name:
             raise ValueError(
-                f"{self.run} was trained on '{own.name}', not on '{spec.name}': take runs of one environment"
+                f"{self.run} was trained on '{own.name}', not on '{spec.name}': use runs of one environment"
             )
         for what, size, wanted in (
             ("observations", own.observation.shape, spec.observation.shape),
             ("actions", own.action.shape, spec.action.shape),
         ):
             if size != wanted:
-                raise ValueError(f"{self.run} has {what} of shape {size}, here they are {wanted}: take another run")
+                raise ValueError(f"{self.run} has {what} of shape {size}, here they have {wanted}: use another run")
         for name, value in spec.compatible_settings.items():
             trained = own.compatible_settings[name]
             if trained != value:
-                raise ValueError(f"{self.run} was trained with {name} {trained}, here it is {value}: make it the same")
+                raise ValueError(
+                    f"{self.run} was trained with {name} {trained}, here it is {value}: use the same value"
+                )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,7 +179,7 @@ class Algorithm:
             for name in given:
                 if name not in self.parts:
                     known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
-                    raise ValueError(f"{what} names {short_repr(name)}: {known}")
+                    raise ValueError(f"{what} has the unknown part {short_repr(name)}: {known}")
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -213,7 +213,7 @@ class Algorithm:
             recordings: {setting: all its expert datasets concatenated, {name: array}}, without empty settings.
 
         Raises:
-            ValueError: the runs do not fit.
+            ValueError: the runs are not compatible.
         """
         del spec, sources, recordings
         return settings

@@ -99,15 +99,13 @@ class Coma(Algorithm):
 
     batch_transitions: int = setting(
         3000,
-        "agent transitions per training step; sets num_envs, unless given: whole missions, of which a surplus "
-        "over the transitions is dropped from each pass",
+        "agent transitions per training step; sets num_envs, unless given: whole episodes, whose surplus "
+        "transitions are dropped in each epoch",
         between=(1, 1e9),
     )
-    num_minibatches: int = setting(5, "minibatches per pass over the data", between=(1, 1e6))
-    num_epochs: int = setting(5, "passes over the data per training step", between=(1, 10_000))
-    actor_epochs: int = setting(
-        0, "how many of the passes also train the actor (the last ones); 0 = all", between=(0, 10_000)
-    )
+    num_minibatches: int = setting(5, "minibatches per epoch", between=(1, 1e6))
+    num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
+    actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
     gamma: float = setting(0.99, "discount", between=UNIT)
     td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT)
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
@@ -115,53 +113,51 @@ class Coma(Algorithm):
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
+        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
     )
     target_update_period: int = setting(
-        10, "copy the critic to the target every so many training steps", between=(1, 1e9)
+        10, "training steps between copies of the critic to the target network", between=(1, 1e9)
     )
     tau: float = setting(
-        0.0, "soft target copy per pass, instead of target_update_period; 0 = hard copies", between=UNIT
+        0.0, "rate of a soft target update per epoch, instead of target_update_period; 0 = hard copies", between=UNIT
     )
-    eps_max: float = setting(0.5, "exploration at the first mission (mixed with uniform)", between=UNIT)
-    eps_min: float = setting(0.02, "exploration after eps_anneal missions", between=UNIT)
-    eps_anneal: int = setting(10_000, "missions over which exploration falls", between=(1, 1e12))
+    eps_max: float = setting(0.5, "initial exploration (probability of a uniform action)", between=UNIT)
+    eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT)
+    eps_anneal: int = setting(10_000, "episodes over which exploration falls", between=(1, 1e12))
     dueling: bool = setting(False, "critic = value + mean-free action values (arXiv 1511.06581)")
     clip_ratio: float = setting(
         0.0, "clip the importance ratio (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6)
     )
     target_kl: float = setting(
         0.0,
-        "a minibatch that finds the policy further than 1.5 times this (KL, nats) from the one that acted leaves the "
-        "actor alone, where implementations of PPO stop; 0 = none does",
+        "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this (nats), "
+        "where implementations of PPO stop; 0 = never",
         between=(0, 1e6),
     )
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the unmixed masked policy (arXiv 1602.01783)", between=(0, 1e6)
+        0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
     )
-    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal missions", between=(0, 1e6))
-    entropy_anneal: int = setting(
-        0, "missions over which the entropy bonus falls; 0 = it stays at entropy_weight", between=(0, 1e12)
-    )
-    critic_warmup: int = setting(0, "training steps at the start that train the critic only", between=(0, 1e9))
+    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes", between=(0, 1e6))
+    entropy_anneal: int = setting(0, "episodes over which the entropy bonus falls; 0 = constant", between=(0, 1e12))
+    critic_warmup: int = setting(0, "training steps at the start that train only the critic", between=(0, 1e9))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(
-        1, "hidden dense layers behind the convolutions (or of the whole net for vectors)", between=(0, 100)
+        1, "hidden dense layers after the convolutions (or of the whole network for vectors)", between=(0, 100)
     )
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     convolution: Literal["auto", "conv", "dense", "patches"] = setting(
-        "auto", "how convolutions are computed: the back end's own, or as matrix products (CPU)"
+        "auto", "convolution method: that of the backend, or matrix products (CPU)"
     )
 
     def __post_init__(self) -> None:
         if not isinstance(self.spec.action, Discrete):
             raise ValueError(f"coma needs discrete actions, '{self.spec.name}' has continuous ones: use another algo")
         if self.spec.critic_input is None or self.spec.critic_input_spec is None:
-            raise ValueError(f"coma needs a centralised view, but '{self.spec.name}' defines no critic_input")
+            raise ValueError(f"coma needs a centralised observation, but '{self.spec.name}' defines no critic_input")
         super().__post_init__()
         if self.actor_epochs > self.num_epochs:
             raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")

@@ -61,10 +61,10 @@ class ComaOriginal(Coma):
         for name, neutral in (("clip_ratio", 0), ("target_kl", 0), ("advantage", "critic"), ("scale_advantage", False)):
             if getattr(self, name) != neutral:
                 raise ValueError(
-                    f"{name} has no meaning for coma_original, whose actor's loss is fixed: leave it out, or use coma"
+                    f"{name} does not apply to coma_original, whose actor loss is fixed: remove it, or use coma"
                 )
         if self.layout.shards > 1:
-            raise ValueError("coma_original looks at all missions of a training step at once: use --logical_shards 1")
+            raise ValueError("coma_original uses all episodes of a training step at once: use --logical_shards 1")
         if not self.spec.fixed_horizon:
             raise ValueError("coma_original needs an environment whose episodes all have the same length")
 

@@ -76,38 +76,40 @@ class Ddpg(OffPolicy):
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
 
     gamma: float = setting(0.95, "discount", between=UNIT)
-    tau: float = setting(0.001, "share of the online networks in each soft update of the targets", between=UNIT)
+    tau: float = setting(0.001, "rate of the soft update of the target networks", between=UNIT)
     actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(
         1.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
     )
     num_critics: int = setting(
-        1, "critics; targets take the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
+        1, "number of critics; targets use the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
     )
-    eps_start: float = setting(0.5, "exploration at the start", between=UNIT)
-    eps_decay: float = setting(0.99998, "factor of exploration per step of the batch of environments", between=UNIT)
-    eps_min: float = setting(0.0, "exploration never falls below this", between=UNIT)
+    eps_start: float = setting(0.5, "initial exploration rate", between=UNIT)
+    eps_decay: float = setting(
+        0.99998, "factor on the exploration rate per step of the batch of environments", between=UNIT
+    )
+    eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
     eps_spread: float = setting(
         0.0,
-        "environments explore from eps to eps^(1 + eps_spread), each by its own exponent (arXiv 1803.00933)",
+        "spread the exploration rates of environments from eps to eps^(1 + eps_spread) (arXiv 1803.00933)",
         between=(0, 1e3),
     )
     action_gradient: Literal["softmax", "gumbel", "expected"] = setting(
         "softmax",
         "softmax: critics see the softmax vector (published); gumbel: one-hot actions, relaxed for the actor "
-        "(arXiv 1611.01144); expected: a value per action, the actor climbs their mean (arXiv 1709.00503)",
+        "(arXiv 1611.01144); expected: a value per action, the actor maximizes their mean (arXiv 1709.00503)",
     )
-    temperature: float = setting(1.0, "of relaxed Gumbel actions", between=(1e-6, 1e6))
-    network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents mixes them (arXiv 1703.10069)")
-    first_layer: Literal["linear", "relu"] = setting("linear", "linear: no non-linearity behind the first (published)")
+    temperature: float = setting(1.0, "temperature of relaxed Gumbel actions", between=(1e-6, 1e6))
+    network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents (arXiv 1703.10069)")
+    first_layer: Literal["linear", "relu"] = setting("linear", "linear: no ReLU after the first layer (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     entropy_weight: float = setting(0.0, "entropy bonus of the actor (arXiv 1602.01783)", between=(0, 1e6))
     logit_weight: float = setting(
-        0.0, "cost of the actor's squared logits, which keeps the softmax from saturating", between=(0, 1e6)
+        0.0, "penalty on the actor's squared logits, which keeps the softmax from saturating", between=(0, 1e6)
     )
-    masking: bool = setting(False, "only actions that the environment's mask leaves open (arXiv 2006.14171)")
+    masking: bool = setting(False, "take only actions that the environment's mask allows (arXiv 2006.14171)")
 
     network_names: ClassVar[tuple[str, ...]] = ("actor", "critic", "target_actor", "target_critic")
     metric_names: ClassVar[tuple[str, ...]] = (
@@ -118,10 +120,10 @@ class Ddpg(OffPolicy):
     def __post_init__(self) -> None:
         spec = self.spec
         if not isinstance(spec.action, Discrete):
-            raise ValueError(f"ddpg here needs discrete actions, '{spec.name}' has continuous ones: use --algo sac")
+            raise ValueError(f"ddpg needs discrete actions, '{spec.name}' has continuous ones: use --algo sac")
         if self.masking and spec.next_mask is not independent_mask:
             raise ValueError(
-                f"masking needs masks that do not depend on other agents' choices, unlike '{spec.name}'s: give "
+                f"masking needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: give "
                 "--masking false"
             )
         super().__post_init__()
@@ -359,7 +361,7 @@ class Ddpg(OffPolicy):
 class Bicnet(Ddpg):
     """DDPG with networks that communicate between agents (Peng et al. 2017, arXiv 1703.10069)."""
 
-    network: Literal["mlp", "bicnet"] = setting("bicnet", "bicnet: an LSTM over the agents mixes them")
+    network: Literal["mlp", "bicnet"] = setting("bicnet", "bicnet: an LSTM over the agents")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -69,15 +69,15 @@ class Minibatches:
         """Return sentences for the user about sizes."""
         spec, episodes, usual = self.spec, self.layout.num_envs, self._usual
         lines = [
-            f"A training step collects {episodes} missions ({episodes * spec.horizon * spec.num_agents:,} agent "
-            f"transitions) and makes {passes} epochs of {self.number} minibatches of "
+            f"A training step collects {episodes} episodes ({episodes * spec.horizon * spec.num_agents:,} agent "
+            f"transitions) and trains for {passes} epochs of {self.number} minibatches of "
             f"{self.size * self.layout.shards:,} samples."
         ]
         if episodes != usual:
             lines.append(
-                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} missions a "
+                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} episodes per "
                 f"training step: "
-                f"minibatches have {episodes / usual:.3g} times as many samples, and an equal number of missions makes "
+                f"minibatches have {episodes / usual:.3g} times as many samples, and the same number of episodes gives "
                 f"{usual / episodes:.3g} times as many updates; more minibatches, higher learning rates and shorter "
                 "schedules compensate."
             )

@@ -57,45 +57,47 @@ class OffPolicy(Algorithm):
     """An algorithm that learns from a replay, with an actor and critics with slowly updated target networks."""
 
     update_interval: int = setting(
-        1, "steps of every environment between calls of learn, which makes updates in a row", between=(1, 100_000)
+        1, "steps of every environment between calls to learn, which makes its updates in a row", between=(1, 100_000)
     )
     updates_per_step: float = setting(
         1.0, "gradient updates per step of the batch of environments", between=(1e-6, 1e5)
     )
     batch_size: int = setting(
-        64, "stored steps per update, drawn with replacement; each holds all agents", between=(1, 2**24)
+        64, "transitions per update, drawn with replacement; each holds all agents", between=(1, 2**24)
     )
     buffer_size: int = setting(
-        100_000, "environment steps that the replay holds, all environments together", between=(1, 1e12)
+        100_000, "capacity of the replay buffer in environment steps, all environments together", between=(1, 1e12)
     )
     buffer_gb: float = setting(
-        0.0, "size of the replay in GB over all devices, instead of buffer_size; 0 = not used", between=(0, 1e6)
+        0.0, "size of the replay buffer in GB over all devices, instead of buffer_size; 0 = not used", between=(0, 1e6)
     )
     replay_dtype: Literal["auto", "float16", "float32"] = setting(
-        "auto", "of replayed float observations; auto = float16 where they lie in [0, 1], else their own"
+        "auto", "dtype of replayed float observations; auto = float16 where they lie in [0, 1], else unchanged"
     )
-    learning_starts: int = setting(0, "stored steps before the first update; 0 = batch_size", between=(0, 1e12))
+    learning_starts: int = setting(0, "transitions stored before the first update; 0 = batch_size", between=(0, 1e12))
     prioritized: bool = setting(
-        False, "draw by the size of the last error (arXiv 1511.05952), in each logical shard, instead of uniformly"
+        False, "sample by the last TD error (arXiv 1511.05952), in each logical shard, instead of uniformly"
     )
-    priority_alpha: float = setting(0.6, "exponent of priorities", between=(0, 10))
+    priority_alpha: float = setting(0.6, "exponent of the priorities", between=(0, 10))
     priority_beta: float = setting(
-        0.4, "correction of unequal chances at the start; 1 at the run's total", between=UNIT
+        0.4, "initial exponent of the importance weights; 1 at the end of the run", between=UNIT
     )
-    n_step: int = setting(1, "rewards before the bootstrap (arXiv 1804.08617)", between=(1, 1000))
+    n_step: int = setting(1, "n of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
     gamma: float = setting(0.99, "discount", between=UNIT)
-    tau: float = setting(0.005, "share of the online networks in each soft update of the targets", between=UNIT)
+    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT)
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
     final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this share of themselves at the run's total", between=UNIT
+        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
     )
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(
         0.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
     )
-    num_critics: int = setting(2, "critics; targets take the smallest value (arXiv 1802.09477)", between=(1, 100))
-    scale_observation: bool = setting(False, "divide observations by the largest absolute value that they may have")
+    num_critics: int = setting(
+        2, "number of critics; targets use the smallest value (arXiv 1802.09477)", between=(1, 100)
+    )
+    scale_observation: bool = setting(False, "divide observations by their largest possible absolute value")
     hidden_size: int = setting(256, "units of each hidden layer", between=(1, 2**16))
     depth: int = setting(2, "hidden layers", between=(1, 100))
 
@@ -107,10 +109,12 @@ class OffPolicy(Algorithm):
     def __post_init__(self) -> None:
         spec, name = self.spec, type(self).__name__.lower()
         if not isinstance(spec.observation, Box):
-            raise ValueError(f"{name} takes one array per agent as observation, '{spec.name}' has several: join them")
+            raise ValueError(
+                f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
+            )
         if self.scale_observation and not 0 < self._largest < math.inf:
             raise ValueError(
-                f"scale_observation needs observations with bounds, '{spec.name}' states none: give "
+                f"scale_observation needs observations with bounds, '{spec.name}' has none: give "
                 "--scale_observation false"
             )
         super().__post_init__()

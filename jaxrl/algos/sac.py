@@ -83,27 +83,25 @@ class Sac(OffPolicy):
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
 
-    batch_size: int = setting(512, "stored steps per update; each holds all agents", between=(1, 2**24))
+    batch_size: int = setting(512, "transitions per update; each holds all agents", between=(1, 2**24))
     buffer_size: int = setting(
-        140_000, "environment steps that the replay holds, all environments together", between=(1, 1e12)
+        140_000, "capacity of the replay buffer in environment steps, all environments together", between=(1, 1e12)
     )
-    alpha_lr: float = setting(
-        1e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
+    alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10))
+    initial_alpha: float = setting(1.0, "initial temperature of every task", between=(1e-30, 1e9))
+    target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims")
+    actor_update_period: int = setting(
+        1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
     )
-    initial_alpha: float = setting(1.0, "temperature of every task at the start", between=(1e-30, 1e9))
-    target_entropy: float = setting(
-        0.0, "entropy of an agent's policy that temperatures aim at; 0 = minus the numbers of its action"
-    )
-    actor_update_period: int = setting(1, "updates per step of actor and temperatures", between=(1, 1e9))
-    target_update_period: int = setting(1, "updates per step of the target networks", between=(1, 1e9))
+    target_update_period: int = setting(1, "critic updates per update of the target networks", between=(1, 1e9))
     random_steps: int = setting(
         0,
-        "environment steps (all environments together) with random actions, and then at once as many updates as come "
-        "with so many steps, in each of which every schedule is due",
+        "environment steps (all environments together) with random actions; then all updates due for them, each "
+        "of which also updates the actor, the temperatures and the target networks",
         between=(0, 2**24 - 1),
     )
     critic_loss_limit: float = setting(
-        1e8, "a critic loss above it counts as infinite, which ends the run; 0 = never", between=(0, 1e30)
+        1e8, "a critic loss above this counts as infinite and ends the run; 0 = never", between=(0, 1e30)
     )
     initializer: Literal["torch", "he", "xavier"] = setting(
         "xavier", "xavier: Glorot uniform; he: He normal, small last layer; torch: PyTorch's default"
@@ -112,7 +110,9 @@ class Sac(OffPolicy):
     log_std_min: float = setting(
         -20.0, "smallest logarithm of the policy's standard deviation before squashing", between=(-50, 50)
     )
-    log_std_max: float = setting(2.0, "largest one", between=(-50, 50))
+    log_std_max: float = setting(
+        2.0, "largest logarithm of the policy's standard deviation before squashing", between=(-50, 50)
+    )
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     metric_names: ClassVar[tuple[str, ...]] = (

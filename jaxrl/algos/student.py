@@ -62,33 +62,26 @@ class StudentParameters(SacParameters):
 class Student(Sac):
     """Soft actor-critic with a bonus for agreeing with a teacher."""
 
-    teacher: str = setting("", "a run of collective that helps; empty = none, which is plain SAC")
-    resolved_inputs: str = setting(
-        "", "what the teacher's networks are like, as JSON; filled in from its run", flag=False
-    )
-    alpha_lr: float = setting(
-        3e-4, "learning rate of the temperatures (Adam); 0 = they stay as they are", between=(0, 10)
-    )
-    target_update_period: int = setting(2, "updates per step of the target networks", between=(1, 1e9))
-    teacher_weight: float = setting(1.0, "what full agreement with the teacher pays at the start", between=(0, 1e6))
+    teacher: str = setting("", "run of collective used as the teacher; empty = none (plain SAC)")
+    resolved_inputs: str = setting("", "the teacher's networks, as JSON; filled in from its run", flag=False)
+    alpha_lr: float = setting(3e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10))
+    target_update_period: int = setting(2, "critic updates per update of the target networks", between=(1, 1e9))
+    teacher_weight: float = setting(1.0, "initial reward bonus for full agreement with the teacher", between=(0, 1e6))
     teacher_constant_steps: int = setting(
-        4000, "environment steps behind random_steps during which it pays as much", between=(0, 2**24 - 1)
+        4000, "environment steps after random_steps during which the bonus stays constant", between=(0, 2**24 - 1)
     )
-    teacher_until_step: int = setting(
-        100_000, "environment step from which on the teacher is not asked any more", between=(0, 2**24 - 1)
-    )
+    teacher_until_step: int = setting(100_000, "environment step from which the bonus is 0", between=(0, 2**24 - 1))
     teacher_min_std: float = setting(
-        0.1, "smallest standard deviation that the teacher is granted (original: 1e-4)", between=(1e-6, 1e3)
+        0.1, "lower bound of the teacher's standard deviation (original: 1e-4)", between=(1e-6, 1e3)
     )
     imitation_episodes: int = setting(
-        0, "episodes that the teacher plays before all else (at least one in each environment), to which the policy is "
-        "fitted; their steps count in the total, not in teacher_constant_steps and teacher_until_step, and stay in "
-        "the replay; "
-        "0 = none",
+        0, "episodes that the teacher plays first (at least one in each environment) and the policy imitates; their "
+        "steps count towards the total, not towards teacher_constant_steps and teacher_until_step, and stay in the "
+        "replay buffer; 0 = none",
         between=(0, 2**24),
     )  # fmt: skip
-    imitation_updates: int = setting(200_000, "updates that fit it, if there are such episodes", between=(1, 1e12))
-    imitation_batch: int = setting(32, "stored steps of each", between=(1, 2**24))
+    imitation_updates: int = setting(200_000, "imitation updates on these episodes", between=(1, 1e12))
+    imitation_batch: int = setting(32, "transitions per imitation update", between=(1, 2**24))
 
     sources: ClassVar[tuple[str, ...]] = ("teacher",)
 
@@ -97,7 +90,7 @@ class Student(Sac):
         if self.teacher_algo is None:
             if self.teacher_weight or self.imitation_episodes:
                 raise ValueError(
-                    "a student needs a teacher: name a run of collective with --teacher RUN, or leave the help out "
+                    "a student needs a teacher: name a run of collective with --teacher RUN, or train without one "
                     "with --teacher_weight 0 and no imitation_episodes"
                 )
             return
@@ -125,12 +118,12 @@ class Student(Sac):
         del recordings
         found = sources["teacher"]
         if len(found) > 1:
-            raise ValueError(f"a student has one teacher, --teacher names {len(found)}: name one run of collective")
+            raise ValueError(f"a student has one teacher, but --teacher names {len(found)}: name one run of collective")
         settings = settings | {"resolved_inputs": ""}  # from another teacher, in the configuration of an earlier run
         for source in found:
             if not isinstance(source.algo, Collective):
                 kind = type(source.algo).__name__.lower()
-                raise ValueError(f"{source.run} was trained with {kind}: a teacher is a run of collective")
+                raise ValueError(f"{source.run} was trained with {kind}: a teacher must be a run of collective")
             source.check(spec)
             settings = settings | {"resolved_inputs": json.dumps({name: source.settings[name] for name in TEACHES})}
         return settings

@@ -14,9 +14,9 @@ from jaxrl.nn import distributions, networks
 def network(
     outputs: int, shape: tuple[int, ...], hidden_size: int, depth: int, initializer: Any, convolution: Any, dtype: Any
 ) -> Any:
-    """Return a network for vectors or images; `convolution` "auto" selects by back end and hidden_size."""
+    """Return a network for vectors or images; `convolution` "auto" selects by backend and hidden_size."""
     if len(shape) not in (1, 3):
-        raise ValueError(f"coma takes vectors or images (H, W, C) as observations, not arrays of shape {shape}")
+        raise ValueError(f"coma needs vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
         return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
     if convolution == "auto":

@@ -248,7 +248,7 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) ->
     rules = _rules_of(moved[0])
     if rules.outside is None:
         told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
-        raise UsageError(f"runs cannot meet where the other team is played as {told} says: leave it out")
+        raise UsageError(f"runs cannot play each other with {told}: remove it")
     for name in scripted or ():
         if name not in rules.opponents:
             raise UsageError(f"unknown player {short_repr(name)}: {closest(name, rules.opponents)}")
@@ -262,13 +262,13 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
     """Raise UsageError unless a run can play the others."""
     assert run.run and run.config and run.algo
     if run.env.env.match_rules is None:
-        raise UsageError(f"{run.run}: in its environment '{run.name}' no two teams meet; --against is for such runs")
+        raise UsageError(f"{run.run}: its environment '{run.name}' has no two teams: use --against with runs that have")
     if run.algo.recurrent:
-        raise UsageError(f"{run.run} remembers what it saw, which the other team's policies cannot: leave it out")
+        raise UsageError(f"{run.run} needs a carry, which policies of the other team cannot have: remove it")
     for other in others:
         assert other.run and other.config
         if run.run.resolve() == other.run.resolve():
-            raise UsageError(f"{run.run} is named twice: against itself a policy is neither better nor worse")
+            raise UsageError(f"{run.run} is named twice: name each run once")
         games = [_rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
         odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if odd:
@@ -324,11 +324,11 @@ def conclusions(
 ) -> list[str]:
     """Return a sentence on the opponents a policy beats, by 95 % intervals of its mean score; none without matches."""
     sign = -1 if mode == "min" else 1
-    found: dict[str, list[str]] = {"beats": [], "loses to": [], "cannot be told from": []}
+    found: dict[str, list[str]] = {"beats": [], "loses to": [], "is not distinguishable from": []}
     for match in matches:
         if match["first"] == policy:
             gain, half = sign * match[score]["mean"], match[score]["ci95"]
-            verb = "cannot be told from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
+            verb = "is not distinguishable from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
             found[verb].append(match["second"])
     told = [f"{verb} {', '.join(players)}" for verb, players in found.items() if players]
     return [f"By the 95 % interval of its {called or score}, {policy} {'; '.join(told)}."] if told else []

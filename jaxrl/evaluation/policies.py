@@ -209,7 +209,7 @@ def _refitted(
     except (ValueError, TypeError) as error:
         raise UsageError(f"the run's policy cannot be used with {changed}: {error}") from None
     if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
-        raise UsageError(f"the run's policy does not fit {changed}: its networks were made for other shapes")
+        raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
     return algo
 
 

@@ -110,7 +110,7 @@ class Policy:
             return (jax.tree.map(lambda x: x[None], given) if single else given), single
         if self.env.spec.next_mask is not independent_mask:
             raise ValueError(
-                f"which actions of '{self.env.spec.name}' are open depends on what other agents choose: give the whole "
+                f"the action masks of '{self.env.spec.name}' depend on other agents' actions: pass the whole "
                 "time step instead of the observation"
             )
         size = 1 if single else len(found[0])

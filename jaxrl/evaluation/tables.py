@@ -61,12 +61,14 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     digits = _decimals([curve["mean"][-1] for curve in final.values()])
     words = {name: f"{name} {curve['mean'][-1]:.{digits}f} ±{curve['ci95'][-1]:.{digits}f}"
              for name, curve in final.items()}  # fmt: skip
-    good = "small" if report["score_mode"] == "min" else "large"
+    good = "smaller" if report["score_mode"] == "min" else "larger"
     if found["disjoint"]:
         verdict = f"do not overlap: {own} is {'better' if found['better'] else 'worse'}"
     else:
-        verdict = "overlap: only more episodes, or more training, could tell them apart"
-    lines = [f"At the end, {called} ({good} is good): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."]
+        verdict = "overlap: more episodes or more training are needed to distinguish them"
+    lines = [
+        f"At the end, {called} ({good} is better): {words[own]}, {words['random']}. Their 95 % intervals {verdict}."
+    ]
     ways: list[str] = []
     beyond: list[str] = []
     near: list[str] = []
@@ -79,7 +81,7 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     if ways:
         lines.append(f"{own} goes {'; '.join(ways)}.")
     if near:
-        lines.append(f"{own} cannot be told from {', '.join(near)}: the intervals overlap.")
+        lines.append(f"{own} is not distinguishable from {', '.join(near)}: the intervals overlap.")
     if beyond and found["better"]:
         lines.append(f"{own} is better than {', '.join(beyond)}.")
     return lines
@@ -128,7 +130,7 @@ def _show_league(report: dict[str, Any]) -> None:
     """Print the tables of a league."""
     _print(
         f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair",
-        f"Elo with draws as half a point, {report['anchor']} fixed; below mean ± standard error, seen by the first",
+        f"Elo with draws as half a point, {report['anchor']} fixed; below mean ± standard error, for the first player",
         lambda width: league.league_tables(
             report["ratings"], report["matches"], report["score"], report["labels"], width
         ),

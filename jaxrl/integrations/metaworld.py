@@ -79,8 +79,8 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag of commands that can play in a simulator."""
     parser.add_argument("--simulator", metavar="NAME", help="play the run's own goals in order (its pool, or with "
                         "goals 'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may "
-                        "also name one of the simulator's own, such as drawer-close-v3, which pays and judges by "
-                        "itself; or in jax, the same episodes in the run's environment")  # fmt: skip
+                        "also name one of the simulator's own, such as drawer-close-v3, with its own reward and "
+                        "success; or in jax, the same episodes in the run's environment")  # fmt: skip
 
 
 def own_task(flags: argparse.Namespace) -> str | None:
@@ -98,7 +98,7 @@ def own_task(flags: argparse.Namespace) -> str | None:
     own = [name for name in names if name.endswith(OWN)]
     if flags.simulator != "metaworld":
         if own:
-            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: take --simulator metaworld")
+            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: use --simulator metaworld")
         return None  # a task of an environment other than reach, or an unknown one
     if own and len(names) > 1:
         raise UsageError(f"Meta-World plays one of its own tasks at a time, not {task}: name one")

@@ -80,7 +80,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # a damaged pickle can raise anything
         reason = str(error)[:_MOST_REASON]
         raise UserError(
-            f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it anew there"
+            f"{path} is not a state dict that torch.save of PyTorch 1.6 or newer wrote ({reason}): save it again there"
         ) from None
     return dict(tensors)
 
@@ -143,7 +143,7 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
         try:
             found = team_net(read(path))
         except ValueError as error:
-            raise UsageError(f"{path} does not fit: {error}") from None
+            raise UsageError(f"{path} does not match: {error}") from None
         if role == "critic":
             found = jax.tree.map(lambda x: x[None], found)
         shapes_of = lambda tree: jax.tree.map(lambda x: x.shape, tree)  # noqa: E731
@@ -155,7 +155,7 @@ def load(source: str, algo: Algorithm, key: Array) -> Any:
         weights[role] = found
     if algo.first_layer != "linear" or algo.scale_observation:
         raise UsageError(
-            f"the networks of {source} have no ReLU behind the first layer and take observations as they are: give "
+            f"the networks of {source} have no ReLU after the first layer and use unscaled observations: give "
             "--first_layer linear --scale_observation false"
         )
     if "critic" not in weights:

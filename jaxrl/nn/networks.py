@@ -14,7 +14,7 @@ Initialiser = Callable[..., Array]
 
 
 def torch_uniform(fan_in: int) -> Initialiser:
-    """Uniform in +/- 1 / sqrt(fan-in), PyTorch's default for weights and biases alike."""
+    """Uniform in +/- 1 / sqrt(fan-in), PyTorch's default for weights and biases."""
 
     def init(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         bound = fan_in**-0.5
@@ -42,7 +42,7 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
     Args:
         x: [N, H, W, C].
         kernel: [h, w, C, F], in the dtype of `x`.
-        method: "conv" calls the convolution of the back end (best on GPUs). On CPUs, where that is slow inside
+        method: "conv" calls the convolution of the backend (best on GPUs). On CPUs, where that is slow inside
             compiled loops, matrix products are many times faster: "dense" multiplies each band of h rows by the
             kernel written as one banded matrix (best for few channels, where the wasted zeros cost less than small
             products); "patches" gathers the pixels under the kernel and wastes nothing.

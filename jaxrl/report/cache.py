@@ -40,7 +40,7 @@ def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        warn(f"warning: {path} cannot be read, or holds no mapping, and is left out: delete it")
+        warn(f"warning: {path} cannot be read, or holds no mapping, and is ignored: delete it")
         return {}
     return found
 
@@ -53,4 +53,4 @@ def write_measured(path: Path, entries: dict[str, Any], warn: Warn) -> None:
             path, json.dumps(read_measured(path, lambda _: None) | entries, indent=1, sort_keys=True) + "\n"
         )
     except OSError as error:
-        warn(f"warning: {path} cannot be written ({error.strerror}): the next run measures anew")
+        warn(f"warning: {path} cannot be written ({error.strerror}): the next run measures again")

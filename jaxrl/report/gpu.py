@@ -82,7 +82,7 @@ class Nvml:
 
     def _ask(self, function: str, *arguments: Any) -> None:
         if code := getattr(self._library, function)(*arguments):
-            raise NvmlError(f"{function} answers {code}")
+            raise NvmlError(f"{function} returned {code}")
 
     def handle(self, name: str) -> ctypes.c_void_p:
         """Return the handle of the GPU with this number or UUID."""

@@ -1,7 +1,7 @@
 """Peak rates of a machine: memory copies, matrix products, convolutions; for `doctor` and the benchmarks.
 
 Everything runs inside a compiled loop, as training does: a loop reuses its memory, while every call from outside
-allocates new pages, and some back ends compile an operation in a loop differently.
+allocates new pages, and some backends compile an operation in a loop differently.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ def measure(
     Args:
         width: channels of the convolution.
         dtype: of the convolution; by default the compute dtype of this device.
-        methods: of `networks.convolve`; by default this back end's.
+        methods: of `networks.convolve`; by default this backend's.
         least: minimum seconds per sample.
         rounds: samples of each rate.
         quick: use small arrays; the figures are then meaningless.

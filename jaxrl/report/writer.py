@@ -50,7 +50,9 @@ class Writer:
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
         self.rows = 0
-        self.note = "" if event_pb2 else "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all"
+        self.note = (
+            "" if event_pb2 else "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all metrics"
+        )
         self._lines: RawIOBase | None = None
         self._events: RawIOBase | None = None
 
@@ -170,7 +172,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if whole:
             yield line.decode(), row
         elif number < len(lines):
-            raise MetricsError(f"line {number} of {path} is damaged: mend or remove that line")
+            raise MetricsError(f"line {number} of {path} is damaged: fix or remove that line")
 
 
 # TensorBoard's event files: records of length (8 bytes), its checksum (4), an Event, its checksum (4).

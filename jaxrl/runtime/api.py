@@ -85,7 +85,7 @@ def train(
 
     Args:
         algo: a registered name, "module:Class", or a class.
-        env: likewise, or an environment instance; None for the preset's.
+        env: the same, or an environment instance; None for the preset's.
         preset: a name from configs/ or a YAML file; by default that of the algorithm, if it has one.
         networks: user-defined flax modules by part, such as {"actor": MyNet()}; see `Algorithm.make_network`.
         optimizers: user-defined optax chains by part, learning rates included.
@@ -182,7 +182,7 @@ def evaluate(
     """
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
-        raise UsageError("this policy has no configuration: take one of load, train or make_train")
+        raise UsageError("this policy has no configuration: use one from load, train or make_train")
     subject = policies.EvalPolicy(
         batched(policy.env), policy.config.env, _settings(policy.env), None, policy.config, policy.algo, policy.params,
         policy.step,

@@ -197,7 +197,7 @@ def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple
     found = hosts.first({name: value for name, value in vars(entry).items() if value})
     if found:
         listed = ", ".join(f"{name} {value}" for name, value in found.items())
-        notes.append(f"measured to be fastest on {kind}, and taken where it fits: {listed}")
+        notes.append(f"tuned settings for {kind}, as far as memory allows: {listed}")
     return Tuned(**found), notes
 
 
@@ -207,10 +207,10 @@ def _compiler_options(run: RunSettings, measured: Tuned, resuming: bool) -> tupl
     text = run.compiler_options if given else "" if run.exact_sharding else measured.compiler_options
     options, refused = tuned.known_options(text)
     if refused and given and not resuming:
-        raise UsageError(f"{refused[0]}: leave it out of --compiler_options")
+        raise UsageError(f"{refused[0]}: remove it from --compiler_options")
     if run.exact_sharding and _PASSES in tuned.parse_options(options):
-        raise UsageError(f"exact_sharding chooses the compiler's passes: leave {_PASSES} out of --compiler_options")
-    return options, [f"{line}: it is left out" for line in refused]
+        raise UsageError(f"exact_sharding chooses the compiler's passes: remove {_PASSES} from --compiler_options")
+    return options, [f"{line}: it is ignored" for line in refused]
 
 
 def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) -> BatchedEnvironment:
@@ -222,7 +222,7 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
     if any(phase.restart for phase in algo.phases):
         raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
     if algo.recurrent:
-        raise UsageError("self_play needs a policy that remembers nothing from step to step")
+        raise UsageError("self_play needs a policy without a carry")
     return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
 
 
@@ -262,8 +262,8 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
     if any(phase.iterations is None for phase in phases):
         needed += " or more"
     return (
-        f"{total:,} environment steps leave the phase '{cut[0]}' short, or out: raise --total_env_steps "
-        f"(all phases take {needed}), or make phases shorter"
+        f"{total:,} environment steps are too few for the phase '{cut[0]}': raise --total_env_steps "
+        f"(all phases take {needed}), or shorten phases"
     )
 
 

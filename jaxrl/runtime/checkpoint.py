@@ -292,7 +292,7 @@ class Checkpoints:
         """Return the folder of the last undamaged one of `names`. Raises CheckpointError if there is none."""
         if not names:
             raise CheckpointError(
-                f"there is no checkpoint in {directory}: the run ended before its first one was complete; start it anew"
+                f"there is no checkpoint in {directory}: the run ended before its first was complete; start it again"
             )
         return directory / hosts.on_first(lambda: self._not_damaged(directory, names))
 
@@ -303,13 +303,13 @@ class Checkpoints:
             damage = find_damage(folder)
             if damage is None:
                 if passed > _NAMED:
-                    self._warn(f"{passed - _NAMED} more are damaged and passed over")
+                    self._warn(f"{passed - _NAMED} more are damaged and skipped")
                 return name
             if passed < min(_NAMED, len(names) - 1):  # the error names the oldest
-                self._warn(f"checkpoint {folder} is damaged: {damage}; it is passed over")
+                self._warn(f"checkpoint {folder} is damaged: {damage}; it is skipped")
         raise CheckpointError(
             f"no intact checkpoint in {directory} (of {len(names)}; the oldest, {name}: {damage}); "
-            "copy an intact one back, or start the run anew"
+            "copy an intact one back, or start the run again"
         )
 
 

@@ -38,65 +38,61 @@ class RunSettings:
     """Length, size, devices and outputs of a run."""
 
     num_envs: int = setting(
-        0, "environments stepped together; 0 = as many as the algorithm's settings ask for", between=(0, MOST_ENVS)
+        0, "number of parallel environments; 0 = what the algorithm's settings imply", between=(0, MOST_ENVS)
     )
-    seed: int = setting(0, "seed of everything random", between=(0, 2**32 - 1))
+    seed: int = setting(0, "random seed", between=(0, 2**32 - 1))
     total_env_steps: int = setting(
-        0, "stop after so many environment steps (of all copies), in whole iterations", between=_COUNT
+        0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )
     total_episodes: int = setting(
-        0, "stop after so many episodes, for environments of fixed episode length", between=_COUNT
+        0, "stop after this many episodes, for environments of fixed episode length", between=_COUNT
     )
     max_seconds: float = setting(
-        0.0, "stop after so many seconds of training (of each process); moves no schedule", between=(0, 1e9)
+        0.0, "stop after this many seconds of training (of each process); does not change schedules", between=(0, 1e9)
     )
     schedule_env_steps: int = setting(
-        0, "what schedules count as the whole run; 0 = the total of the first start", between=_COUNT
+        0, "environment steps over which schedules run; 0 = the total of the first start", between=_COUNT
     )
     init_from: str = setting(
         "",
-        "start with the weights of this run (of its best checkpoint), or of actor.pth[,critic.pth] of the published "
-        "snakes trainer; empty = fresh ones",
+        "initial weights: a run (its best checkpoint), or actor.pth[,critic.pth] of the published snakes trainer; "
+        "empty = random",
     )
     devices: int = setting(0, "local devices to use; 0 = all", between=(0, 1e6))
-    exact_sharding: bool = setting(False, "the same bits on any number of devices, at some cost in speed")
+    exact_sharding: bool = setting(False, "bit-identical results on any number of devices, at some cost in speed")
     logical_shards: int = setting(
-        0, "parts of the batch that are sampled apart; 0 = the largest of 8, 4, 2, 1 that fits"
+        0, "parts of the batch that are sampled separately; 0 = the largest of 8, 4, 2, 1 that fits"
     )
     rollout_chunk: int = setting(
-        0, "environments flown at a time where phases restart; 0 = measured, or by the memory plan",
+        0, "environments rolled out at a time in phases that restart them; 0 = tuned, or by the memory plan",
         between=(0, MOST_ENVS),
     )  # fmt: skip
     learn_chunk: int = setting(
-        0, "samples per gradient evaluation, added up to the minibatch; 0 = measured, or by the memory plan",
+        0, "samples per gradient evaluation, accumulated over the minibatch; 0 = tuned, or by the memory plan",
         between=(0, 1e9),
     )  # fmt: skip
     compiler_options: str = setting(
-        "auto", "of XLA for training, name=value with spaces between; auto = those measured on this kind of device"
+        "auto", "XLA options for training, name=value separated by spaces; auto = those tuned for this kind of device"
     )
-    compute_dtype: Compute = setting("auto", "of matmuls and convolutions; auto = bfloat16 on accelerators")
-    rollout_dtype: Store = setting("auto", "of stored observations in [0, 1]; auto = float16")
-    memory_gb: float = setting(
-        0.0, "memory per device that the plan may use, in GiB; 0 = what is free", between=(0, 1e6)
-    )
-    block_iterations: int = setting(16, "most iterations of one compiled call", between=(1, 10_000))
-    block_seconds: float = setting(
-        1.0, "iterations per compiled call are chosen to take about so long", between=(1e-3, 1e6)
-    )
+    compute_dtype: Compute = setting("auto", "dtype of matmuls and convolutions; auto = bfloat16 on accelerators")
+    rollout_dtype: Store = setting("auto", "dtype of stored observations in [0, 1]; auto = float16")
+    memory_gb: float = setting(0.0, "memory limit per device in GiB; 0 = all free memory", between=(0, 1e6))
+    block_iterations: int = setting(16, "maximum number of iterations per compiled call", between=(1, 10_000))
+    block_seconds: float = setting(1.0, "target duration of a compiled call in seconds", between=(1e-3, 1e6))
     log_every: int = setting(1, "iterations per line of metrics", between=(1, 1e9))
     self_play: int = setting(
         4,
-        "most snapshots of the learner that play the other team wherever the opponent is 'self'; divides the games",
+        "maximum number of learner snapshots that play where the opponent is 'self'; divides the number of games",
         between=(1, 1000),
     )
     self_play_every: int = setting(
-        2000, "iterations between snapshots, the oldest of which is replaced", between=(1, 1e9)
+        2000, "iterations between snapshots; a new one replaces the oldest", between=(1, 1e9)
     )
     eval_every: int = setting(
-        0, "iterations between evaluations that choose the best checkpoint; 0 = never", between=(0, 1e9)
+        0, "iterations between evaluations that select the best checkpoint; 0 = never", between=(0, 1e9)
     )
     eval_episodes: int = setting(
-        64, "episodes of such an evaluation, rounded up to a multiple of 8", between=(1, 100_000)
+        64, "episodes per selection evaluation, rounded up to a multiple of 8", between=(1, 100_000)
     )
     checkpoint_every: int = setting(
         0, "iterations between checkpoints; 0 = by checkpoint_minutes alone", between=(0, 1e9)
@@ -104,8 +100,10 @@ class RunSettings:
     checkpoint_minutes: float = setting(
         5.0, "minutes between checkpoints; one is always written at the end", between=(1e-6, 1e6)
     )
-    keep_checkpoints: int = setting(3, "newest checkpoints to keep, beside the best one", between=(1, 1_000_000))
-    runs: str = setting("runs", "folder in which the run's own folder is made")
+    keep_checkpoints: int = setting(
+        3, "newest checkpoints to keep, in addition to the best one", between=(1, 1_000_000)
+    )
+    runs: str = setting("runs", "folder of the run directories")
 
     def __post_init__(self) -> None:
         check_settings(self)

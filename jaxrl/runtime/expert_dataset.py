@@ -93,7 +93,7 @@ def write(path: Path | str, dataset: ExpertDataset) -> None:
         write_atomically(Path(path), content.getvalue())
     except OSError as error:
         raise ExpertDatasetError(
-            f"the expert dataset {path} cannot be written ({error.strerror}): choose a folder that exists and has room"
+            f"the expert dataset {path} cannot be written ({error.strerror}): choose an existing folder with free space"
         ) from None
 
 
@@ -118,8 +118,8 @@ def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDatase
     except _UNREADABLE as error:
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
         raise ExpertDatasetError(
-            f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or make it "
-            f"anew"
+            f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
+            f"again"
         ) from None
     _check(arrays, str(path), least_episodes)
     made = {name: arrays[name] for name in names}
@@ -157,7 +157,7 @@ def read_all(paths: list[str]) -> ExpertDataset:
             if sizes[0] != sizes[1]:
                 raise ExpertDatasetError(
                     f"{what} of {paths[0]} have {sizes[0]} numbers, those of {path} {sizes[1]}: "
-                    "take sets of one arm and one kind of observation"
+                    "use datasets of one arm and one kind of observation"
                 )
     join = lambda field: np.concatenate([getattr(one, field) for one in sets])  # noqa: E731
     task = np.concatenate([np.array([names.index(name) for name in one.task_names])[one.task] for one in sets])
@@ -177,24 +177,23 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
         raise refuse(
-            f"is of version {short_repr(arrays['version'].tolist())}, this program reads version {VERSION}: make it "
-            f"anew"
+            f"is of version {short_repr(arrays['version'].tolist())}, this program reads version {VERSION}: create "
+            f"it again"
         )
     rows = len(np.atleast_1d(arrays["step"]))
     if not rows:
         raise refuse("holds no steps: collect some")
     if np.ndim(arrays["task_names"]) != 1 or np.asarray(arrays["task_names"]).dtype.kind != "U":
-        raise refuse("holds task_names as something else than str[K]: give a name for each task")
+        raise refuse("has task_names that are not str[K]: give a name for each task")
     names = [str(name) for name in arrays["task_names"]]
     if len({*names, ""}) <= len(names):
-        raise refuse(f"has the tasks {short_repr(names)}: give each a name of its own")
+        raise refuse(f"has the tasks {short_repr(names)}: give each a different, non-empty name")
     for name, rank in {**_FLOATS, "task": 1, "step": 1, "terminated": 1}.items():
         array, kinds = np.asarray(arrays[name]), {"task": "iu", "step": "iu", "terminated": "b"}.get(name, "f")
         if array.ndim != rank or len(array) != rows or array.dtype.kind not in kinds:
             what = {"iu": "int", "b": "bool", "f": "float"}[kinds] + ("[N]" if rank == 1 else "[N, numbers]")
             raise refuse(
-                f"holds {name} as {array.dtype}{short_repr(list(array.shape))} beside {rows} rows of step, not as "
-                f"{what}"
+                f"holds {name} as {array.dtype}{short_repr(list(array.shape))} for {rows} rows of step, not as {what}"
             )
         with np.errstate(over="ignore"):
             finite = array.dtype.kind != "f" or np.isfinite(array.astype(np.float32)).reshape(rows, -1).all(1)
@@ -203,7 +202,7 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
     for name in ("observation", "action"):
         if not arrays[name].shape[1]:
-            raise refuse(f"has no numbers in {name}: give what was seen and done")
+            raise refuse(f"has an empty {name}: give observations and actions")
     for one, other in _ALIKE:
         sizes = arrays[one].shape[1], arrays[other].shape[1]
         if sizes[0] != sizes[1]:
@@ -212,7 +211,7 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         if np.abs(arrays[name]).max() > 1 + 1e-6:
             raise refuse(f"has values of {name} outside [-1, 1]: scale actions to that box")
     if np.abs(arrays["log_std"]).max() > _MOST_LOG_STD:
-        raise refuse(f"has values of log_std beyond {_MOST_LOG_STD}: give the logarithm of the standard deviation")
+        raise refuse(f"has values of log_std outside ±{_MOST_LOG_STD}: give the logarithm of the standard deviation")
     _check_episodes(arrays, refuse, least_episodes)
 
 
@@ -230,7 +229,9 @@ def _check_episodes(arrays: dict[str, Any], refuse: Any, least_episodes: int) ->
     same = np.isclose(arrays["next_observation"][:-1], arrays["observation"][1:], rtol=1e-4, atol=1e-4).all(1)
     if (inside & ~same).any():
         row = int(np.argmax(inside & ~same))
-        raise refuse(f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them one")
+        raise refuse(
+            f"has a next_observation in row {row} that is not the observation of row {row + 1}: make them equal"
+        )
     for name, episodes in zip(names, np.bincount(task[begins].astype(np.int64), minlength=len(names)), strict=True):
         if episodes < least_episodes:
             raise refuse(

@@ -86,7 +86,7 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
     launched = _launched()
     if number == 1 or (launched is None and (coordinator, number, index) == (None, None, None)):
         if number == 1 and (coordinator or index):
-            raise UsageError("--num_hosts 1 trains alone: leave --coordinator and --host_index out")
+            raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
         return None
     found = {
         "--coordinator HOST:PORT": coordinator or ("" if launched and launched.coordinator else None),
@@ -96,7 +96,7 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
     missing = [flag for flag, value in found.items() if value is None]
     if missing:
         why = "Open MPI 5 does not say where its first process runs" if launched else "several hosts need it"
-        raise UsageError(f"{' and '.join(missing)}: missing; {why} (--num_hosts 1 trains alone)")
+        raise UsageError(f"{' and '.join(missing)}: missing; {why} (--num_hosts 1 trains on this host only)")
     address, number, index = found.values()  # type: ignore[assignment]
     assert isinstance(number, int) and isinstance(index, int)
     if number < 1 or not 0 <= index < number:
@@ -133,7 +133,7 @@ def _number(name: str, default: str = "") -> int:
     text = os.environ.get(name) or default
     if not text.isdecimal():
         raise UsageError(
-            f"the environment variable {name} must be a number, not {short_repr(text)}: unset it to train alone"
+            f"the environment variable {name} must be a number, not {short_repr(text)}: unset it to train on one host"
         )
     return int(text)
 
@@ -163,7 +163,7 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
     except (RuntimeError, ValueError, OSError) as error:
         raise UserError(
             f"host {place.index} of {place.number} could not join the others ({_cause(str(error))}): start the same "
-            "command on all hosts, and see that they reach the coordinator's port"
+            "command on all hosts, and check that they reach the coordinator's port"
         ) from None
     try:
         yield
@@ -396,4 +396,4 @@ def _remedy(run: Path | None, checkpoints: list[int]) -> str:
     if run is None:
         return "nothing was trained yet: start all hosts again"
     at = f"the last good checkpoint ({checkpoints[-1]:,}) is kept" if checkpoints else "there was no checkpoint yet"
-    return f"{at}: go on with --resume {run}"
+    return f"{at}: continue with --resume {run}"

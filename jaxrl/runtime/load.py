@@ -32,7 +32,7 @@ def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]
         except CheckpointError as error:
             if not use_best:
                 raise
-            print(f"warning: the best checkpoint is left out, the newest is used: {error}", file=sys.stderr)
+            print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
 
@@ -82,14 +82,14 @@ def resolve_config(config: Config) -> Config:
     """Return the configuration of a new run, with the settings that follow from the runs it names.
 
     Raises:
-        UserError: not run directories, or runs that do not fit.
+        UserError: not run directories, or runs that are not compatible.
     """
     cls = algos.find(config.algo)
     named = (*cls.sources, *cls.recordings)
     if not named:
         return config
     if config.run.init_from:
-        raise UsageError(f"'{config.algo}' begins with what --{named[0]} names: leave --init_from out")
+        raise UsageError(f"'{config.algo}' starts from --{named[0]}: remove --init_from")
 
     def source(run: str) -> UpstreamRun:
         other = unchecked_run(read_run(run)[1].with_run(devices=1), resuming=True)
@@ -143,7 +143,7 @@ def _weights_of(run: str) -> Any:
     ends = None not in lengths
     state, step = read_state(directory, setup, best=not ends)
     if ends and step < sum(length or 0 for length in lengths):
-        raise UserError(f"{run} has not gone through all its phases yet: finish it first, with --resume {run}")
+        raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
     return _anywhere(setup.algo.weights(state))
 
 
@@ -158,7 +158,7 @@ def load_weights(run: str, setup: Run) -> Any:
         return _anywhere(torch_weights.load(run, setup.algo, key))
     directory, config = read_run(run)
     if config.algo != setup.config.algo:
-        raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not fit")
+        raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
     other = unchecked_run(config.with_run(devices=1), resuming=True)
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
@@ -169,8 +169,8 @@ def load_weights(run: str, setup: Run) -> Any:
     odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])
     if odd:
         told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
-        raise UsageError(f"the networks of {run} do not fit: they were made with {told[0]}; here {told[1]}")
+        raise UsageError(f"the networks of {run} do not match: they were built with {told[0]}; here {told[1]}")
     if other_shapes:
-        raise UsageError(f"the networks of {run} do not fit: another version of '{config.algo}' made them")
+        raise UsageError(f"the networks of {run} do not match: they were built by another version of '{config.algo}'")
     state, _ = read_state(directory, other, best=True)
     return _anywhere(other.algo.weights(state))

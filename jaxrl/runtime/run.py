@@ -89,7 +89,9 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
             else:
                 state = session.restore(found.step)
             hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
-            console.say(f"resumed at iteration {session.position.iterations:,}" if not fresh else "begun anew")
+            console.say(
+                f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
+            )
             return state
 
         return _train(setup, programs, directory, console, first_state, profile)
@@ -122,7 +124,7 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
             )
     asked, made = setup.config.run.total_env_steps, meta["env_steps"]
     if asked < made and asked != before.run.total_env_steps:
-        raise UsageError(f"the run has made {made:,} environment steps: ask for more than these, not for {asked:,}")
+        raise UsageError(f"the run has made {made:,} environment steps: ask for more than that, not for {asked:,}")
     return _Found(step, meta)
 
 

@@ -147,7 +147,7 @@ def check_environment(run: Path, env: str, version: int) -> None:
     if found and former != version:
         raise RunError(
             f"{run} was trained in version {former} of the environment '{env}', this is version {version}, where "
-            "observations or rules mean something else: use the jaxrl that trained it, or train anew"
+            "observations or rules differ: use the jaxrl that trained it, or train again"
         )
 
 
@@ -184,7 +184,7 @@ def open_run(path: Path | str) -> Path:
         problem = "is not a run directory (it has no config.yaml)" if run.exists() else "does not exist"
         candidates = _near(run)
     except (OSError, ValueError) as error:
-        problem, candidates = f"cannot be looked at ({getattr(error, 'strerror', None) or error})", []
+        problem, candidates = f"cannot be read ({getattr(error, 'strerror', None) or error})", []
     advice = f"did you mean {' or '.join(candidates)}?" if candidates else "no run was found near it: name one"
     raise RunError(f"{path} {problem}; {advice}")
 
@@ -216,7 +216,7 @@ def lock(run: Path) -> Iterator[None]:
             file.seek(0)
             raise RunError(
                 f"run {run} is in use by process {file.read().strip() or 'unknown'}; "
-                "wait until it ends, stop it, or start a run of your own"
+                "wait until it ends, stop it, or start a new run"
             ) from error
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -143,12 +143,12 @@ class Session:
         if hosts.writes() and self.writer.rows < meta.get("rows", 0):
             self.console.say(
                 f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
-                f"to iteration {step:,}: the others are lost, the run goes on without them"
+                f"to iteration {step:,}: the others are lost, the run continues without them"
             )
         if behind := [number for number in self.checkpoints.steps() if number > step]:
             listed = ", ".join(map(str, behind))
             self.console.say(
-                f"checkpoints behind iteration {step:,} are deleted, as the run goes on from there: {listed}"
+                f"checkpoints after iteration {step:,} are deleted, as the run continues from there: {listed}"
             )
         self.checkpoints.discard_after(step)
         if self.best_step == step != self.checkpoints.best_step():  # killed between the checkpoint and its copy
@@ -202,10 +202,10 @@ class Session:
             return f"finished {done}"
         received = [name for names in hosts.gather(self._received) for name in names]
         if received:
-            return f"stopped by {received[0]} {done}; go on with --resume {self.directory}"
+            return f"stopped by {received[0]} {done}; continue with --resume {self.directory}"
         moved = self.position.iterations > self._began_at  # or a run resumed repeatedly would make no progress
         if moved and self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
-            return f"stopped by max_seconds {done}; go on with --resume {self.directory}"
+            return f"stopped by max_seconds {done}; continue with --resume {self.directory}"
         return None
 
     def _advance(self, state: TrainState) -> TrainState:
@@ -310,7 +310,7 @@ class Session:
             if self._received and not announced:
                 announced = True
                 self.console.say(
-                    f"{self._received[0]}: the work under way is finished, then saved; Ctrl-C (again) stops at once"
+                    f"{self._received[0]}: finishing the current block, then saving; Ctrl-C (again) stops at once"
                 )
         return hosts.fetched(tree)
 

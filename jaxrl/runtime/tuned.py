@@ -96,7 +96,7 @@ def parse_options(text: str) -> dict[str, str | bool]:
         name, sign, value = word.removeprefix("--").partition("=")
         if not name or not sign:
             raise UsageError(
-                f"compiler_options: {short_repr(word)} is no option: write name=value, with spaces between"
+                f"compiler_options: {short_repr(word)} is not an option: write name=value, separated by spaces"
             )
         options[name] = {"true": True, "false": False}.get(value, value)
     return options
@@ -126,7 +126,7 @@ def known_options(text: str) -> tuple[str, list[str]]:
     taken, refused = {}, []
     for name, value in parse_options(text).items():
         if why := refusal(name, value):
-            refused.append(f"the compiler option {name} is of no use here ({why})")
+            refused.append(f"the compiler option {name} cannot be used here ({why})")
         else:
             taken[name] = value
     return write_options(taken), refused

@@ -174,10 +174,10 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
         return dict(found)
     found = search(config, copies, changes[0])
     for name, failure in found["failures"].items():
-        say(f"warning: {name} is left out, it failed: {failure}")
+        say(f"warning: {name} is skipped, it failed: {failure}")
     for name, pair in found["differences"].items():
         if not agrees(pair):
-            say(f"warning: {name} is left out, it is wrong on this device: {_apart(pair)}")
+            say(f"warning: {name} is skipped, its results are wrong on this device: {_apart(pair)}")
     say(_sentence(found))
     until = {"until": time.time() + RETRY} if found["failures"] else {}
     write_measured(file, {key: found | until}, say)

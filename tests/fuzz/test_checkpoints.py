@@ -242,7 +242,13 @@ def check(finished: Finished, run: Path) -> None:
     if above == "exit code 0":
         found, rows = outcome(run)
         assert (found, rows) == finished.outcome
-        above = "the newest" if loaded == [max(finished.states)] else "an older one" if loaded else "begun anew"
+        above = (
+            "the newest"
+            if loaded == [max(finished.states)]
+            else "an older one"
+            if loaded
+            else "started from the beginning"
+        )
     COUNTS["resume: " + above] += 1
 
 

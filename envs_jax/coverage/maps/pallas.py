@@ -1,4 +1,4 @@
-"""The GPU backend: Pallas kernels (Triton back end) that read and write each map once per update.
+"""The GPU backend: Pallas kernels (Triton backend) that read and write each map once per update.
 
 A program of `_sweep` takes a strip of 128 columns of one map from top to bottom: it updates tile after tile in place
 and computes sums over the new map: over its cells in each of the 11 x 11 blocks that it overlaps and,

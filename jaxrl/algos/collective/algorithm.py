@@ -63,52 +63,54 @@ CODED = 2048  # windows per call of `learn` in the phase "codes"
 class Collective(Algorithm):
     """One policy for the tasks of several workers, conditioned on a task code of the last steps."""
 
-    workers: str = setting("", "runs of sac, one for each task, with commas between")
+    workers: str = setting("", "runs of sac, one per task, separated by commas")
     expert_datasets: str = setting(
-        "", "files of expert datasets (see jaxrl/runtime/expert_dataset.py), with commas between, beside or without"
+        "", "expert dataset files (see jaxrl/runtime/expert_dataset.py), separated by commas; with or without"
     )
-    resolved_inputs: str = setting(
-        "", "what follows from workers and expert datasets, as JSON; filled in from them", flag=False
-    )
-    state_entries: tuple[int, ...] = setting((), "entries of the observation that make the state; empty = all")
+    resolved_inputs: str = setting("", "data of workers and expert datasets, as JSON; filled in by the run", flag=False)
+    state_entries: tuple[int, ...] = setting((), "indices of the observation that form the state; empty = all")
     random_steps: int = setting(
-        8000, "environment steps per task with random actions (at least an episode everywhere)", between=(1, 1e9)
+        8000, "environment steps per task with random actions (at least one episode per environment)", between=(1, 1e9)
     )
     learner_steps: int = setting(
-        32_000, "then, so many in which the learner acts and learns (likewise; 0 = none)", between=(0, 1e9)
+        32_000,
+        "then, steps per task in which the learner acts and learns (at least one episode; 0 = none)",
+        between=(0, 1e9),
     )
-    worker_steps: int = setting(20_000, "then, so many in which the workers act (likewise; 0 = none)", between=(0, 1e9))
-    update_interval: int = setting(8, "steps of every environment between calls of learn", between=(1, 100_000))
-    initial_updates: int = setting(8000, "updates of the actor behind the random steps", between=(0, 1e9))
+    worker_steps: int = setting(
+        20_000, "then, steps per task in which the workers act (at least one episode; 0 = none)", between=(0, 1e9)
+    )
+    update_interval: int = setting(8, "steps of every environment between calls to learn", between=(1, 100_000))
+    initial_updates: int = setting(8000, "actor updates after the random steps", between=(0, 1e9))
     updates_per_step: float = setting(
-        1.0, "its updates per step of the batch of environments while it acts", between=(1e-6, 1e5)
+        1.0, "actor updates per step of the batch of environments while the learner acts", between=(1e-6, 1e5)
     )
-    transformer_updates: int = setting(
-        9000, "updates of the transformer, when everything is collected", between=(1, 1e9)
+    transformer_updates: int = setting(9000, "transformer updates, after all data are collected", between=(1, 1e9))
+    transformer_batch: int = setting(128, "windows per transformer update", between=(1, 2**24))
+    transformer_lr: float = setting(2e-4, "learning rate of the transformer (Adam)", between=RATE)
+    context_length: int = setting(20, "steps in the transformer's window", between=(2, 10_000))
+    code_size: int = setting(6, "size of the task code", between=(1, 2**14))
+    embedding_size: int = setting(32, "size of the transformer's tokens", between=(1, 2**14))
+    feedforward_size: int = setting(128, "units of the transformer's feed-forward layers", between=(1, 2**16))
+    num_heads: int = setting(8, "attention heads of the transformer", between=(1, 2**10))
+    num_layers: int = setting(3, "encoder layers of the transformer", between=(1, 100))
+    dropout: float = setting(0.1, "dropout rate of the transformer", between=(0, 0.99))
+    contrast_weight: float = setting(
+        0.25, "weight of the InfoNCE loss; that of the reconstruction is 1", between=(0, 1e6)
     )
-    transformer_batch: int = setting(128, "windows of each", between=(1, 2**24))
-    transformer_lr: float = setting(2e-4, "its learning rate (Adam)", between=RATE)
-    context_length: int = setting(20, "steps that the transformer reads", between=(2, 10_000))
-    code_size: int = setting(6, "numbers of a task code", between=(1, 2**14))
-    embedding_size: int = setting(32, "of the transformer's tokens", between=(1, 2**14))
-    feedforward_size: int = setting(128, "units of its dense layers", between=(1, 2**16))
-    num_heads: int = setting(8, "of its attention", between=(1, 2**10))
-    num_layers: int = setting(3, "of its encoder", between=(1, 100))
-    dropout: float = setting(0.1, "share of units that its training drops", between=(0, 0.99))
-    contrast_weight: float = setting(0.25, "of InfoNCE beside the reconstruction", between=(0, 1e6))
-    temperature: float = setting(0.15, "of InfoNCE", between=(1e-6, 1e6))
-    actor_updates: int = setting(50_000, "updates of the actor with the trained transformer's codes", between=(1, 1e9))
-    critic_updates: int = setting(10_000, "updates of the critics; 0 = none", between=(0, 1e9))
-    batch_size: int = setting(256, "steps of each update of actor and critics", between=(1, 2**24))
+    temperature: float = setting(0.15, "temperature of InfoNCE", between=(1e-6, 1e6))
+    actor_updates: int = setting(50_000, "actor updates with the trained transformer's codes", between=(1, 1e9))
+    critic_updates: int = setting(10_000, "critic updates; 0 = none", between=(0, 1e9))
+    batch_size: int = setting(256, "steps per update of the actor or the critics", between=(1, 2**24))
     actor_lr: float = setting(2e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(2e-4, "learning rate of the critics (Adam)", between=RATE)
     final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this share of themselves at their last update", between=UNIT
+        1.0, "learning rates fall linearly to this fraction of their initial value at the last update", between=UNIT
     )
     hidden_size: int = setting(300, "units of each hidden layer of actor and critics", between=(1, 2**16))
-    depth: int = setting(2, "their hidden layers", between=(1, 100))
-    num_critics: int = setting(2, "num_critics", between=(1, 100))
-    updates_per_call: int = setting(50, "updates of an iteration that only learns", between=(1, 100_000))
+    depth: int = setting(2, "hidden layers of actor and critics", between=(1, 100))
+    num_critics: int = setting(2, "number of critics", between=(1, 100))
+    updates_per_call: int = setting(50, "updates per iteration in phases that only learn", between=(1, 100_000))
 
     recurrent: ClassVar[bool] = True
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample", "zero_code")
@@ -121,17 +123,15 @@ class Collective(Algorithm):
             spec.num_agents == 1
             and all(isinstance(box, Box) and len(box.shape) == 1 for box in (spec.observation, action))
         ):
-            raise ValueError(
-                f"collective takes one agent with a vector as observation and action, unlike '{spec.name}'"
-            )
+            raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
-            raise ValueError(f"collective takes actions in [-1, 1], those of '{spec.name}' are {action}")
+            raise ValueError(f"collective needs actions in [-1, 1], but those of '{spec.name}' are {action}")
         read_resolved(self.resolved_inputs or "{}", RESOLVED)
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
         if len(set(self.state_entries)) < len(self.state_entries):
-            raise ValueError(f"state_entries {self.state_entries} name an entry twice: name each one once")
+            raise ValueError(f"state_entries {self.state_entries} list an entry twice: list each one once")
         super().__post_init__()
         if self.embedding_size % self.num_heads:
             raise ValueError(f"num_heads {self.num_heads} do not divide embedding_size {self.embedding_size}")

@@ -52,7 +52,7 @@ def resolve_workers(
             if source.settings[name] != value:
                 raise ValueError(
                     f"{ordered[0].run} was trained with {name} {value}, {source.run} with "
-                    f"{source.settings[name]}: take workers that are alike"
+                    f"{source.settings[name]}: use workers with the same settings"
                 )
     tasks, rows = list(spec.task_names), [0, 0]
     if recording is not None:
@@ -83,7 +83,7 @@ def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], without: bo
     for source in sources:
         task = check_worker(source, spec)
         if task in workers:
-            raise ValueError(f"{workers[task].run} and {source.run} are both workers for '{task}': take one")
+            raise ValueError(f"{workers[task].run} and {source.run} are both workers for '{task}': use one")
         workers[task] = source
     missing = [name for name in spec.task_names if name not in workers]
     if missing or not spec.task_names:
@@ -102,11 +102,11 @@ def check_worker(source: UpstreamRun, spec: EnvSpec) -> str:
     source.check(spec)
     names = algo.spec.task_names
     if len(names) != 1:
-        raise ValueError(f"{run} was trained on {len(names)} tasks: a worker knows one")
+        raise ValueError(f"{run} was trained on {len(names)} tasks: a worker has one")
     if names[0] not in spec.task_names:
         raise ValueError(
             f"{run} was trained on '{names[0]}', which is not among the tasks here ({', '.join(spec.task_names)}): "
-            "leave it out, or name its task, too"
+            "remove it, or add its task"
         )
     return names[0]
 
