@@ -2,7 +2,7 @@
 
 Runs what bench.env_throughput and bench.train_throughput do, case after case (for coverage: q = 57 and q = 7, for
 snakes: random opponents and level 2, for reach: the original's batch and the recommended one), and writes one JSON
-file, a table and a plot. PyTorch is left out, with a line, where it is not installed or has no learner for the
+file, a table and a plot. PyTorch is skipped, with a message, where it is not installed or has no learner for the
 settings.
 """
 

@@ -1,7 +1,7 @@
-"""python -m bench.env_throughput --env coverage --q 57 --num_envs 1,64,1024,4096: how fast environments go.
+"""python -m bench.env_throughput --env coverage --q 57 --num_envs 1,64,1024,4096: throughput of environments.
 
 Three stages, each containing the one before: rules (state, rewards, metrics), observation (all that a step returns, and
-the critic's view), policy (a scripted policy acts). JAX on one device or several and the baseline, which plays one copy
+the critic's input), policy (a scripted policy acts). JAX on one device or several and the baseline, which runs one copy
 at a time on one core (in NumPy, or in the real simulator where there is one), take turns in one run. --vary NAME=A,B
 measures several values of one environment setting side by side, such as --vary map_backend=dense,windows.
 """

@@ -1,9 +1,9 @@
-"""python -m bench.gpu_program [--programs coma_4096,ddpg] [--gpus 1,8]: what jobs become on GPUs that are not there.
+"""python -m bench.gpu_program [--programs coma_4096,ddpg] [--gpus 1,8]: jobs compiled for GPUs that are absent.
 
-Compiles the programs for NVIDIA H200s, really (XLA, Triton, selection of cuDNN's calls without autotuning), and runs
-nothing. Shows for each: operations of the host (a CUDA graph is one, whatever lies in it), kernels and copies on the
+Fully compiles the programs for NVIDIA H200s (XLA, Triton, selection of cuDNN calls without autotuning), and runs
+nothing. Shows for each: operations of the host (a CUDA graph is one, whatever it contains), kernels and copies on the
 GPU, the same for every loop inside, library calls, collectives and bytes. Needs a Linux environment with jax[cuda12] or
-jax[cuda13], but no GPU and no driver. Where a number of repetitions is not known beforehand, one is counted. Called
+jax[cuda13], but no GPU and no driver. Where a number of repetitions is not known in advance, one is counted. Run
 again with the same --out it compiles what is missing there; all programs take an hour or two.
 """
 

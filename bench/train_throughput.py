@@ -1,11 +1,10 @@
-"""python -m bench.train_throughput --algo coma --num_envs 1,64,1024,4096 [--torch]: how fast training goes.
+"""python -m bench.train_throughput --algo coma --num_envs 1,64,1024,4096 [--torch]: throughput of training.
 
 Env steps and updates per second of whole training iterations, and the learner's FLOP per second (counted from the
-shapes of its layers) beside what the machine reaches in matrix products and convolutions. An iteration that would take
-longer than --seconds is not run: its rates are projected from one chunk of environments flown, and from a training step
-with few updates of the same arithmetic. --torch adds the PyTorch learner with the baseline's environment, in turns. All
-flags of training are taken too, such as --q 7 --hidden_size 64 or --config coma_quick.
-"""
+shapes of its layers) next to the machine's rates in matrix products and convolutions. An iteration that would take
+longer than --seconds is not run: its rates are projected from one chunk of environments rolled out, and from a training
+step with few updates of the same arithmetic. --torch adds the PyTorch learner with the baseline's environment, in
+turns. All flags of training are also accepted, such as --q 7 --hidden_size 64 or --config coma_quick."""
 
 import argparse
 import dataclasses
@@ -458,7 +457,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     measure.add_common(parser, SIZES)
     parser.add_argument("--seconds", default="10", metavar="X", help="project iterations that would take longer "
                         "than this by their FLOP (default: 10)")  # fmt: skip
-    parser.add_argument("--torch", action="store_true", help="the PyTorch learner too, in the baseline's environment")
+    parser.add_argument(
+        "--torch", action="store_true", help="also time the PyTorch learner, in the baseline's environment"
+    )
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:

@@ -19,7 +19,7 @@ def stage(function: _F) -> _F:
 
     XLA's CPU compiler would otherwise fuse a cheap-looking function into each of its readers and recompute it for
     every element that they read, often in loops that no longer vectorise; `jax.lax.optimization_barrier`
-    does not stop it. On other backends the function is left as it is.
+    does not stop it. On other backends the function is unchanged.
     """
 
     compiled = jax.jit(function)  # traced once, however often it is called

@@ -1,4 +1,4 @@
-"""jaxrl: reinforcement learning where environment, replay and learner live on the accelerator."""
+"""jaxrl: reinforcement learning with environment, replay buffer and learner on the accelerator."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -751,7 +751,7 @@ def test_expert_datasets_that_do_not_fit(here: Path, capsys: pytest.CaptureFixtu
 WRONG = {
     "none": ("", "there is no worker for 'near', 'far': name a run of sac for each of near, far with --workers"),
     "too few": ("{near}", "there is no worker for 'far'"),
-    "twice": ("{near},{near}", "{near} and {near} are both workers for 'near': take one"),
+    "twice": ("{near},{near}", "{near} and {near} are both workers for 'near': use one"),
     "another task": ("{near},{other}", "{other} was trained on 'nearer', which is not among the tasks here"),
     "several tasks": ("{both},{far}", "{both} was trained on 2 tasks: a worker has one"),
     "another arm": ("{arm},{far}", "{arm} was trained with reach 0.4, here it is 0.5: use the same value"),

@@ -384,7 +384,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
     [
         (CONTINUOUS, {}, "needs discrete actions"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
-        (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' choices"),
+        (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' actions"),
         (
             dataclasses.replace(SNAKES, observation=Box((2,))),
             {"scale_observation": True},

@@ -123,7 +123,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     for flags, sentence in (
         (["--programs", "coma_409"], "--programs: there is no set of programs 'coma_409': did you mean 'coma_4096'"),
         (["--gpus", "9"], "--gpus"),
-        (["--gpus", ""], "--gpus names no number: give one, or several with commas between, such as 1,8"),
+        (["--gpus", ""], "--gpus names no number: give one, or several separated by commas, such as 1,8"),
     ):
         assert gpu_program.main(flags) == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")

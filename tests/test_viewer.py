@@ -274,7 +274,7 @@ def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
     legend = {
         "coverage": ["believed of interest", "never seen", "footprint seen from 15 m", "message", "random (mean)"],
         "snakes": ["chosen by a learner", "bean", "died here, paler with time", "random (mean)"],
-        "reach": ["red: path of the tool centre", "green: sphere that counts", "success below 5 cm", "random (mean)"],
+        "reach": ["red: path of the tool centre", "green: success sphere", "success below 5 cm", "random (mean)"],
     }[any_record.env.spec.name]
     for words in seen:
         assert all(any(sign in text for text in words) for sign in legend)

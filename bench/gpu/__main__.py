@@ -1,10 +1,10 @@
-"""python -m bench.gpu --out DIR [--minutes 9] [--parts device,correct,...]: is this GPU right, and what does it reach?
+"""python -m bench.gpu --out DIR [--minutes 9] [--parts device,correct,...]: benchmark and verify this GPU.
 
-Works through units of work in order of value, each in a process that is ended when it takes too long. DIR/results.json
-holds what they found and DIR/summary.md, printed at the end, a table of it; both are written anew as soon as a unit has
-ended. Called again with the same DIR, or with one that holds no more than results.json, it does what is missing; what
-took too long is tried once more behind all others.
-Nothing is taken from the network.
+Runs units of work in order of importance, each in a process that is stopped when it takes too long. DIR/results.json
+holds what they found and DIR/summary.md, printed at the end, a table of it; both are rewritten after each unit.
+Run again with the same DIR, or with one that holds only results.json, it does the missing units; those that
+took too long are retried once after all others.
+Nothing is downloaded.
 """
 
 import os
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the results")
     parser.add_argument("--minutes", default="9", metavar="X", help="time limit in minutes (default: 9)")
     parser.add_argument("--parts", metavar="A,B,...", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--again", metavar="A,B,...", help="units to do anew, by their names in results.json")
+    parser.add_argument("--again", metavar="A,B,...", help="units to repeat, by their names in results.json")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with tiny sizes: the figures mean nothing")
     asked = parser.parse_args(list(argv))
     until = time.monotonic() + 60 * measure.positive(asked.minutes, "--minutes")

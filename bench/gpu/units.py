@@ -1,4 +1,4 @@
-"""Units of work of `bench.gpu`, in order of value, each with a time limit of its own."""
+"""Units of work of `bench.gpu`, in order of importance, each with its own time limit."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""Readings of utilisation and power while the device works, where it reports them."""
+"""Utilisation and power of a busy device, where it reports them."""
 
 import statistics
 import threading

@@ -1,6 +1,6 @@
 """Process in which `bench.gpu` does its work: python -m bench.gpu.worker DIR UNTIL [--quick] UNIT ...
 
-Prints "begins NAME" to stdout before each unit, and begins none shortly before UNTIL (seconds since 1970). It ends when
+Prints "begins NAME" to stdout before each unit, and starts none shortly before UNTIL (seconds since 1970). It ends when
 its standard input does, that is with its parent, and after a unit that failed, since a process may be unable to use
 the device from then on.
 """

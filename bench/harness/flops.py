@@ -1,9 +1,8 @@
 """Floating-point operations of a function, counted from the shapes of its matrix products and convolutions.
 
-Two operations per multiply-add. Elementwise work is left out, and so are products with zeros from padding and dilation
-(frequent in gradients of convolutions): the count is the necessary work, however it is done. Loops count as often as
-they run; of branches the most expensive counts.
-"""
+Two operations per multiply-add. Elementwise work is not counted, nor are products with zeros from padding and dilation
+(frequent in gradients of convolutions): the count is the necessary work, independent of the implementation. Loops count
+as often as they run; of branches the most expensive counts."""
 
 import math
 from collections.abc import Callable

@@ -62,7 +62,7 @@ def parse_list(text: str, flag: str, low: int, high: int) -> list[int]:
     words = text.replace(",", " ").split()
     if not words:
         raise UsageError(
-            f"{flag} names no number: give one, or several with commas between, such as {low},{min(64, high)}"
+            f"{flag} names no number: give one, or several separated by commas, such as {low},{min(64, high)}"
         )
     return sorted({parse_int(word, flag, low, high) for word in words})
 

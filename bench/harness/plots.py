@@ -1,4 +1,4 @@
-"""python -m bench.harness.plots RESULT.json ...: table and plot of a benchmark's result, beside it as .md and .png."""
+"""python -m bench.harness.plots RESULT.json ...: table and plot of a benchmark's result, next to it as .md and .png."""
 
 import io
 import sys
@@ -290,7 +290,7 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
     parser = measure.parser("python -m bench.harness.plots", __doc__)
-    parser.add_argument("results", nargs="*", metavar="RESULT.json", help="what a benchmark has written")
+    parser.add_argument("results", nargs="*", metavar="RESULT.json", help="result of a benchmark")
     parsed = parser.parse_args(list(argv))
     if not parsed.results:
         raise UsageError("name the JSON file of a benchmark, such as those under bench/results/")

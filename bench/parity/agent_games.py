@@ -1,7 +1,7 @@
 """python -m bench.parity.agent_games DIR: games of an exported agent by the original rules, in plain NumPy.
 
 DIR is what `python -m jaxrl.export RUN --format jidi --out DIR` wrote. The agent is called as the Jidi platform calls
-it, once per snake and step, and plays the scripted players in both sides. Prints a table of means with standard errors,
+it, once per snake and step, and plays the scripted players on both sides. Prints a table of means with standard errors,
 and how long calls take.
 """
 
@@ -100,12 +100,12 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     parser = Parser(prog="python -m bench.parity.agent_games", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("directory", metavar="DIR", type=Path, help="what jaxrl.export wrote")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="directory that jaxrl.export wrote")
     parser.add_argument("--games", metavar="N", type=int, default=200,
-                        help="games against each opponent in each side (default: 200)")  # fmt: skip
+                        help="games against each opponent on each side (default: 200)")  # fmt: skip
     parser.add_argument("--opponents", metavar="A,B,...", default="random,2",
                         help=f"of {', '.join(OPPONENTS)} (default: random,2)")  # fmt: skip
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of games and actions (default: 0)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of games and actions (default: 0)")
     flags = parser.parse_args(list(argv))
     opponents = flags.opponents.split(",")
     for name in opponents:

@@ -1,7 +1,7 @@
-"""One training step of COMA on a device, against the same step in float32 on this machine's processor.
+"""One training step of COMA on a device, against the same step in float32 on this machine's CPU.
 
 Both get the same synthetic missions and weights. Compared are the gradients, read from Adam's first moments after the
-first step, by the length of their difference over their own: not weights, whose first step under Adam has the sign of
+first step, by the norm of their difference over their own: not weights, whose first step under Adam has the sign of
 the gradient and little else.
 """
 

@@ -1,8 +1,8 @@
-"""python -m bench.parity.metaworld --episodes 50: the arm of `reach` beside real Meta-World (extra `real`).
+"""python -m bench.parity.metaworld --episodes 50: the arm of `reach` against real Meta-World (extra `real`).
 
 Plays fresh episodes of five policies in Meta-World's reach-v3, with its puck and all contacts, then replays the
 recorded actions through the JAX environment, open loop from the reset over 500 steps, and compares. Prints a table
-with a bound for every figure; the exit code is 1 if one is broken.
+with a bound for every figure; the exit code is 1 if one is exceeded.
 """
 
 import argparse
@@ -237,7 +237,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = measure.parser("python -m bench.parity.metaworld", __doc__)
     parser.add_argument("--episodes", default="50", metavar="N", help="episodes, shared by the policies (default: 50)")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="policies (default: all five)")
-    parser.add_argument("--seed", default="0", metavar="N", help="of pairs of puck and goal, and of policies")
+    parser.add_argument("--seed", default="0", metavar="N", help="seed of pairs of puck and goal, and of policies")
     parser.add_argument("--out", metavar="FILE", help=f"JSON result (default: bench/results/{KIND}_<time>.json)")
     parsed = parser.parse_args(list(argv))
     parsed.episodes = parse_int(parsed.episodes, "--episodes", 1, 10_000)

@@ -2,7 +2,7 @@
 
 The original's scores (q = 57, 50 missions each; mean and standard deviation of map entropy and F1 after a third, two
 thirds and all of the measurements) were obtained with the classes of the public repository dmar-bonn/ipp-marl. Here
-each policy flies held-out missions of the same distribution. A mean must lie within three standard errors of the
+each policy runs held-out missions of the same distribution. A mean must lie within three standard errors of the
 difference; F1 may differ by another 0.02, because the original lets rounding decide cells of contradicting readings.
 Ends with status 1 where one does not.
 """
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m bench.parity.published_coverage", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--episodes", default="200", metavar="N", help="missions per policy (default: 200)")
-    parser.add_argument("--seed", default="0", metavar="N", help="of the missions (default: 0)")
+    parser.add_argument("--seed", default="0", metavar="N", help="seed of the missions (default: 0)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))
     episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)

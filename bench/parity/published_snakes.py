@@ -2,7 +2,7 @@
 
 The original's figures were measured with the engine of the public repository jidiai/Competition_3v3snakes and the
 scripted players of zhizhengzhao/snake: mean team scores, results, deaths and meals per game and team. Here each pair
-plays games of its own (or, with --engine numpy, the slow oracle does: it tells whose figure is odd).
+plays its own games (or, with --engine numpy, the slow oracle does: it shows which figure is wrong).
 
 Every figure must lie within three standard errors of the difference, plus half a unit of the last published digit:
 scores with the published error and ours; shares of games with the binomial error at the pooled share; deaths and
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     parser = measure.parser("python -m bench.parity.published_snakes", __doc__)
     parser.add_argument("--episodes", default="2000", metavar="N", help="games per pair (default: 2000)")
-    parser.add_argument("--seed", default="0", metavar="N", help="of the games (default: 0)")
+    parser.add_argument("--seed", default="0", metavar="N", help="seed of the games (default: 0)")
     parser.add_argument("--engine", default="jax", metavar="NAME", help="jax or numpy, the oracle (default: jax)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))

@@ -1,7 +1,7 @@
 """Reference data of the environments: records of the original systems ("recorded"), and our own ("own").
 
 The records of the original systems are large and not part of the repository. They are searched in the directory named
-by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` beside the repository. Our own data lie in
+by the environment variable JAXRL_GOLDEN, or else in `../shared/golden` next to the repository. Our own data lie in
 `tests/data`, in the same form: records of the NumPy oracles in `bench/`, written by `scripts/record_parity.py`.
 """
 

@@ -1,6 +1,6 @@
 """Base of PyTorch learners with a replay: a ring of steps on the host, and parameters as arrays.
 
-PyTorch is imported when a learner is made. Letter: M steps of a batch.
+PyTorch is imported when a learner is created. Letter: M steps of a batch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 The file names a preset, how long each run trains, what is evaluated, and variants: a name and the flags that differ.
 Every variant is trained with every seed, a few at a time, and evaluated on held-out episodes. The result is written
-after each run; started again, it goes on with the runs that are missing.
+after each run; started again, it continues with the missing runs.
 """
 
 import concurrent.futures
@@ -145,11 +145,11 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
     flags = measure.parser("python -m bench.studies.ablation", __doc__)
-    flags.add_argument("plan", metavar="FILE", help="what to try")
+    flags.add_argument("plan", metavar="FILE", help="plan of the study")
     flags.add_argument("--seeds", default="1,2,3", metavar="N,M,...", help="(default: 1,2,3)")
     flags.add_argument("--jobs", default="2", metavar="N", help="runs at a time (default: 2)")
-    flags.add_argument("--runs", default="runs", metavar="DIR", help="where runs go (default: runs)")
-    flags.add_argument("--out", metavar="FILE", help="JSON file to write, or to go on with; a table goes beside it")
+    flags.add_argument("--runs", default="runs", metavar="DIR", help="folder of the runs (default: runs)")
+    flags.add_argument("--out", metavar="FILE", help="JSON file to write or continue; a table goes next to it")
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
     parsed = flags.parse_args(list(argv))
     asked = read_plan(Path(parsed.plan))

@@ -1,9 +1,8 @@
-"""python -m bench.studies.collective_codes RUN --name arms: how well task codes of a collective tell tasks apart.
+"""python -m bench.studies.collective_codes RUN --name arms: how well task codes of a collective identify tasks.
 
-Looks for the nearest training window of each held-out window, by the cosine of their codes, and says how often it is of
-the same task; draws held-out codes along their two principal axes, and the errors of the transformer over its updates.
-Writes bench/results/collective_codes_NAME.json and .png.
-"""
+Looks for the nearest training window of each held-out window, by the cosine of their codes, and reports how often it is
+of the same task; draws held-out codes along their two principal axes, and the errors of the transformer over its
+updates. Writes bench/results/collective_codes_NAME.json and .png."""
 
 import json
 import sys
@@ -114,17 +113,19 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     flags = measure.parser("python -m bench.studies.collective_codes", __doc__)
     flags.add_argument("run", metavar="RUN", help="directory of a run of collective")
-    flags.add_argument("--name", required=True, help="what the figure is called")
-    flags.add_argument("--windows", default="4000", metavar="N", help="most windows of each kind (default: 4000)")
-    flags.add_argument("--seed", default="0", metavar="N", help="of the choice of windows (default: 0)")
-    flags.add_argument("--results", default=str(measure.RESULTS), metavar="DIR", help="folder of the two files")
+    flags.add_argument("--name", required=True, help="name of the figure")
+    flags.add_argument(
+        "--windows", default="4000", metavar="N", help="maximum number of windows of each kind (default: 4000)"
+    )
+    flags.add_argument("--seed", default="0", metavar="N", help="seed of the choice of windows (default: 0)")
+    flags.add_argument("--results", default=str(measure.RESULTS), metavar="DIR", help="folder of both files")
     asked = flags.parse_args(list(argv))
     most, seed = parse_int(asked.windows, "--windows", 2, 2**20), parse_int(asked.seed, "--seed", 0, 2**31)
     algo, state, step = load_state(asked.run)
     if not isinstance(algo, Collective):
         raise UsageError(f"{asked.run} was trained with {type(algo).__name__.lower()}: name a run of collective")
     if int(state.replicated.coded) < algo.rows:
-        raise UserError(f"{asked.run} has not computed its codes yet: go on with --resume {asked.run}")
+        raise UserError(f"{asked.run} has not computed its codes yet: continue with --resume {asked.run}")
     result = {"kind": KIND, "name": asked.name, "run": asked.run, "checkpoint": step, "seed": seed}
     directory = run_directory.open_run(asked.run)
     result |= {"versions": run_directory.versions(), "curves": curves(directory)}

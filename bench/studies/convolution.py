@@ -1,7 +1,7 @@
 """python -m bench.studies.convolution: the methods of `convolve`, by layer and width, forward and backward.
 
-Each runs inside a compiled loop, as in training, on the first device. FLOP are those of a convolution without waste:
-what "dense" multiplies by zeros does not count. The fastest by layer and width belongs into
+Each runs inside a compiled loop, as in training, on the first device. FLOP are those of a plain convolution:
+multiplications by zeros in "dense" do not count. The fastest by layer and width belongs in
 `jaxrl.nn.networks.convolution_methods`.
 """
 
@@ -70,7 +70,9 @@ def _flags(parser: argparse.ArgumentParser) -> None:
                         "without conv, which takes minutes there)")  # fmt: skip
     parser.add_argument("--samples", default="512", metavar="N", help="images per gradient (default: 512)")
     parser.add_argument("--channels", default="12", metavar="N", help="of the images (default: 12)")
-    parser.add_argument("--dtype", metavar="NAME", help="float32 or bfloat16 (default: what networks compute in here)")
+    parser.add_argument(
+        "--dtype", metavar="NAME", help="float32 or bfloat16 (default: the compute dtype of networks here)"
+    )
     parser.add_argument("--rounds", default="5", metavar="N", help="samples of everything, in turns (default: 5)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
     parser.add_argument("--quick", action="store_true", help="a rehearsal in seconds: the figures mean nothing")

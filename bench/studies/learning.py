@@ -169,10 +169,14 @@ def plot(result: dict[str, Any]) -> Figure:
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     flags: argparse.ArgumentParser = Parser(prog="python -m bench.studies.learning", description=__doc__)
-    flags.add_argument("runs", nargs="+", metavar="RUN", help="run directories of one configuration, other seeds")
-    flags.add_argument("--name", required=True, help="what the figure is called")
+    flags.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directories of one configuration, with different seeds"
+    )
+    flags.add_argument("--name", required=True, help="name of the figure")
     flags.add_argument("--note", default="", help="a sentence kept with the figures, such as what else was running")
-    flags.add_argument("--reach", type=float, metavar="SCORE", help="also say when a curve was first as good")
+    flags.add_argument(
+        "--reach", type=float, metavar="SCORE", help="also report when each curve first reaches this score"
+    )
     flags.add_argument("--training", metavar="METRIC", help="draw this metric of training episodes, means of a hundred")
     asked = flags.parse_args(list(argv))
     if asked.reach is not None and not math.isfinite(asked.reach):

@@ -1,8 +1,8 @@
 """python -m bench.studies.published_learning: what the published settings learn in plain PyTorch on the NumPy oracle.
 
 Neither the environment nor the learner here shares code with envs_jax or jaxrl: if `ddpg_competition` scores the same,
-it is the settings that score so. Plays one game after another against the opponent of the preset, then games against
-random players in both sides by the published protocol: sampled actions, no exploration.
+the score comes from the settings. Plays one game after another against the opponent of the preset, then games against
+random players on both sides by the published protocol: sampled actions, no exploration.
 """
 
 import sys
@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> int:
     assert __doc__ is not None
     parser = measure.parser("python -m bench.studies.published_learning", __doc__)
     parser.add_argument("--episodes", default="2000", metavar="N", help="games of 200 steps (default: 2000)")
-    parser.add_argument("--games", default="500", metavar="N", help="evaluation games in each side (default: 500)")
-    parser.add_argument("--seed", default="1", metavar="N", help="of everything (default: 1)")
-    parser.add_argument("--fresh_opponents", action="store_true", help="opponents see the game as it is, as in the "
+    parser.add_argument("--games", default="500", metavar="N", help="evaluation games on each side (default: 500)")
+    parser.add_argument("--seed", default="1", metavar="N", help="random seed (default: 1)")
+    parser.add_argument("--fresh_opponents", action="store_true", help="opponents observe the true state, as in the "
                         "published trainer since December 2021")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     parsed = parser.parse_args(list(argv))

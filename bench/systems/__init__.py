@@ -1,7 +1,7 @@
 """Baseline environments and learners that the JAX side is compared with, environment by environment.
 
 An environment joins the benchmarks with one entry here and a module that defines `SYSTEM`. One without an entry can
-be measured too, without a baseline.
+also be measured, without a baseline.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""Third-party simulators behind the interface of `envs_jax`; each needs a package of its own (an extra)."""
+"""Third-party simulators with the interface of `envs_jax`; each needs its own package (an extra)."""

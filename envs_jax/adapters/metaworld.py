@@ -1,6 +1,6 @@
 """Meta-World, the simulator that `envs_jax.reach` reimplements, with its contacts, on the host (extra `real`).
 
-`Arm` is one arm in any of its tasks. `RealReach` puts several in the place of `Reach`'s own arm: draws of puck and
+`Arm` is one arm in any of its tasks. `RealReach` uses several in place of `Reach`'s own arm: draws of puck and
 goal, tasks, reward and success stay those of `Reach`. Or it runs one of Meta-World's own tasks, with its reward,
 success and scripted policy. Observations are Meta-World's.
 

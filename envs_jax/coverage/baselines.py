@@ -3,7 +3,7 @@
 random          uniform over the moves that stay inside the area
 ig              greedy expected information gain of the next measurement, all agents at once; contested cells are
                 discounted; the collision mask uses the present positions of lower-numbered agents (as in the original)
-ig_sequential   the same gain, agents choosing one after the other: each respects the moves already chosen and counts
+ig_sequential   the same gain, agents acting in turn: each respects the moves already chosen and counts
                 no cell that an earlier one is going to measure
 lawnmower       fixed sweeps at 10 m (`lawnmower_5`, `lawnmower_15`: at 5 m and 15 m), agents assigned to four paths in
                 turn; an agent that is not on its path flies to the path's start first (with `start` "paths_10",

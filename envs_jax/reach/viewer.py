@@ -23,8 +23,8 @@ PUCK_SIZE = 0.02  # radius and half height, m
 
 
 _CAPTION = (
-    "blue: arm{} · red: path of the tool centre · green: sphere that counts, ring: goal shown "
-    "· yellow: puck · ×: pulls the hand"
+    "blue: arm{} · red: path of the tool centre · green: success sphere, ring: goal shown "
+    "· yellow: puck · ×: target of the hand"
 )
 
 
@@ -279,8 +279,8 @@ def _coloured(colour: str, words: str) -> str:
 
 
 _LEGEND = f"""<div>{_coloured(ARM, "arm")}, {_coloured(PATH, "path of the tool centre")},
-{_coloured(POINT, "sphere that counts")} (ring: the goal as it is shown to the agent),
-{_coloured(PUCK, "puck")}, × what the hand is pulled to</div>"""
+{_coloured(POINT, "success sphere")} (ring: the goal as it is shown to the agent),
+{_coloured(PUCK, "puck")}, × target of the hand</div>"""
 
 _SCRIPT = (
     """

@@ -1,7 +1,7 @@
 """Snakes on a torus: two teams compete for beans (the "3v3 snakes" competition game of the Jidi platform).
 
 Rules, observations, rewards and scripted players after the public repositories jidiai/Competition_3v3snakes and
-zhizhengzhao/snake, their defects included.
+zhizhengzhao/snake, their bugs included.
 
 Modules: `board` cells and planes, `rules` the game, moves and collisions, `respawn` where
 snakes come back, `draws` all that is random, `segments` games from and to lists of cells, `room` which boards are large

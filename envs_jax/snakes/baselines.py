@@ -3,7 +3,7 @@
 Also the match rules: games against each of them.
 
 random      uniform, level 0
-level1 .. level4, evasion    as the opponents of these names, choosing beans each for itself as they do
+level1 .. level4, evasion    as the opponents of these names, each choosing beans for itself as they do
 """
 
 import functools

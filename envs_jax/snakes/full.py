@@ -4,7 +4,7 @@ Everything wraps around the torus and distinguishes teammates from opponents. Va
 in int8, from -100 to 100: divide by 100. First a crop of S x S cells around the head (S = 7), in rows:
 
     body      any snake's cell: 100 where it stays for longer than REACH moves, else 100 k / (REACH + 1) where it is
-              free after k moves of its snake (k = 1 for a tail), one later where the snake may eat: a bean lies beside
+              free after k moves of its snake (k = 1 for a tail), one later where the snake may eat: a bean lies next to
               its head
     mates     heads of the own team; at the centre the own head
     opponents    heads of others
@@ -81,7 +81,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
 
 
 def _may_eat(board: Board, game: Game) -> Array:
-    """bool[n, ...]: a bean lies beside the head."""
+    """bool[n, ...]: a bean lies next to the head."""
     beans = bean_plane(board, game)
     near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
     return union(board.mark(game.head) & near[:, None]) != 0

@@ -1,6 +1,6 @@
 """One step of the game without its draws: snakes move, eat, collide and respawn. Batch axes and planes: see `board`.
 
-Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn defects included. A step is
+Rules after the engine of the public repository jidiai/Competition_3v3snakes, its respawn bugs included. A step is
 `resolved` (draws), `move`, `respawn.respawn`, `draws.refill` (draws); n snakes, K places for beans.
 """
 

@@ -5,7 +5,7 @@
 0@0 1@0.1 2:1,evasion:1@0.5    mixtures, each from a share of training on; the shares rise from 0
 linear, exponential, curriculum     the published schedules of levels
 self:3,2:1               "self" is played from outside, by snapshots of the learner: see `Snakes.opponent_view`
-outside                  nobody: the actions of both teams come from outside
+outside                  no player: the actions of both teams come from outside
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Viewer of games: the board, the learners' actions, meals, deaths and scores.
 
-The learner's team is drawn in cool colours, the other in warm ones; where everyone plays for itself each snake has a
-hue of its own. Snakes are counted from 1. A body is thick at the head and thin at the tail, one dot per cell; the eyes
+The learner's team is drawn in cool colours, the other in warm ones; where every snake plays for itself, each has its
+own hue. Snakes are counted from 1. A body is thick at the head and thin at the tail, one dot per cell; the eyes
 point in the stored direction. Pictures measure in cells: x = column to the right, y = row downwards.
 """
 

@@ -158,7 +158,7 @@ kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4p
 <button id="back" title="one step back (left arrow)" aria-label="one step back">
 <svg viewBox="0 0 20 20"><path d="M14 4v12L5 10z"/></svg></button>
 <button id="play" title="play or pause (space)">Play</button>
-<button id="next" title="one step on (right arrow)" aria-label="one step on">
+<button id="next" title="one step forward (right arrow)" aria-label="one step forward">
 <svg viewBox="0 0 20 20"><path d="M6 4v12l9-6z"/></svg></button>
 <button id="last" title="end (End)" aria-label="end">
 <svg viewBox="0 0 20 20"><path d="M14 4h2v12h-2zM4 4v12l9-6z"/></svg></button>
@@ -171,7 +171,7 @@ kbd { border: 1px solid var(--line); border-bottom-width: 2px; border-radius: 4p
 </section>
 <section class="side">
 <div class="tiles" id="tiles"></div>
-<div class="card"><svg id="chart" viewBox="0 0 460 270" role="img" aria-label="curve of the chosen figure"></svg></div>
+<div class="card"><svg id="chart" viewBox="0 0 460 270" role="img" aria-label="curve of the chosen metric"></svg></div>
 <div class="card legend">@LEGEND@</div>
 </section>
 </main>

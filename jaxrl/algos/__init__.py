@@ -1,4 +1,4 @@
-"""Algorithms by name. Each file holds the equations of one algorithm on top and its wiring below."""
+"""Algorithms by name. Each file has the equations of one algorithm first and its wiring below."""
 
 from envs_jax.base import closest, load, short_repr
 from jaxrl.algos.base import Algorithm

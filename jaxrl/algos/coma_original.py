@@ -2,7 +2,7 @@
 
 Differences from `coma`:
 
-* the target critic is never refreshed (`OriginalParameters.first_target`);
+* the target critic is never updated (`OriginalParameters.first_target`);
 * targets are not TD(lambda): see `jaxrl.rl.returns.ipp_marl_targets`;
 * the actor's loss uses the log-probability before masking, each sample weighted by its number of allowed actions.
 

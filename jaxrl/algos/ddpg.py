@@ -3,7 +3,7 @@
 Lillicrap et al. 2016, "Continuous control with deep reinforcement learning" (arXiv 1509.02971), in the form of
 jidiai/Competition_3v3snakes: the softmax vector of the actor is the continuous action that critic and replay see, the
 environment gets an action drawn from it. Weights are shared by all agents; critics are local, unless BiCNet (Peng et
-al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published settings. Losses on top, the algorithm below.
+al. 2017, arXiv 1703.10069) mixes the agents. Defaults are the published settings. Losses first, then the algorithm.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Base of algorithms with a replay: settings and their checks, sizes, phases, storing, sampling and updating.
+"""Base of algorithms with a replay buffer: settings and their checks, sizes, phases, storing, sampling and updating.
 
 A subclass defines what a row of its replay holds, and what one update does to its parameters.
 """

@@ -3,7 +3,7 @@
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), in the form of the worker of
 the distilled Meta-World pipeline: one temperature per task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897),
 random steps and a burst of updates at the start, actor and target steps every so many updates. Agents share all
-parameters; each agent's critic sees its own observation and action only. Losses on top, the algorithm below.
+parameters; each agent's critic sees its own observation and action only. Losses first, then the algorithm.
 """
 
 import dataclasses

@@ -5,7 +5,7 @@ peak, and w decays to 0 over training. rho is computed during acting and stored;
 teacher is a collective network with its window of the last steps (the published collective-learning pipeline,
 argator18/A-transformer-based-collective-learning-framework-for-scalable-knowledge-accumulation-and-transfer). Before
 training it may act for a few episodes, to which the student's policy is then fitted. Without a teacher a student is
-bit-identical to SAC. Losses on top, the algorithm below.
+bit-identical to SAC. Losses first, then the algorithm.
 """
 
 import dataclasses

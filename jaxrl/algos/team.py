@@ -1,4 +1,4 @@
-"""Teams with discrete actions: networks for their observations, and sampling agents' actions in sequence."""
+"""Teams with discrete actions: networks for their observations, and sampling the agents' actions in sequence."""
 
 import dataclasses
 from typing import Any

@@ -1,6 +1,6 @@
 """Metrics on disk: metrics.jsonl (one JSON object per line) and TensorBoard events, the same numbers in both.
 
-TensorBoard's axis shows environment steps, so that runs with other batches can be compared (see `Position.axis`).
+TensorBoard's axis shows environment steps, so that runs of any batch size can be compared (see `Position.axis`).
 
 Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
 after the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own

@@ -7,7 +7,7 @@ successor. K tasks, D observation dims, n action dims.
 | array            | type, shape   | meaning |
 |------------------|---------------|---------|
 | version          | int[]         | 1 |
-| environment      | str[]         | name of the environment, informative |
+| environment      | str[]         | name of the environment, for information only |
 | task_names       | str[K]        | |
 | task             | int[N]        | index into task_names, one for all rows of an episode |
 | step             | int[N]        | steps of the episode before this one: 0, 1, 2, ...; 0 begins an episode |

@@ -8,7 +8,7 @@ here returns at once.
 
 When a host dies, the others see its socket close, or JAX ends them within `LOST` seconds, by aborting them or by an
 error of the running collective. So the process that a user starts only supervises the one that trains, and reports in
-one sentence what has happened.
+one sentence what happened.
 """
 
 import atexit

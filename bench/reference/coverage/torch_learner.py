@@ -4,12 +4,11 @@ One actor and one critic shared by the team, with the network of the public code
 2303.01150, `dmar-bonn/ipp-marl`): three valid convolutions that take 11 x 11 to 1 x 1, then two linear layers. The
 critic returns a value for every own action given the actions of the others, which gives the counterfactual advantage of
 COMA (Foerster et al. 2018, arXiv 1705.08926). A training step runs some missions one at a time, builds TD(lambda)
-targets once, and makes several passes over shuffled minibatches: the critic over all of them, then the actor over the
+targets once, and makes several epochs over shuffled minibatches: the critic over all of them, then the actor over the
 same ones.
 
-PyTorch is imported when a learner is made. Letters: K transitions of one agent in a row (several missions), N agents,
-A actions, S = K N samples, flat index k N + agent.
-"""
+PyTorch is imported when a learner is created. Letters: K transitions of one agent in a row (several missions), N
+agents, A actions, S = K N samples, flat index k N + agent."""
 
 import itertools
 from collections.abc import Iterator

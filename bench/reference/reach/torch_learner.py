@@ -4,7 +4,7 @@ It follows the worker of the collective-learning pipeline for Meta-World, with o
 al. 2018, arXiv 1812.05905) with twin critics and a learned temperature, a ring of steps on the host, one batch per
 update. Episodes are only truncated, so that every step bootstraps.
 
-PyTorch is imported when a learner is made. Letters: M steps of a batch, D values of an observation, n numbers of an
+PyTorch is imported when a learner is created. Letters: M steps of a batch, D values of an observation, n numbers of an
 action.
 """
 

@@ -5,9 +5,8 @@ of the actor as a continuous action (Lillicrap et al. 2016, arXiv 1509.02971) fr
 ring of steps on the host, one batch per update. BiCNet (Peng et al. 2017, arXiv 1703.10069) puts an LSTM over the
 snakes of a team after the first layer of both networks.
 
-PyTorch is imported when a learner is made. Letters: M steps of a batch, A snakes of a team, D values of an observation,
-n actions.
-"""
+PyTorch is imported when a learner is created. Letters: M steps of a batch, A snakes of a team, D values of an
+observation, n actions."""
 
 import math
 from typing import TYPE_CHECKING, Any

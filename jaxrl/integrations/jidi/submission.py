@@ -1,6 +1,6 @@
 """A snakes agent for the Jidi platform, exported by jaxrl. The platform calls `my_controller`.
 
-It needs NumPy alone (and Python 3.7); weights and settings are in weights.npz beside this file. Observations and
+It needs NumPy alone (and Python 3.7); weights and settings are in weights.npz next to this file. Observations and
 masks are those of jaxrl's envs_jax/snakes, where observation.py and full.py explain every value. They are
 reimplemented here only because the platform has no JAX and passes lists of cells; jaxrl's tests check that both agree.
 
