@@ -53,7 +53,7 @@ def jaxlib():
         (Nvidia(("K80",), "470.82"), {}, {}, "too old for JAX: install version 525"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {"JAX_PLATFORMS": "cpu"}, "unset it"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {"CUDA_VISIBLE_DEVICES": ""}, "hides all GPUs"),
-        (H200, {"jax-cuda12-plugin": "0.1.0"}, {}, "does not fit jaxlib"),
+        (H200, {"jax-cuda12-plugin": "0.1.0"}, {}, "does not match jaxlib"),
         (H200, {"jax-cuda13-plugin": jaxlib()}, {}, "too old for CUDA 13"),
         (H200, {"jax-cuda12-plugin": "1", "jax-cuda13-plugin": "1"}, {}, "exclude each other"),
         (H200, {"jax-cuda12-plugin": jaxlib()}, {}, "does not start"),

@@ -213,7 +213,7 @@ def test_a_policy_moves_to_settings_that_fit(run):
         (["--q", "seven"], 2, "not 'seven'"),
         (["--last"], 2, "--last chooses a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),
-        (["--env", "snakes_3v3", "--opponent", "outside"], 2, "nobody is there to play the other team"),
+        (["--env", "snakes_3v3", "--opponent", "outside"], 2, "there is no player for the other team"),
         (["--policy", "random", "--json", "/no/such/folder/x.json"], 1, "cannot write /no/such/folder/x.json"),
         (["--policy", "random", "--json", "/"], 1, "/ is a directory"),
     ],

@@ -179,7 +179,7 @@ def test_players_of_a_league(two):
 
 
 def test_a_rival_from_outside_must_be_there(two):
-    with pytest.raises(league.UsageError, match=r"nobody is there to play the other team: .* --opponent 0,1,2"):
+    with pytest.raises(league.UsageError, match=r"there is no player for the other team: .* --opponent 0,1,2"):
         two[0].with_env_settings({"opponent": "self"}).evaluator(["learned"], 2)
 
 

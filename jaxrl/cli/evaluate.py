@@ -47,7 +47,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
     add("--devices", metavar="N", help="local devices to use (default: all)")
     add("--chunk", default="0", metavar="N",
-        help="most episodes flown at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
+        help="most episodes rolled out at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
     metaworld.add_flag(parser)
 
 

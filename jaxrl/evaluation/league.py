@@ -139,7 +139,7 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
     rules = subject.env.env.match_rules
     if rules and not rules.opponents:
         players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
-        raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
+        raise UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
     return subject
 
 

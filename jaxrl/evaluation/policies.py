@@ -121,7 +121,7 @@ class EvalPolicy:
         rules = self.env.env.match_rules
         if rules and rules.outside is not None and opponents is None:
             players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
-            raise UsageError(f"nobody is there to play the other team: choose scripted players, such as {players}")
+            raise UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
         policies = [
             learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
             for name in names

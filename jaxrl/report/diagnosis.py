@@ -153,7 +153,7 @@ def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str,
     name, version = next(iter(plugins.items()))
     ours = importlib.metadata.version("jaxlib")
     if version.split(".")[:2] != ours.split(".")[:2]:
-        return f"{name} {version} does not fit jaxlib {ours}: pip install --upgrade -e '.[{extra}]'"
+        return f"{name} {version} does not match jaxlib {ours}: pip install --upgrade -e '.[{extra}]'"
     if "cuda13" in name and extra == "cuda12":
         return (
             f"the driver {nvidia.driver} is too old for CUDA 13 (it needs {OLDEST_DRIVER['cuda13']}): pip uninstall "
@@ -278,7 +278,7 @@ def look_at_memory(config: Config, compile_it: bool) -> tuple[list[Finding], bui
     findings = [Finding("run", f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments, "
                         f"{run.total_env_steps:,} environment steps")]  # fmt: skip
     findings += [Finding("run", note, "hint" if note.startswith("warning") else "") for note in setup.notes]
-    cuts = f"{run.rollout_chunk:,} environments flown at a time, {run.learn_chunk:,} samples per gradient"
+    cuts = f"{run.rollout_chunk:,} environments rolled out at a time, {run.learn_chunk:,} samples per gradient"
     findings.append(
         Finding(
             "layout",

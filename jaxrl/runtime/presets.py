@@ -33,7 +33,7 @@ def find_preset(name: str) -> Path:
     if is_file(path):
         return path
     if is_file(path / CONFIG):
-        raise UsageError(f"{name} is a run: take --config {path / CONFIG} to start it anew, or --resume {name}")
+        raise UsageError(f"{name} is a run: use --config {path / CONFIG} to start it again, or --resume {name}")
     stem = path.stem if path.suffix == ".yaml" else name
     if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
         return presets()[stem]
