@@ -83,7 +83,7 @@ USAGE = {
         "--algo helpers.tiny:TinyQ --config coma",
         "is for the algorithm 'coma', not 'helpers.tiny:TinyQ'",
     ),
-    "a run as preset": ("--config {run}", "take --config {run}/config.yaml to start it again"),
+    "a run as preset": ("--config {run}", "use --config {run}/config.yaml to start it again"),
     "resume with a preset": ("--resume {run} --config coma", "--resume takes algorithm, environment and settings from"),
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
     "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
