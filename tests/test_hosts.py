@@ -344,7 +344,7 @@ def test_the_guard_tells_of_an_abort_in_one_sentence(
     with pytest.raises(UserError) as caught:
         guarded(f"{note}; os.write(2, {stack!r}.encode()); os.abort()", monkeypatch, tmp_path)
     assert str(caught.value) == (
-        "this host has lost the others (UNAVAILABLE: Socket closed); the last good checkpoint (80) is kept: go on "
+        "this host has lost the others (UNAVAILABLE: Socket closed); the last good checkpoint (80) is kept: continue "
         "with --resume runs/a/0001"
     )
     with pytest.raises(UserError, match="ended by SIGKILL; nothing was trained yet: start all hosts again"):
