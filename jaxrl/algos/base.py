@@ -235,12 +235,10 @@ class Algorithm:
         given = self.custom.networks.get(part, standard)
         return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
 
-    def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, or `optimizer(part)`; `packed` is the input of `optimizers.ravel`."""
+    def optimizer_of(self, part: str) -> optax.GradientTransformation:
+        """Return the user's optimizer of a part, which includes its learning rate, or `optimizer(part)`."""
         given = self.custom.optimizers.get(part)
-        if given is None:
-            return self.optimizer(part)
-        return given if packed is None else optimizers.of_tree(given, packed)
+        return self.optimizer(part) if given is None else given
 
     def learning_rate_of(self, part: str, rate: Array | float) -> Array | float:
         """Return the learning rate of a part, 1 where the user's optimizer has its own."""

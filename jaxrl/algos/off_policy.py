@@ -1,7 +1,4 @@
-"""Base of algorithms with a replay buffer: settings and their checks, sizes, phases, storing, sampling and updating.
-
-A subclass defines what a row of its replay holds, and what one update does to its parameters.
-"""
+"""Base of algorithms with a replay buffer; a subclass defines the rows of the replay and one update of parameters."""
 
 import dataclasses
 import functools
@@ -281,8 +278,9 @@ class OffPolicy(Algorithm):
         del name
         return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
 
-    def optimizer_of(self, part: str, packed: Any = None) -> optax.GradientTransformation:
-        return super().optimizer_of(part, self._shapes.get(part) if part in self.custom.optimizers else packed)
+    def optimizer_of(self, part: str) -> optax.GradientTransformation:
+        found, tree = super().optimizer_of(part), self._shapes.get(part)
+        return found if part not in self.custom.optimizers or tree is None else optimizers.of_tree(found, tree)
 
     @property
     def actor_net(self) -> Any:
@@ -302,11 +300,11 @@ class OffPolicy(Algorithm):
     def _networks(self, key: Key) -> dict[str, Params]:
         """Return fresh "actor" and "critic", the leaves of critics [C, ...]."""
         key_actor, key_critic = jax.random.split(key)
-        seen = wide = jnp.zeros((1, self.spec.num_agents, math.prod(self._observation.shape)))
-        if self._critics_see_actions:
-            wide = jnp.concatenate([seen, jnp.zeros((1, self.spec.num_agents, self._actions))], axis=-1)
-        critic = jax.vmap(lambda k: self.critic_net.init(k, wide))(jax.random.split(key_critic, self.num_critics))
-        return {"actor": self.actor_net.init(key_actor, seen), "critic": critic}
+        actor_inputs = math.prod(self._observation.shape)
+        critic_inputs = actor_inputs + self._actions * self._critics_see_actions
+        observation, both = (jnp.zeros((1, self.spec.num_agents, size)) for size in (actor_inputs, critic_inputs))
+        critic = jax.vmap(lambda k: self.critic_net.init(k, both))(jax.random.split(key_critic, self.num_critics))
+        return {"actor": self.actor_net.init(key_actor, observation), "critic": critic}
 
     @functools.cached_property
     def _shapes(self) -> dict[str, Any]:
@@ -499,5 +497,4 @@ class OffPolicy(Algorithm):
 
     def _error(self, params: Any, sample: dict[str, Array]) -> Array:
         """Return the mean absolute TD error over critics, float32[N]."""
-        values = self._taken_values(params.critic, sample)
-        return jnp.abs(sample["target"][None] - values).mean((0, 2))
+        return jnp.abs(sample["target"][None] - self._taken_values(params.critic, sample)).mean((0, 2))
