@@ -83,7 +83,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     assert not loaded & {"matplotlib", "PIL", "metaworld", "mujoco", "jaxrl", "flax", "optax"}
 
 
-@pytest.mark.parametrize("package", PACKAGES[:1])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_files_are_short(package):
     lines = {name: len(path.read_text().splitlines()) for name, path in FILES.items() if name.startswith(package)}
     assert {name: count for name, count in lines.items() if count > LONGEST} == {}
