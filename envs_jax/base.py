@@ -88,12 +88,16 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Arrays of one shape and dtype whose values lie in [low, high]."""
+    """Arrays of one shape and dtype whose values lie in [low, high]. Raises ValueError for a number as dtype."""
 
     shape: tuple[int, ...]
     dtype: Any = jnp.float32
     low: float = -math.inf
     high: float = math.inf
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dtype, int | float):
+            raise ValueError(f"a box's second argument is its dtype, not {self.dtype}: use low=... and high=...")
 
 
 @pytree

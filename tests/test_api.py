@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from helpers.tiny import Corridor, PointMass, TinyQ
 
 import envs_jax
@@ -156,13 +157,25 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
     with pytest.raises(UsageError, match="unknown setting 'num_env': did you mean 'num_envs'"):
         jaxrl.make_train("sac", "reach", num_env=3)
     with pytest.raises(UsageError, match="networks has the unknown part 'aktor': choose from: actor, critic"):
-        jaxrl.make_train("sac", "reach", networks={"aktor": None})
+        jaxrl.make_train("sac", "reach", networks={"aktor": nn.Dense})
     with pytest.raises(UsageError, match="optimizers has the unknown part 'actor': this algorithm takes none"):
         jaxrl.make_train(TinyQ, Corridor, optimizers={"actor": optax.sgd(1.0)}, **TINY)
     with pytest.raises(UsageError, match="one device"):
         jaxrl.make_train("student", "reach", total_env_steps=64)
-    with pytest.raises(UsageError, match="was trained in PointMass, not in Corridor"):
+    with pytest.raises(UsageError, match="was trained in PointMass, and env is of the type Corridor"):
         jaxrl.evaluate(point, Corridor())
+    for episodes in (0, -1, 2.5, "4"):
+        with pytest.raises(UsageError, match="episodes must be a whole number of at least 1"):
+            jaxrl.evaluate(point, episodes=episodes)  # type: ignore[arg-type]
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"callbacks": print}, "callbacks must be a list of functions"),
+        ({"optimizers": {"actor": 3e-4}}, "optimizers: 'actor' must be an optax chain"),
+        ({"networks": {"actor": 3}}, "networks: 'actor' must be a flax module"),
+        ({"env": 3}, "name the algorithm and the environment"),
+    )
+    for arguments, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            jaxrl.train("sac", **({"env": "reach"} | arguments))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         jaxrl.trian  # noqa: B018
 

@@ -542,3 +542,8 @@ def test_a_broken_rule_is_named(env: Any, settings: dict[str, int], sentence: st
     text = str(caught.value)
     assert "\n" not in text and 20 < len(text) < 400
     assert isinstance(caught.value, AssertionError)
+
+
+def test_bounds_of_a_box_have_names() -> None:
+    with pytest.raises(ValueError, match=r"second argument is its dtype, not -1\.0: use low"):
+        envs_jax.Box((2,), -1.0, 1.0)

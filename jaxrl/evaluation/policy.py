@@ -35,6 +35,11 @@ class Policy:
     step: int | None = None
     config: Config | None = None
 
+    def __repr__(self) -> str:
+        """Return one line without parameters."""
+        name, env = type(self.algo).__name__, type(self.env).__name__
+        return f"Policy({name} in {env}{'' if self.step is None else f', checkpoint {self.step}'})"
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Return the leaves and the static part."""
         return (self.params,), _Known(self)

@@ -96,6 +96,8 @@ def train(
     Raises:
         UserError: a sentence that says what is wrong and how to fix it.
     """
+    if callable(callbacks) or not all(map(callable, callbacks)):
+        raise UsageError("callbacks must be a list of functions, such as callbacks=[print]")
     enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     ended = runs.start(config, log=Log(callbacks), custom=custom)
@@ -180,6 +182,8 @@ def evaluate(
     Raises:
         UserError: a sentence.
     """
+    if not isinstance(episodes, int) or episodes < 1:
+        raise UsageError(f"episodes must be a whole number of at least 1, not {episodes!r}")
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
@@ -190,8 +194,8 @@ def evaluate(
     if env is not None:
         if type(env) is not type(policy.env):
             raise UsageError(
-                f"the policy was trained in {type(policy.env).__name__}, not in {type(env).__name__}: give that "
-                "environment, with any settings that its networks fit"
+                f"the policy was trained in {type(policy.env).__name__}, and env is of the type {type(env).__name__}: "
+                "make that environment with settings that the networks match"
             )
         subject = subject.with_env_settings(_settings(env))
     own = "learned" if greedy else "sampled"
@@ -205,6 +209,8 @@ def evaluate(
 
 def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -> Config:
     """Return the configuration of a run. Raises UserError."""
+    if not isinstance(algo, str | type) or not isinstance(env, str | type | Environment | None):
+        raise UsageError("name the algorithm and the environment, or give a class or an environment")
     name = _name(algo) if isinstance(algo, type) else algo
     own = {}
     if isinstance(env, Environment):
@@ -233,6 +239,13 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 
 def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
+    """Check the user's own parts. Raises UsageError."""
+    for part, network in (networks or {}).items():
+        if not callable(network) and not hasattr(network, "apply"):
+            raise UsageError(f"networks: '{part}' must be a flax module or a function of the number of outputs")
+    for part, optimizer in (optimizers or {}).items():
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise UsageError(f"optimizers: '{part}' must be an optax chain, such as optax.adam(1e-3)")
     return Custom(dict(networks or {}), dict(optimizers or {}))
 
 
