@@ -36,7 +36,9 @@ class Case:
     Attributes:
         policy: name of the scripted policy.
         settings: of the environment.
-        at: the steps after which `entropy` and `f1` (mean, standard deviation) were taken.
+        at: the steps after which `entropy` and `f1` were taken.
+        entropy: mean and standard deviation after each of these steps.
+        f1: likewise.
     """
 
     policy: str

@@ -33,11 +33,11 @@ class Replay:
     """The ring buffer; every leaf has the logical shard as its first axis.
 
     Attributes:
-        seen: pytree [S, R, E, ...], observations and other inputs of acting.
-        answer: pytree [S, R, E, ...], actions and other outputs of acting; undefined in the newest row.
+        observation: pytree [S, R, E, ...], observations and other inputs of acting.
+        action: pytree [S, R, E, ...], actions and other outputs of acting; undefined in the newest row.
         reward: float32[S, R, E, A], reward received with the row's observation.
-        end: uint8[S, R, E], GOES_ON, TERMINATED or TRUNCATED at the row.
-        marks: Marks (priorities), or () where sampling is uniform.
+        end: uint8[S, R, E], CONTINUES, TERMINATED or TRUNCATED at the row.
+        priorities: Priorities, or () where sampling is uniform.
         head: int32[S], the newest row.
         filled: int32[S], rows with an action, at most R - 1.
     """
@@ -69,11 +69,11 @@ class Sample:
     """m windows of at most n steps.
 
     Attributes:
-        seen: pytree [m, ...] of the first row, see `Replay`.
-        answer: pytree [m, ...] of the first row, see `Replay`.
+        observation: pytree [m, ...] of the first row, see `Replay`.
+        action: pytree [m, ...] of the first row, see `Replay`.
         reward: float32[m, n, A], rewards after the first row; undefined after an end.
         end: uint8[m, n], ends after the first row; undefined after an end.
-        next_seen: pytree [m, ...] of the row n steps later, or of the episode's last row if that is earlier.
+        next_observation: pytree [m, ...] of the row n steps later, or of the episode's last row if that is earlier.
     """
 
     observation: Any
@@ -102,7 +102,7 @@ def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
 
 
 def row_bytes(observation: Any, action: Any, agents: int, prioritized: bool = False) -> int:
-    """Return the bytes of one row of one environment; `seen` and `answer`: ShapeDtypeStructs without storage axes."""
+    """Return the bytes of one row of one environment, from ShapeDtypeStructs without storage axes."""
     leaves = jax.tree.leaves((observation, action))
     stored = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
     return stored + 4 * agents + 1 + 4 * prioritized
@@ -116,7 +116,7 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
 def create(
     observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int, prioritized: bool = False
 ) -> Replay:
-    """Return an empty replay; `seen` and `answer` as in `row_bytes`. Raises ValueError for too many rows."""
+    """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
     zeros = lambda tree: jax.tree.map(lambda x: jnp.zeros((shards, rows, envs, *x.shape), x.dtype), tree)  # noqa: E731
@@ -145,8 +145,8 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
 
     Args:
         replay: donated by the caller, so that only the new rows are touched.
-        seen: leaves [T + 1, B, ...], B environments of this device.
-        answer: leaves [T, B, ...].
+        observation: leaves [T + 1, B, ...], B environments of this device.
+        action: leaves [T, B, ...].
         reward: float32[T + 1, B, A].
         end: uint8[T + 1, B].
     """
@@ -257,9 +257,8 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     later = (row[:, None] + jnp.arange(1, n_step + 1)[None]) % size * envs + env[:, None]
     end = at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
-    both = jax.tree.map(
-        lambda ring: at(ring, jnp.concatenate([index, last])), replay.observation
-    )  # one read of each leaf
+    ends_too = jnp.concatenate([index, last])  # one read of each leaf
+    both = jax.tree.map(lambda ring: at(ring, ends_too), replay.observation)
     return Sample(
         observation=jax.tree.map(lambda rows: rows[: len(index)], both),
         action=jax.tree.map(lambda ring: at(ring, index), replay.action),

@@ -30,7 +30,6 @@ class SelfPlay(PoolEnvironment):
     """A batched environment whose other team is played by the snapshots in its context.
 
     Attributes:
-        env: that of `inner`.
         inner: the batched environment with opponents.
         algo: the players' algorithm; its policy must have no carry.
         group: consecutive games that share a snapshot.

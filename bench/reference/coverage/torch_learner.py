@@ -74,7 +74,7 @@ class TorchComa:
         actor_loss: "masked": gradient of the masked policy that is sampled; "original": unmasked log-probability,
             weighted by the share of allowed actions.
         td_target: "td_lambda", or "original" for what the original system computes (its target critic stays as made).
-        actor_passes: how many of the passes also train the actor, the last ones; 0 = all.
+        actor_epochs: the last this many passes also train the actor; 0 = all.
         dueling: the critic's output is a value and mean-free action values (arXiv 1511.06581).
         clip_ratio: of the clipped surrogate (arXiv 1707.06347, equation 7); 0 = no ratio.
         advantage: "critic", or "return" for the target instead of the critic's value of the action taken.

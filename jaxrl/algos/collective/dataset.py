@@ -1,7 +1,7 @@
 """An expert dataset (`jaxrl.runtime.expert_dataset`) on the accelerator: a `Replay` that is filled once and then read.
 
-Rows hold "observation" [D] and "task" in `seen`; in `answer` "action", the labels "mu", "log_std" and "value", "code",
-"step" (of the episode) and "held_out". Reward and end of a step are stored in the next row.
+`Replay.observation` holds "observation" [D] and "task"; `Replay.action` holds "action", the labels "mu", "log_std" and
+"value", "code", "step" (of the episode) and "held_out". Reward and end of a step are stored in the next row.
 
 Letters: S logical shards, R rows, E environments of one shard, B all environments, m rows drawn in each shard, K tasks,
 D observation dims, s state dims, n action dims, c code dims.
@@ -28,12 +28,12 @@ HELD_OUT = 5  # one in this many episodes is held out for validation
 def row_shapes(
     observation: int, action: int, code: int
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """Return the shapes of a row's `seen` (observation) and `answer` (action, labels)."""
+    """Return the shapes of a row of `Replay.observation` and of `Replay.action` (action, labels, code)."""
     floats = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
     whole = jax.ShapeDtypeStruct((), jnp.int32)
-    answer = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
-    answer |= {"step": whole, "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}
-    return {"observation": floats(observation), "task": whole}, answer
+    action_row = dict.fromkeys(("action", "mu", "log_std"), floats(action)) | {"code": floats(code), "value": floats()}
+    action_row |= {"step": whole, "held_out": jax.ShapeDtypeStruct((), jnp.bool_)}
+    return {"observation": floats(observation), "task": whole}, action_row
 
 
 def lengths(step: np.ndarray) -> np.ndarray:
@@ -75,10 +75,10 @@ def to_dataset(
 def fill(ring: Replay, arranged: dict[str, Array], layout: DataParallel) -> Replay:
     """Write the arrays of `to_dataset`, this device's part, into an empty dataset."""
     own = {name: jnp.take(rows, layout.env_indices(), axis=1) for name, rows in arranged.items()}
-    answer = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
-    answer["code"] = jnp.zeros((*answer["step"].shape, ring.action["code"].shape[-1]))
+    action = {name: own[name][:-1] for name in ("action", "mu", "log_std", "value", "step", "held_out")}
+    action["code"] = jnp.zeros((*action["step"].shape, ring.action["code"].shape[-1]))
     end = replay.ends(own["terminated"], own["truncated"])
-    return replay.write(ring, {name: own[name] for name in ring.observation}, answer, own["reward"][..., None], end)
+    return replay.write(ring, {name: own[name] for name in ring.observation}, action, own["reward"][..., None], end)
 
 
 def usable(ring: Replay) -> Array:

@@ -24,7 +24,7 @@ class Networks:
         encoder: a window -> its code and the reconstructed tokens.
         actor: [code, state] float32[N, c + s] -> mean and raw deviation float32[N, 2 n].
         critic: [code, state, action] float32[N, c + s + n] -> float32[N, 1].
-        critics: C, number of critics.
+        num_critics: C, number of critics.
         entries: observation entries that form the state; none = all.
         log_std: bounds of log standard deviations.
     """

@@ -70,7 +70,7 @@ def resolve_workers(
 
 
 def adopted_of(spec: EnvSpec, text: str) -> dict[str, Any]:
-    """Parse the result of `adopt_workers`; if it is empty, assume a default worker per task."""
+    """Parse `resolved_inputs`; if it is empty, assume a default worker per task."""
     default = dict(zip(RESOLVED, (list(spec.task_names), {}, [0, 0]), strict=True))
     return default | read_resolved(text or "{}", RESOLVED)
 
