@@ -176,8 +176,31 @@ def test_what_is_wrong_is_one_sentence(point: jaxrl.Policy) -> None:
     for arguments, words in wrong:
         with pytest.raises(UsageError, match=words):
             jaxrl.train("sac", **({"env": "reach"} | arguments))
+    with pytest.raises(UsageError, match="the arguments: num_envs must be a whole number, not 'many'"):
+        jaxrl.train("sac", "reach", num_envs="many")
+    with pytest.raises(UsageError, match="name the run's directory"):
+        jaxrl.load(3)  # type: ignore[arg-type]
+    for number in (3, np.uint32(3), jnp.zeros(2, jnp.uint32)):
+        with pytest.raises(ValueError, match="a key is needed"):
+            point(jnp.zeros((1, *point.env.spec.observation.shape)), key=number)
+        with pytest.raises(ValueError, match="a key is needed"):
+            jaxrl.make_train(TinyQ, Corridor, **TINY)(number)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         jaxrl.trian  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "found"),
+    [((), "int32", r"int32\[8\]"), ((1,), "float32", r"float32\[8, 1\]"), ((1, 2), "int32", r"int32\[8, 1, 2\]")],
+)
+def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtype: str, found: str) -> None:
+    class Wrong(TinyQ):
+        def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
+            return jnp.zeros((len(keys), *shape), dtype), carry, ()
+
+    globals()["Wrong"], Wrong.__qualname__ = Wrong, "Wrong"  # a run finds its algorithm by name
+    with pytest.raises(UsageError, match=rf"act returned actions {found}, but 'corridor' takes int32\[8, 1\]"):
+        jaxrl.make_train(Wrong, Corridor, **TINY)
 
 
 def test_coverage_needs_the_whole_time_step() -> None:

@@ -30,7 +30,9 @@ def members(node: ast.ClassDef) -> set[str]:
     """Fields, methods, and what is set on self."""
     fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
     methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-    own = {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"}
+    own = {
+        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self"
+    }
     return fields | methods | own
 
 

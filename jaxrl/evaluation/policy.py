@@ -11,6 +11,7 @@ from envs_jax.base import Array, Environment, TimeStep, independent_mask
 from envs_jax.batch import batched
 from envs_jax.progress import ended, start
 from jaxrl.algos.base import Algorithm, Mode
+from jaxrl.common.types import check_key
 from jaxrl.runtime.config import Config
 
 
@@ -72,7 +73,7 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: shapes that do not fit, or masks that only a TimeStep can hold.
+            ValueError: shapes that do not fit, masks that only a TimeStep can hold, or no JAX key.
         """
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
@@ -81,6 +82,7 @@ class Policy:
         if key is None:
             keys, mode = jax.random.split(jax.random.key(0), size), "greedy"
         else:
+            check_key(key)
             keys, mode = key if key.ndim else jax.random.split(key, size), "sample"
         action, carry = self._act(self.params, carry, timestep, keys, mode)
         return (action[0] if single else action), carry

@@ -14,6 +14,7 @@ from envs_jax.batch import batched
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.common.errors import UsageError
+from jaxrl.common.types import check_key
 from jaxrl.evaluation import policies, reports
 from jaxrl.evaluation.policy import Policy
 from jaxrl.report.cache import enable_compilation_cache
@@ -138,6 +139,7 @@ def make_train(
     whole = setup.trainer.make_train_fn(left)
 
     def trained(key: Array) -> tuple[Policy, dict[str, dict[str, Array]]]:
+        check_key(key)
         params, metrics = whole(key)
         return Policy(setup.env.env, setup.algo, params, config=setup.config), metrics
 
@@ -157,6 +159,8 @@ def load(
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
+    if not isinstance(run, str | Path):
+        raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
     return load_policy(run, best, _custom(networks, optimizers))
 
 
@@ -218,7 +222,7 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
         env = _registered(env)
     elif isinstance(env, type):
         env = _name(env)
-    return changed(base(name, preset, env), own | settings)
+    return changed(base(name, preset, env), own | settings, "the arguments")
 
 
 def _registered(env: Environment) -> str:

@@ -318,12 +318,12 @@ def build(values: dict[str, Any], where: str) -> Config:
     return Config(algo, env, run, sections["environment"], sections["algorithm"])
 
 
-def changed(config: Config, changes: dict[str, Any]) -> Config:
-    """Apply command-line changes to a configuration; one kind of total replaces the other. Raises UsageError."""
+def changed(config: Config, changes: dict[str, Any], where: str = "the command line") -> Config:
+    """Apply the user's changes to a configuration; one kind of total replaces the other. Raises UsageError."""
     values = config.flat()
     if any(changes.get(name) for name in _TOTALS):
         values |= dict.fromkeys(_TOTALS, 0)
-    return build({**values, **changes}, "the command line")
+    return build({**values, **changes}, where)
 
 
 def resumed(config: Config, changes: dict[str, Any]) -> Config:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
-from envs_jax.base import Array, TimeStep, pytree
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.batch import (
     BatchedEnvironment,
     BatchState,
@@ -86,6 +86,21 @@ def key_of_env(key: Key, index: Array) -> Key:
 def key_of_iteration(key: Key, iteration: Array) -> Key:
     """Return the key of iteration `iteration` in a run."""
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
+
+
+def check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
+    """Raise ValueError unless `act` returned what the environment takes; runs while tracing."""
+    wanted, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
+    same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
+    if action.shape != wanted or not same_kind:
+        found, named = (
+            f"{jnp.dtype(dtype).name}{list(shape)}"
+            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, wanted))
+        )
+        raise ValueError(
+            f"act returned actions {found}, but '{spec.name}' takes {named} (environments, agents, ...): "
+            "return one action for each agent of each environment"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +231,7 @@ class Trainer:
         """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
         action, carry, extras = self.algo.act(policy, carry, timestep, keys, progress, "explore")
+        check_action(self.env.spec, action, len(indices))
         return action, carry, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
 
     def _collect(
