@@ -18,9 +18,9 @@ from jax.test_util import check_grads
 from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
-from envs_jax.progress import ended
+from envs_jax.progress import ended, start
 from jaxrl import algos
-from jaxrl.algos import ddpg, off_policy
+from jaxrl.algos import ddpg_actions, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.nn import networks
 from jaxrl.rl.replay import CONTINUES, TERMINATED
@@ -34,6 +34,12 @@ make_trainer = functools.partial(helpers.off_policy.make_trainer, Ddpg)
 def begun(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
     """Parameters at the start, made in one program."""
     return jax.jit(lambda key, inputs: algo.init(key, inputs).replicated)(jax.random.key(seed), inputs)
+
+
+def tree_of(algo: Ddpg, params: Any, name: str) -> Any:
+    """A network's or target network's parameters as flax has them."""
+    network = algo.networks[name.removeprefix("target_")]
+    return network.tree(getattr(params, name) if name.startswith("target_") else getattr(params, name).params)
 
 
 # ---------------------------------------------------------------- parity with the published learner
@@ -91,14 +97,16 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
     same = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3, "adam_epsilon": 1e-4}
     algo = Ddpg(SNAKES, DataParallel(1), network=network, **same)
-    params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
-    actor, critic = formula_weights(100, params.actor), formula_weights(200, params.critic)
+    actor, critic = (
+        formula_weights(100, algo.networks["actor"].shapes),
+        formula_weights(200, algo.networks["critic"].shapes),
+    )
     params = begun(algo, inputs={"actor": actor, "critic": critic})
     reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, **same)
     for name in ("actor", "target_actor", "critic", "target_critic"):
         ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
         reference.set_parameters(name, torch_arrays(ours))
-    update = jax.jit(lambda params, sample: algo.update(algo.pack(params), sample))
+    update = jax.jit(lambda params, sample: algo.update(params, sample, jnp.uint32(0), start()))
     for number, batch in enumerate(batches(5, 64), 1):
         expected = reference.update(batch)
         end = np.where(batch["done"] > 0, TERMINATED, CONTINUES).astype(np.uint8)
@@ -107,13 +115,12 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
             "action": batch["vector"], "reward": batch["reward"][:, None], "end": end[:, None],
             "weight": np.ones(64, np.float32),
         }  # fmt: skip
-        packed, metrics, _ = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
-        params = algo.unpack(packed)
+        params, metrics = update(params, jax.tree.map(lambda x: jnp.asarray(x)[None], sample))
         for name, value in expected.items():
             rel, off = (1e-5, 1e-5) if number == 1 else (2e-4, 1e-5)
             assert float(metrics[name]) == pytest.approx(value, rel=rel, abs=off), name
         for name in ("actor", "target_actor", "critic", "target_critic"):
-            ours = getattr(params, name)
+            ours = tree_of(algo, params, name)
             ours = ours if "actor" in name else jax.tree.map(lambda x: x[0], ours)
             theirs = [x.detach().numpy() for x in getattr(reference, name).parameters()]
             for got, wanted in zip(torch_arrays(ours), theirs, strict=True):
@@ -124,12 +131,12 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
 def test_published_networks_have_the_published_sizes(cls: type[Ddpg], actor: int, critic: int) -> None:
     algo = cls(SNAKES, DataParallel(1))
     params = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).replicated
-    size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
-    assert (size(params.actor), size(params.critic)) == (actor, critic)
+    assert (params.actor.params.size, params.critic.params.size) == (actor, critic)
 
 
 def test_published_initial_weights_are_uniform_by_fan_in() -> None:
-    params = begun(Bicnet(SNAKES, DataParallel(1))).critic["params"]
+    algo = Bicnet(SNAKES, DataParallel(1))
+    params = tree_of(algo, begun(algo), "critic")["params"]
     for leaf, fan_in in (
         (params["fc1_kernel"], 30), (params["fc1_bias"], 30), (params["fc2_kernel"], 512), (params["out_kernel"], 256),
         (params["lstm"]["there_input_kernel"], 256), (params["lstm"]["back_state_bias"], 256),
@@ -163,7 +170,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
 
 
 def softmax_of(algo: Ddpg) -> Any:
-    return jax.jit(lambda policy, observation: jax.nn.softmax(algo.logits(policy, observation)))
+    return jax.jit(lambda policy, observation: jax.nn.softmax(algo.actor_of(policy, observation)))
 
 
 def test_an_environment_explores_with_all_agents_or_none() -> None:
@@ -171,7 +178,7 @@ def test_an_environment_explores_with_all_agents_or_none() -> None:
     algo = Ddpg(SNAKES, DataParallel(8), eps_start=0.5)
     timestep = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:1], 20_000, axis=0), seen(1))
     action, _, extras, policy = acted(algo, timestep, 0)
-    vector, softmax = np.asarray(extras["vector"]), np.asarray(softmax_of(algo)(policy, seen(1).observation))
+    vector, softmax = np.asarray(extras["stored"]), np.asarray(softmax_of(algo)(policy, seen(1).observation))
     by_actor = np.isclose(vector, softmax).all((1, 2))
     assert by_actor.mean() == pytest.approx(0.5, abs=0.02)
     sums = vector.sum(-1)
@@ -200,7 +207,7 @@ def test_exploration_falls_with_every_step() -> None:
 def test_evaluation_takes_the_most_probable_action() -> None:
     algo = Ddpg(SNAKES, DataParallel(8))
     action, _, _, policy = acted(algo, seen(32), 0, "greedy")
-    np.testing.assert_array_equal(action, np.argmax(jax.jit(algo.logits)(policy, seen(32).observation), -1))
+    np.testing.assert_array_equal(action, np.argmax(jax.jit(algo.actor_of)(policy, seen(32).observation), -1))
 
 
 @pytest.mark.parametrize(
@@ -227,11 +234,14 @@ def test_targets_and_losses_by_hand() -> None:
     settings = MODERN | {"action_gradient": "expected", "masking": True, "gamma": 0.9}
     algo = Ddpg(SNAKES, DataParallel(1), **settings)
     params = begun(algo, 3)
+    nets = algo.networks
+    vector = lambda tag, name: nets[name].vector(formula_weights(tag, nets[name].shapes))  # noqa: E731
+    critic = dataclasses.replace(params.critic, params=vector(90, "critic"))
     params = dataclasses.replace(  # other targets, and values that are not all near 0
         params,
-        target_actor=formula_weights(7, params.actor),
-        target_critic=formula_weights(50, params.critic),
-        critic=formula_weights(90, params.critic),
+        target_actor=vector(7, "actor"),
+        target_critic=vector(50, "critic"),
+        critic=critic,
     )
     random, m = np.random.default_rng(0), 5
     mask = random.random((2, m, AGENTS, ACTIONS)) < 0.6
@@ -251,7 +261,7 @@ def test_targets_and_losses_by_hand() -> None:
         powers = np.where(mask, np.exp(logits - logits.max(-1, keepdims=True)), 0.0)
         return powers / powers.sum(-1, keepdims=True)
 
-    logits_of, values_of = jax.jit(algo.logits), jax.jit(algo.values)
+    logits_of, values_of = jax.jit(algo.actor_of), jax.jit(algo.values)
     policy = softmax(np.asarray(logits_of(params.target_actor, sample["next_observation"])), mask[1])
     twin = np.asarray(values_of(params.target_critic, sample["next_observation"]))
     value = (policy * twin.min(0)).sum(-1)
@@ -259,24 +269,24 @@ def test_targets_and_losses_by_hand() -> None:
     expected = [
         sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstraps[i] * value[i] for i in range(m)
     ]  # fmt: skip
-    target = np.asarray(jax.jit(algo._target)(params, sample))
+    target = np.asarray(jax.jit(algo.target)(params, sample))
     np.testing.assert_allclose(target, expected, rtol=1e-4, atol=1e-5)
 
-    online = np.asarray(values_of(params.critic, sample["observation"]))
+    online = np.asarray(values_of(params.critic.params, sample["observation"]))
     taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
     errors = np.square(target[None] - taken[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
-    values = jax.jit(algo._taken_values)(params.critic, sample)
+    values = jax.jit(algo.taken_values)(params.critic.params, sample)
     found = jax.jit(off_policy.squared_errors)(values, jnp.asarray(target), sample["weight"])
     assert float(found.mean()) == pytest.approx(by_hand, rel=1e-4)
 
-    logits = np.asarray(logits_of(params.actor, sample["observation"]))
+    logits = np.asarray(logits_of(params.actor.params, sample["observation"]))
     policy = softmax(logits, mask[0])
     entropy = -(policy * np.log(np.maximum(policy, 1e-30))).sum(-1)
     used = (weight > 0)[:, None]
     by_hand = -(used * (policy * online.mean(0)).sum(-1)).mean() - 0.01 * (used * entropy).mean()
     by_hand += 1e-3 * (used[..., None] * logits**2).mean()
-    loss, _ = jax.jit(algo._actor_loss)(params.actor, params.critic, sample)
+    loss, _ = jax.jit(algo.actor_loss)(params.actor.params, params.critic.params, sample)
     assert float(loss) == pytest.approx(by_hand, rel=1e-4)
 
 
@@ -289,15 +299,15 @@ def test_the_gradient_of_layer_norm() -> None:
 
 def test_scaled_observations_are_shares_of_the_bound() -> None:
     raw, scaled = (Ddpg(SNAKES, DataParallel(1), hidden_size=8, scale_observation=scale) for scale in (False, True))
-    actor, boards = begun(raw).actor, seen(3).observation
+    actor, boards = begun(raw).actor.params, seen(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
-    np.testing.assert_allclose(jax.jit(scaled.logits)(actor, boards), jax.jit(raw.logits)(actor, shares), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(scaled.actor_of)(actor, boards), jax.jit(raw.actor_of)(actor, shares), rtol=1e-5)
 
 
 def test_relaxed_actions_approach_drawn_ones() -> None:
     logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
-    relaxed = jax.jit(jax.vmap(ddpg.relaxed_one_hot, in_axes=(None, 0, None)))
+    relaxed = jax.jit(jax.vmap(ddpg_actions.relaxed_one_hot, in_axes=(None, 0, None)))
     hot = np.asarray(relaxed(logits, noise, 1e-3))
     np.testing.assert_allclose(hot.mean(0), [0.1, 0.2, 0.3, 0.4], atol=0.01)
     soft = np.asarray(relaxed(logits, noise, 1e3))
@@ -310,8 +320,7 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
         algo = cls(SNAKES, DataParallel(1), hidden_size=32)
-        shapes = jax.eval_shape(lambda algo=algo: algo.init(jax.random.key(0), None)).replicated.actor
-        actor, logits = formula_weights(100, shapes), jax.jit(algo.logits)
+        actor, logits = formula_weights(100, algo.networks["actor"].shapes), jax.jit(algo.actor_of)
         a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
         assert np.allclose(a, b, atol=1e-6) is alike
 
@@ -382,7 +391,8 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
 @pytest.mark.parametrize(
     ("spec", "settings", "sentence"),
     [
-        (CONTINUOUS, {}, "needs discrete actions"),
+        (CONTINUOUS, {}, "needs float actions with bounds"),
+        (dataclasses.replace(SNAKES, action=Box((2,), low=-1.0, high=1.0)), {"masking": True}, "needs discrete"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
         (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' actions"),
         (

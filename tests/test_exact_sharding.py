@@ -14,7 +14,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 @pytest.mark.parametrize(
     ("case", "counts"),
     [
-        ("ddpg prioritized", (1, 8)),
+        ("ddpg gumbel", (1, 8)),
         ("sac", (1, 8)),
         ("student", (1, 8)),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
@@ -52,7 +52,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
 @pytest.mark.parametrize(
     "case",
     [
-        "ddpg prioritized",
+        "ddpg gumbel",
         pytest.param("ddpg published", marks=pytest.mark.long),
         pytest.param("sac modern", marks=pytest.mark.long),
     ],

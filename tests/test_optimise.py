@@ -1,6 +1,7 @@
 """Adam's arithmetic, and optimizers of one's own in the place of it."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -63,24 +64,29 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     algorithm, env, settings, _ = CASES[case]
     settings = settings | {"actor_lr": 1e-3, "critic_lr": 1e-2, "max_grad_norm": 0.0, "n_step": 1, "tau": 0.05}
     algo = with_sgd(algorithm)(env.spec, DataParallel(1), **settings)
-    params = jax.jit(lambda: algo.pack(algo.init(jax.random.key(0), None).replicated))()
-    targets = {name: 0.5 * getattr(params, name) for name in algo.network_names if name.startswith("target")}
+    params = jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
+    names = [name for name in ("target_actor", "target_critic") if hasattr(params, name)]
+    targets = {name: 0.5 * getattr(params, name) for name in names}
     params = dataclasses.replace(params, **targets)
     ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
     batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
-    for name, shape in algo._observation_spec.items():
+    for name, shape in algo.observation_rows.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
-    batch["action"] = np.zeros((1, 4, *algo._action_spec.shape), algo._action_spec.dtype)
-    noise = jax.eval_shape(lambda: algo._noise(jax.random.key(0), 4))
+    batch["action"] = np.zeros((1, 4, *algo.action_rows.shape), algo.action_rows.dtype)
+    noise = jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4))
     if noise is not None:
         batch["noise"] = jnp.full((1, *noise.shape), 0.3)
-    new, metrics, _ = jax.jit(algo.update)(params, batch, jnp.uint32(0))
+    new, metrics = jax.jit(algo.update)(params, batch, jnp.uint32(0), at_step(0))
     for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
         gradient = float(metrics[f"{name}_grad_norm"])
-        assert tree_norm(getattr(new, name), getattr(params, name)) == pytest.approx(rate * gradient, rel=1e-3) != 0
+        assert (
+            tree_norm(getattr(new, name).params, getattr(params, name).params)
+            == pytest.approx(rate * gradient, rel=1e-3)
+            != 0
+        )
     for name, old in targets.items():
-        online = getattr(new, name.removeprefix("target_"))
+        online = getattr(new, name.removeprefix("target_")).params
         np.testing.assert_allclose(getattr(new, name), 0.95 * old + 0.05 * online, rtol=1e-5, atol=1e-7)
 
 
@@ -89,18 +95,15 @@ def test_coma_takes_another_optimizer() -> None:
     algo = with_sgd(Coma)(spec, DataParallel(1), actor_lr=1e-3, critic_lr=1e-2)
     weights, gradient = jnp.array([1.0, 2.0]), jnp.array([3.0, -4.0])
     for name, rate in (("actor", 1e-3), ("critic", 1e-2)):
-        state = algo.optimizer(name).init(weights)
-        new, _, norm = jax.jit(algo._step_of, static_argnums=0)(
-            name, gradient, weights, state, jnp.bool_(True), at_step(0)
-        )
-        np.testing.assert_allclose(new, weights - rate * gradient, rtol=1e-6)
+        new, norm = jax.jit(functools.partial(algo.step, name))(algo.learner(name, weights), gradient, at_step(0))
+        np.testing.assert_allclose(new.params, weights - rate * gradient, rtol=1e-6)
         assert float(norm) == 5.0
 
 
 def test_a_collective_takes_another_optimiser_whose_steps_shrink() -> None:
     algo = with_sgd(Collective)(CASES["student"].env.spec, DataParallel(1), context_length=4, final_lr_fraction=0.5)
     transformer, *_ = algo.stages
-    last, optimizer, gradient = transformer.updates, transformer.optimizer, np.float32([3.0, -4.0])
+    last, optimizer, gradient = transformer.updates, algo.chain("encoder")[0], np.float32([3.0, -4.0])
     state, update = optimizer.init(gradient), jax.jit(optimizer.update)
     for seen in (0, last // 2, last, last + 7):
         at = optax.tree_utils.tree_set(state, count=np.int32(seen))

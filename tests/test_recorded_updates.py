@@ -172,12 +172,11 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
     algo = Coma(COVERAGE, DataParallel(MISSIONS), batch_transitions=MISSIONS * STEPS * TEAM, **settings(case))
-    shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
-    networks = {
-        name: from_vector(getattr(shapes, name.removeprefix("target_")), values) for name, values in initial.items()
-    }
+    nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
+    networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
-    state = AlgoState(dataclasses.replace(state.replicated, target=networks["target_critic"]), state.sharded)
+    target = nets["target_critic"].vector(networks["target_critic"])
+    state = AlgoState(dataclasses.replace(state.replicated, target=target), state.sharded)
 
     def learn(state: AlgoState, trajectory: Trajectory, last: TimeStep, order: jax.Array, progress: Progress) -> Any:
         with monkeypatch.context() as patch:
@@ -192,12 +191,12 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
         order = jnp.asarray(update["batch"]["order"].astype(np.int32))
         state, metrics = learn(state, *missions(update["batch"]), order, progress)
         params = state.replicated
-        ours = {"actor": params.actor, "critic": params.critic, "target_critic": params.target}
+        ours = {"actor": params.actor.params, "critic": params.critic.params, "target_critic": params.target}
         means = {name: float(values.mean()) for name, values in metrics.items()}
         means["advantage_mean"] = means["advantage"]
         del update["metrics"]["advantage_std"]  # of samples, not of the batch
         check_metrics(update, means, number)
-        check(initial, update, {name: to_vector(tree) for name, tree in ours.items()}, number)
+        check(initial, update, {name: to_vector(nets[name].tree(vector)) for name, vector in ours.items()}, number)
 
 
 # ---------------------------------------------------------------- algorithms with a replay
@@ -213,19 +212,20 @@ def sample_of(batch: dict[str, np.ndarray], answer: str) -> dict[str, jax.Array]
 def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None:
     """Run the recorded updates and compare after each; `networks` beside log_alpha, if there is one."""
     initial, updates = recorded(case)
-    shapes = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
+    nets = {name: algo.networks[name.removeprefix("target_")] for name in networks}
     read = lambda name: from_vector if name.endswith("actor") else critics_from  # noqa: E731
-    trees = {name: read(name)(getattr(shapes, name), initial[name]) for name in networks}
+    trees = {name: read(name)(nets[name].shapes, initial[name]) for name in networks}
     inputs = {"actor": trees["actor"], "critic": trees["critic"]}
     extra = tuple(set(initial) - set(networks))
     inputs |= {name: jnp.asarray(initial[name]) for name in extra}
     params = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs).replicated)(inputs)
-    params = dataclasses.replace(params, **{name: trees[name] for name in networks if name.startswith("target_")})
+    targets = {name: nets[name].vector(trees[name]) for name in networks if name.startswith("target_")}
+    params = dataclasses.replace(params, **targets)
+    algo = dataclasses.replace(algo, final_lr_fraction=0.0)
 
     @jax.jit
     def step(params: Any, batch: Any, number: jax.Array, rate: jax.Array) -> Any:
-        new, metrics, _ = algo.update(algo.pack(params), batch, number, rate)
-        return algo.unpack(new), metrics
+        return algo.update(params, batch, number, dataclasses.replace(start(), fraction=1 - rate))
 
     for number, update in enumerate(updates):
         batch = sample_of(update["batch"], answer)
@@ -236,8 +236,10 @@ def replay(algo: Any, case: str, networks: tuple[str, ...], answer: str) -> None
         params, metrics = step(params, batch, np.uint32(number), np.asarray(update["batch"]["rate"]))
         check_metrics(update, metrics, number)
         write = lambda name: to_vector if name.endswith("actor") else critics_to  # noqa: E731
-        ours = {name: write(name)(getattr(params, name)) for name in networks}
-        check(initial, update, ours | {name: np.asarray(getattr(params, name)) for name in extra}, number)
+        vectors = {name: getattr(params, name) for name in networks}
+        vectors = {name: getattr(x, "params", x) for name, x in vectors.items()}
+        ours = {name: write(name)(nets[name].tree(vector)) for name, vector in vectors.items()}
+        check(initial, update, ours | {name: np.asarray(params.alpha.params) for name in extra}, number)
 
 
 BOARDS = EnvSpec("boards", 3, Box((5,)), Discrete(4), horizon=50)

@@ -40,6 +40,15 @@ def begun(algo: Sac, seed: int = 0) -> SacParameters:
     return jax.jit(lambda key: algo.init(key, None).replicated)(jax.random.key(seed))
 
 
+def actor_tree(algo: Sac, params: SacParameters) -> Any:
+    """The actor's parameters as flax has them."""
+    return jax.tree.map(np.array, algo.networks["actor"].tree(params.actor.params))
+
+
+def with_log_alpha(params: SacParameters, log_alpha: Any) -> SacParameters:
+    return dataclasses.replace(params, alpha=dataclasses.replace(params.alpha, params=log_alpha))
+
+
 # ---------------------------------------------------------------- density
 
 squashed_normal = jax.jit(distributions.squashed_normal)
@@ -106,8 +115,8 @@ def test_the_temperature_rises_where_entropy_is_missing() -> None:
 
 def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
     for agents in (1, 2):
-        assert Sac(dataclasses.replace(ARM, num_agents=agents), DataParallel(1))._target_entropy == -ACTIONS
-    assert Sac(ARM, DataParallel(1), target_entropy=-7.5)._target_entropy == -7.5
+        assert Sac(dataclasses.replace(ARM, num_agents=agents), DataParallel(1)).entropy_target == -ACTIONS
+    assert Sac(ARM, DataParallel(1), target_entropy=-7.5).entropy_target == -7.5
 
 
 SETTINGS = {
@@ -125,13 +134,8 @@ SETTINGS = {
 def scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
     algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3, critic_loss_limit=1e6)
-    params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic)
-
-    def update(params: Any, batch: Any, number: Any) -> Any:
-        new, metrics, error = algo.update(algo.pack(params), batch, number)
-        return algo.unpack(new), metrics, error
-
-    return algo, jax.jit(update), params
+    params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic.params)
+    return algo, jax.jit(lambda params, batch, number: algo.update(params, batch, number, start())), params
 
 
 gaussian = jax.jit(Sac(ARM, DataParallel(1), **SETTINGS).gaussian)
@@ -166,30 +170,32 @@ def test_targets_and_losses_of_an_update() -> None:
     Behind a cut episode counts the value of what was seen last; behind a terminated one nothing does.
     """
     algo, update, params = scheduled()
-    params = dataclasses.replace(params, log_alpha=np.log(np.float32([0.5, 0.1])))
+    params = with_log_alpha(params, np.log(np.float32([0.5, 0.1])))
     batch = made_up()
     sample = jax.tree.map(lambda x: x[0], batch)
     alpha = np.array([0.5, 0.1])[sample["task"]][:, None]
     reward, weight = np.asarray(sample["reward"]), np.asarray(sample["weight"])
 
     values_of = jax.jit(algo.values)
-    mean, log_std = gaussian(params.actor, sample["next_observation"])
+    mean, log_std = gaussian(params.actor.params, sample["next_observation"])
     action, log_prob = log_density(mean, log_std, sample["noise"][:, 0])
     twin = np.asarray(values_of(params.target_critic, sample["next_observation"], action))
     value = twin.min(0) - alpha * log_prob
     lengths, bootstrap = [2, 2, 2, 1, 1, 2], [0.81, 0, 0.81, 0, 0.9, 0.81]
     wanted = [sum(0.9**k * reward[i, k] for k in range(lengths[i])) + bootstrap[i] * value[i] for i in range(6)]
-    np.testing.assert_allclose(jax.jit(algo._target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), wanted, rtol=1e-4, atol=1e-5)
 
-    values = np.asarray(values_of(params.critic, sample["observation"], sample["action"]))
+    values = np.asarray(values_of(params.critic.params, sample["observation"], sample["action"]))
     by_hand = sum((weight[:, None] * np.square(np.array(wanted) - values[c])).mean() for c in range(2))
-    new, metrics, _ = update(params, batch, np.uint32(2))
+    new, metrics = update(params, batch, np.uint32(2))
     assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
     assert float(metrics["target_mean"]) == pytest.approx(np.mean(wanted), rel=1e-4)
 
-    mean, log_std = gaussian(params.actor, sample["observation"])  # the actor climbs the critics after their step
+    mean, log_std = gaussian(
+        params.actor.params, sample["observation"]
+    )  # the actor climbs the critics after their step
     action, log_prob = log_density(mean, log_std, sample["noise"][:, 1])
-    values = np.asarray(values_of(new.critic, sample["observation"], action))
+    values = np.asarray(values_of(new.critic.params, sample["observation"], action))
     by_hand = (weight[:, None] * (alpha * log_prob - values.min(0))).mean()
     assert float(metrics["actor_loss"]) == pytest.approx(by_hand, rel=1e-4)
     assert float(metrics["policy_entropy"]) == pytest.approx(-(weight[:, None] * log_prob).mean(), rel=1e-4)
@@ -199,32 +205,30 @@ def test_schedules_of_actor_and_targets() -> None:
     """Critics move with every update, actor and temperatures with every second, targets with every third."""
     _, update, params = scheduled()
     for number in range(1, 8):
-        new, _, _ = update(params, made_up(number), np.uint32(number))
+        new, _ = update(params, made_up(number), np.uint32(number))
         moved = {
             name: not all(map(np.array_equal, *map(jax.tree.leaves, (getattr(params, name), getattr(new, name)))))
-            for name in ("critic", "actor", "log_alpha", "target_critic")
+            for name in ("critic", "actor", "alpha", "target_critic")
         }
         due = number % 2 == 0
-        assert moved == {"critic": True, "actor": due, "log_alpha": due, "target_critic": number % 3 == 0}, number
+        assert moved == {"critic": True, "actor": due, "alpha": due, "target_critic": number % 3 == 0}, number
         if moved["target_critic"]:
-            for old, target, online in zip(
-                *map(jax.tree.leaves, (params.target_critic, new.target_critic, new.critic)), strict=True
-            ):
-                blend = 0.9 * np.asarray(old) + 0.1 * np.asarray(online)
-                np.testing.assert_allclose(target, blend, rtol=1e-5, atol=1e-6)
+            blend = 0.9 * np.asarray(params.target_critic) + 0.1 * np.asarray(new.critic.params)
+            np.testing.assert_allclose(new.target_critic, blend, rtol=1e-5, atol=1e-6)
         params = new
 
 
 def test_a_temperature_follows_the_entropy_of_its_own_task() -> None:
     """The initial policy is nearly certain, so that alpha rises; with a wide one it falls; the other task's stays."""
-    _, update, params = scheduled()
-    wide = jax.tree.map(np.zeros_like, params.actor)
+    algo, update, params = scheduled()
+    wide = jax.tree.map(np.zeros_like, actor_tree(algo, params))
     wide["params"]["out_bias"] = np.float32([0.0] * ACTIONS + [math.atanh(9 / 11)] * ACTIONS)  # deviation 1
-    for actor, sign in ((params.actor, 1), (wide, -1)):
+    net = algo.networks["actor"]
+    for actor, sign in ((params.actor.params, 1), (net.vector(wide), -1)):
         for task in range(TASKS):
-            began = dataclasses.replace(params, actor=actor)
-            new, _, _ = update(began, made_up(task=(task,) * 6), np.uint32(2))
-            change = np.asarray(new.log_alpha) - np.asarray(params.log_alpha)
+            began = dataclasses.replace(params, actor=dataclasses.replace(params.actor, params=actor))
+            new, _ = update(began, made_up(task=(task,) * 6), np.uint32(2))
+            change = np.asarray(new.alpha.params) - np.asarray(params.alpha.params)
             assert change[task] * sign == pytest.approx(0.01, rel=1e-3)  # Adam's first step
             assert change[1 - task] == 0
 
@@ -234,7 +238,7 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
     _, update, params = scheduled()
     batch = made_up()
     for reward, stops in ((1e2, False), (1e4, True)):
-        new, metrics, _ = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
+        new, metrics = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
         assert np.isposinf(metrics["critic_loss"]) == stops
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating))
 
@@ -249,7 +253,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    numbers = jax.jit(algo._numbers, static_argnums=1)
+    numbers = jax.jit(algo.update_numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, DataParallel(1), random_steps=4000)
@@ -283,7 +287,7 @@ def test_actions_lie_in_their_box() -> None:
     """Random ones fill it for `random_steps`; then they follow the policy, whose best action is the squashed mean."""
     spec = dataclasses.replace(ARM, action=Box((ACTIONS,), low=-1.0, high=3.0))
     algo = Sac(spec, DataParallel(1), **SETTINGS, random_steps=50)
-    policy = begun(algo).actor
+    policy = actor_tree(algo, begun(algo))
     mean, log_std = (np.asarray(x)[0, 0] for x in gaussian(policy, seen(spec, 1).observation))
     acted = actor_of(algo)
     random = acted(policy, 49, "explore")[:, 0]
@@ -302,7 +306,8 @@ def test_actions_lie_in_their_box() -> None:
 
 
 def test_deviations_reach_from_one_bound_to_the_other() -> None:
-    actor = jax.tree.map(np.zeros_like, scheduled()[2].actor)
+    algo, _, params = scheduled()
+    actor = jax.tree.map(np.zeros_like, actor_tree(algo, params))
     for raw, wanted in ((-50.0, -20.0), (0.0, -9.0), (50.0, 2.0)):
         actor["params"]["out_bias"] = np.full(2 * ACTIONS, raw, np.float32)
         assert np.all(np.asarray(gaussian(actor, np.zeros((1, 1, OBS), np.float32))[1]) == wanted)
@@ -310,17 +315,17 @@ def test_deviations_reach_from_one_bound_to_the_other() -> None:
 
 def test_initial_networks() -> None:
     """Glorot uniform and no biases; twin critics differ, and their targets are copies of them."""
-    params = jax.tree.map(np.asarray, begun(Sac(ARM, DataParallel(1))))
-    net = params.critic["params"]
-    assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.log_alpha.shape == (TASKS,)
+    algo = Sac(ARM, DataParallel(1))
+    params = begun(algo)
+    net = jax.tree.map(np.asarray, algo.networks["critic"].tree(params.critic.params))["params"]
+    assert net["fc1_kernel"].shape == (2, OBS + ACTIONS, 256) and params.alpha.params.shape == (TASKS,)
     for name, fans in (("fc1", OBS + ACTIONS + 256), ("fc2", 512), ("out", 257)):
         assert 0.9 < float(np.abs(net[f"{name}_kernel"]).max()) / math.sqrt(6 / fans) <= 1.0
         assert not net[f"{name}_bias"].any() and not np.array_equal(*net[f"{name}_kernel"])
-    for a, b in zip(jax.tree.leaves(params.critic), jax.tree.leaves(params.target_critic), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(params.critic.params, params.target_critic)
     algo = Sac(ARM, DataParallel(1), **SETTINGS, layer_norm=True)
-    normed = jax.eval_shape(lambda key: algo.init(key, None), jax.random.key(0)).replicated
-    assert "norm1_scale" in normed.critic["params"] and "norm1_scale" not in normed.actor["params"]
+    normed = jax.eval_shape(lambda key: algo.weights(algo.init(key, None)), jax.random.key(0))
+    assert "norm1_scale" in normed["critic"]["params"] and "norm1_scale" not in normed["actor"]["params"]
 
 
 # ---------------------------------------------------------------- training

@@ -5,9 +5,8 @@ compiled block, once per device, on that device's environments; sums over device
 """
 
 import dataclasses
-import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from envs_jax.base import Array, EnvSpec, TimeStep, check_settings, pytree, sett
 from envs_jax.progress import Progress
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
+from jaxrl.nn.packed import Packed
 from jaxrl.runtime.data_parallel import DataParallel
 
 __all__ = [
@@ -26,21 +26,20 @@ __all__ = [
     "AlgoState",
     "Algorithm",
     "Custom",
+    "Learner",
     "Mode",
     "Phase",
     "Progress",
     "Trajectory",
-    "UpstreamRun",
     "next_timesteps",
-    "read_resolved",
     "setting",
 ]
 
 UNIT = (0, 1)  # bounds of discounts, shares and probabilities
 RATE = (1e-12, 10)  # bounds of learning rates (Adam)
 
-# Action selection: exploring as in training; greedy; sampled; greedy with the task code set to zero.
-Mode = Literal["explore", "sample", "greedy", "zero_code"]
+# Action selection: "explore" as in training; in evaluation "greedy", "sample", or others of `Algorithm.modes`.
+Mode: TypeAlias = str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +75,19 @@ class AlgoState:
 
 
 @pytree
+class Learner:
+    """Learned parameters and the state of their optimizer; see `Algorithm.step`.
+
+    Attributes:
+        params: float32[P], such as those of a `Packed` network, or any pytree.
+        opt_state: of the optax chain.
+    """
+
+    params: Any
+    opt_state: Any
+
+
+@pytree
 class Trajectory:
     """The data of one iteration, leaves [T, B, ...].
 
@@ -87,52 +99,6 @@ class Trajectory:
     timestep: TimeStep
     action: Array
     extras: Any
-
-
-def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
-    """Parse the JSON object that `resolve_inputs` wrote, with these names only. Raises ValueError for anything else."""
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict) or not found.keys() <= set(names):
-        raise ValueError("resolved_inputs is filled in by the run itself: remove it")
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class UpstreamRun:
-    """A run that a setting refers to.
-
-    Attributes:
-        run: the name that the user gave.
-        algo: its algorithm, with its settings and its environment's spec.
-        settings: the algorithm's settings, by name.
-    """
-
-    run: str
-    algo: "Algorithm"
-    settings: dict[str, Any]
-
-    def check(self, spec: EnvSpec) -> None:
-        """Raise ValueError unless the run's policy could act in the environment."""
-        own = self.algo.spec
-        if own.name != spec.name:
-            raise ValueError(
-                f"{self.run} was trained on '{own.name}', not on '{spec.name}': use runs of one environment"
-            )
-        for what, size, wanted in (
-            ("observations", own.observation.shape, spec.observation.shape),
-            ("actions", own.action.shape, spec.action.shape),
-        ):
-            if size != wanted:
-                raise ValueError(f"{self.run} has {what} of shape {size}, here they have {wanted}: use another run")
-        for name, value in spec.compatible_settings.items():
-            trained = own.compatible_settings[name]
-            if trained != value:
-                raise ValueError(
-                    f"{self.run} was trained with {name} {trained}, here it is {value}: use the same value"
-                )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,9 +135,6 @@ class Algorithm:
     compatible_settings: ClassVar[tuple[str, ...]] = ()
     recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
-    # Settings (str) that name runs, comma-separated, or expert datasets; see `resolve_inputs` and `to_dataset`.
-    sources: ClassVar[tuple[str, ...]] = ()
-    recordings: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -193,61 +156,82 @@ class Algorithm:
         del spec, settings
         return num_envs
 
-    @classmethod
-    def resolve_inputs(
-        cls,
-        spec: EnvSpec,
-        settings: dict[str, Any],
-        sources: dict[str, tuple[UpstreamRun, ...]],
-        recordings: dict[str, dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Return a new run's settings, with what it takes from the runs and datasets that they name.
+    # Learned parts
 
-        The command reads the files and calls this once. `weights` of each run's state, {setting: one per run, in the
-        order of the returned setting}, and `to_dataset` of the datasets become the `inputs` of `init`.
+    def make_network(self, part: str, outputs: int, standard: Callable[[int], Any], *inputs: tuple[int, ...]) -> Packed:
+        """Return the network of a part: the user's flax module, or `standard(outputs)`.
 
-        Args:
-            spec: of the environment.
-            settings: of the new run's algorithm.
-            sources: the runs of each setting, in the user's order, none where the setting is empty.
-            recordings: {setting: all its expert datasets concatenated, {name: array}}, without empty settings.
-
-        Raises:
-            ValueError: the runs are not compatible.
+        `inputs` are the shapes of a call's arguments, with a batch axis.
         """
-        del spec, sources, recordings
-        return settings
+        given = self.custom.networks.get(part, standard)
+        module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+        return Packed(module, inputs)
 
-    def to_dataset(self, recording: dict[str, Any]) -> Any:
-        """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
-        raise NotImplementedError("an algorithm with `recordings` needs to_dataset(recording)")
+    @property
+    def networks(self) -> dict[str, Packed]:
+        """Return the networks by part, whose user-defined optimizers see parameters as flax has them."""
+        return {}
 
-    def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Return the gradient transformation of the parameters `name`, such as "actor"; to override.
+    def fresh_networks(self, key: Key, inputs: Any) -> dict[str, Array]:
+        """Return the networks' parameters float32[P], those of the trees in `inputs` if there are any."""
+        if inputs is not None:
+            return {name: network.vector(inputs[name]) for name, network in self.networks.items()}
+        keys = jax.random.split(key, len(self.networks))
+        return {name: network.init(k) for (name, network), k in zip(self.networks.items(), keys, strict=True)}
 
-        Give it a learning rate of 1, as in `optax.sgd(1.0)`: updates are multiplied by the rate of the settings.
+    def optimizer(self, part: str) -> optax.GradientTransformation:
+        """Return the gradient transformation of a part, such as "actor"; to override.
+
+        Give it a learning rate of 1, as in `optax.sgd(1.0)`: `step` multiplies its updates by `learning_rate`. (A chain
+        that the user passes as `optimizers=` includes its learning rate instead.)
         """
-        del name
+        del part
         return optimizers.adam()
 
-    def make_network(self, part: str, outputs: int, standard: Callable[[int], Any]) -> Any:
-        """Return the flax module of a part: the user's, or `standard(outputs)`."""
-        given = self.custom.networks.get(part, standard)
-        return given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
+    def learning_rate(self, part: str, progress: Progress) -> Array | float:
+        """Return the learning rate of a part, float32[]; to override."""
+        raise NotImplementedError(f"an algorithm that calls step('{part}', ...) needs learning_rate(part, progress)")
 
-    def optimizer_of(self, part: str) -> optax.GradientTransformation:
-        """Return the user's optimizer of a part, which includes its learning rate, or `optimizer(part)`."""
+    def learner(self, part: str, params: Params) -> Learner:
+        """Return parameters with a fresh optimizer state."""
+        return Learner(params, self.chain(part)[0].init(params))
+
+    def step(
+        self, part: str, learner: Learner, gradient: Params, progress: Progress, active: Array | None = None
+    ) -> tuple[Learner, Array]:
+        """Take an optimizer step, none where `active` bool[] is False. Return the gradient's norm float32[] too."""
+        optimizer, own_rate = self.chain(part)
+
+        def of(gradient: Params, learner: Learner, progress: Progress, active: Array | None) -> tuple[Learner, Array]:
+            rate = 1.0 if own_rate else self.learning_rate(part, progress)
+            new = Learner(*optimizers.apply_gradients(optimizer, gradient, learner.params, learner.opt_state, rate))
+            if active is not None:
+                new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
+            return new, optimizers.norm(gradient)
+
+        return self.layout.deterministic(of)(gradient, learner, progress, active)
+
+    def soft_update(self, target: Params, params: Params, tau: Array | float) -> Params:
+        """Return target parameters after a step of size tau towards `params`."""
+        blend = lambda new, old: optax.incremental_update(new, old, tau)  # noqa: E731
+        return self.layout.deterministic(blend)(params, target)
+
+    def chain(self, part: str) -> tuple[optax.GradientTransformation, bool]:
+        """Return a part's optimizer and whether it includes its learning rate, as the user's do."""
         given = self.custom.optimizers.get(part)
-        return self.optimizer(part) if given is None else given
-
-    def learning_rate_of(self, part: str, rate: Array | float) -> Array | float:
-        """Return the learning rate of a part, 1 where the user's optimizer has its own."""
-        return 1.0 if part in self.custom.optimizers else rate
+        if given is None:
+            return self.optimizer(part), False
+        return (self.networks[part].of_tree(given) if part in self.networks else given), True
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases in order."""
         raise NotImplementedError("an algorithm needs a `phases` property")
+
+    def schedules(self, progress: Progress) -> dict[str, Array]:
+        """Return what depends on progress alone, such as an exploration rate, for the metrics: float32[] by name."""
+        del progress
+        return {}
 
     def summary(self) -> list[str]:
         """Return sentences for the user about batch sizes and updates, printed before training."""
@@ -271,16 +255,18 @@ class Algorithm:
         return 0
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the part of the state that `--init_from` transfers: the `inputs` of `init`."""
-        return self.policy(state)
+        """Return the part of the state that `--init_from` transfers, the `inputs` of `init`; by default networks."""
+        return {name: network.tree(getattr(state.replicated, name).params) for name, network in self.networks.items()}
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return a fresh state; `inputs` are pytrees from other runs, read by the command, None by default."""
         raise NotImplementedError("an algorithm needs init(key, inputs)")
 
     def policy(self, state: AlgoState) -> PolicyParams:
-        """Return the pytree that acting, evaluation and export need."""
-        raise NotImplementedError("an algorithm needs policy(state)")
+        """Return the pytree that acting, evaluation and export need, by default the network "actor"."""
+        if "actor" not in self.networks:
+            raise NotImplementedError("an algorithm needs policy(state)")
+        return self.networks["actor"].tree(state.replicated.actor.params)
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the policy's carry per environment (leaves [B, ...]), () by default; it is reset where `first`.
@@ -302,7 +288,7 @@ class Algorithm:
             keys: key[B], one per environment.
             progress: counters, for exploration schedules.
             mode: "explore" in training; one of `modes` in evaluation ("greedy" takes the mode of the policy, "sample"
-                samples from it, "zero_code" takes the mode with the task code set to zero).
+                samples from it).
 
         Returns:
             action [B, A, ...], carry, extras (pytree [B, ...], stored in the trajectory).

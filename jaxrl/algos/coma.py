@@ -15,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos import team
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Mode, Phase, Trajectory, next_timesteps, setting
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, Mode, Phase, Trajectory, next_timesteps, setting
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
-from jaxrl.algos.team import ActorCritic
 from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
+from jaxrl.nn.distributions import apply_action_mask, epsilon_mix, select_action_value
 from jaxrl.nn.networks import activation_bytes
+from jaxrl.nn.packed import Packed
 from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl import returns
 
@@ -36,7 +37,7 @@ def critic_loss(
 ) -> Float32[Array, ""]:
     """Mean over samples of (Q(s)[a] - y)^2."""
     assert_equal_shape([action, target, weight])
-    return jnp.mean(weight * jnp.square(distributions.select_action_value(values, action) - target))
+    return jnp.mean(weight * jnp.square(select_action_value(values, action) - target))
 
 
 def counterfactual_baseline(values: Float32[Array, "N n"], action_probs: Float32[Array, "N n"]) -> Float32[Array, "N"]:
@@ -82,13 +83,16 @@ def policy_metrics(advantage: Samples, log_prob: Samples, weight: Samples) -> di
 
 @pytree
 class ComaParameters:
-    """Parameters and optimizers, the same on every device."""
+    """Parameters and optimizers, the same on every device.
 
-    actor: Params
-    critic: Params
-    target: Params
-    actor_optimizer: Any
-    critic_optimizer: Any
+    Attributes:
+        actor, critic: Learners.
+        target: float32[P], the target critic.
+    """
+
+    actor: Learner
+    critic: Learner
+    target: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,223 +188,191 @@ class Coma(Algorithm):
         progress: Progress,
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
-        """Compute targets, then run epochs over minibatches, critic first; the first may train the critic only."""
+        """Compute targets, then run epochs over minibatches; the first epochs may train the critic only."""
         assert trajectory is not None and last_timestep is not None
-        params = state.replicated
-        key_last, key_shuffle = jax.random.split(key)
-        data = self._data(params, trajectory, last_timestep, key_last, progress)
+        params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
+        data = self.data(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:
-            training_step = progress.learn_calls[1]
-            copy = training_step % self.target_update_period == 0
-            target = jax.tree.map(lambda new, old: jnp.where(copy, new, old), params.critic, params.target)
-            params = dataclasses.replace(params, target=target)
-        metrics: list[dict[str, Array]] = []
-        actor_epochs = self.actor_epochs or self.num_epochs
-        critic_passes = self.num_epochs - actor_epochs
-        for first, number, train_actor in ((0, critic_passes, False), (critic_passes, actor_epochs, True)):
-            if number:
+            copy = progress.learn_calls[1] % self.target_update_period == 0
+            params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
+        metrics: dict[str, list[Array]] = {}
+        critic_epochs = self.num_epochs - (self.actor_epochs or self.num_epochs)
+        for epochs, train_actor in ((range(critic_epochs), False), (range(critic_epochs, self.num_epochs), True)):
+            if epochs:
 
-                def one_pass(params: ComaParameters, index: Array, train_actor: bool = train_actor) -> Any:
-                    return self._pass(params, data, jax.random.fold_in(key_shuffle, index), progress, train_actor)
+                def one(params: ComaParameters, epoch: Array, train_actor: bool = train_actor) -> Any:
+                    return self.epoch(params, data, jax.random.fold_in(key_shuffle, epoch), progress, train_actor)
 
-                params, values = jax.lax.scan(one_pass, params, first + jnp.arange(number))
-                metrics.append({name: value.reshape(-1) for name, value in values.items()})
-        merged = {name: jnp.concatenate([part[name] for part in metrics if name in part]) for name in metrics[-1]}
-        merged["epsilon"] = self.layout.deterministic(self.epsilon)(progress)
-        merged["target_mean"] = self.layout.sample_mean(data["target"])
-        return AlgoState(params, state.sharded), merged
+                params, values = jax.lax.scan(one, params, jnp.array(epochs))
+                for name, value in values.items():
+                    metrics.setdefault(name, []).append(value.reshape(-1))
+        merged = {name: jnp.concatenate(parts) for name, parts in metrics.items()}
+        return AlgoState(params, ()), merged | {"target_mean": self.layout.sample_mean(data["target"])}
 
-    def _data(
+    def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
-        """Return all transitions of all agents as leaves [S local, samples, ...], targets included."""
-        layout, batches, target_critic = self.layout, self.batches, params.target
-        over_batch = jax.vmap(jax.vmap(self._critic_input))
-        seen = (trajectory.timestep, trajectory.action)
-        critic_input = layout.map_shards(lambda rows: over_batch(*rows), seen, axis=1)
-        critic_input = critic_input.astype(stored_dtype(self._critic_box, trajectory.timestep.observation.dtype))
-
-        def value_of(sample: dict[str, Array]) -> Array:
-            return distributions.select_action_value(
-                self.networks.values(target_critic, sample["critic_input"]), sample["action"]
-            )
-
-        flat = {"critic_input": batches.flatten(critic_input), "action": batches.flatten(trajectory.action)}
-        value = batches.unflatten(layout.apply(value_of, flat))
-        target = self._targets(trajectory, last, value, self._last_value(params, last, key, progress))
+        """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
+        layout, batches = self.layout, self.batches
+        inputs = layout.map_shards(
+            lambda rows: jax.vmap(jax.vmap(self._critic_input))(*rows), (trajectory.timestep, trajectory.action), axis=1
+        )
+        inputs = inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
+        taken = {"critic_input": batches.flatten(inputs), "action": batches.flatten(trajectory.action)}
+        value = layout.apply(
+            lambda sample: select_action_value(self.values(params.target, sample["critic_input"]), sample["action"]),
+            taken,
+        )
+        last_value = self.last_value(params, last, key, progress)
+        target = self.targets(trajectory, last, batches.unflatten(value), last_value)
         valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape).astype(jnp.float32)
         share = layout.sample_mean(batches.flatten(valid))
         rows = {"observation": trajectory.timestep.observation, **trajectory.extras, "target": target}
         rows["weight"] = valid / jnp.maximum(share, 1e-8)
-        return flat | {name: batches.flatten(x) for name, x in rows.items()}
+        return taken | {name: batches.flatten(x) for name, x in rows.items()}
 
-    def _last_value(self, params: ComaParameters, last: TimeStep, key: Key, progress: Progress) -> Array:
+    def last_value(self, params: ComaParameters, last: TimeStep, key: Key, progress: Progress) -> Array:
         """Return the target value float32[B, A] of an action sampled in the time step after the trajectory."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
 
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
             timestep, keys = rows
-            action, _, _ = self.act(params.actor, (), timestep, keys, progress, "explore")
-            critic_input = jax.vmap(self._critic_input)(timestep, action)
-            values = self.networks.values(params.target, critic_input.reshape(-1, *critic_input.shape[2:]))
-            return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
+            action, _, _ = self.act(params.actor.params, (), timestep, keys, progress, "explore")
+            inputs = jax.vmap(self._critic_input)(timestep, action)
+            values = self.values(params.target, inputs.reshape(-1, *inputs.shape[2:]))
+            return select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
         value = self.layout.apply(of_rows, self.layout.split((last, keys)), per_row=self.spec.num_agents)
         return value.reshape(-1, self.spec.num_agents)
 
-    def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and last [B, A]."""
-        following = next_timesteps(trajectory, last)
-        next_value = jnp.concatenate([value[1:], last_value[None]])
-        over_batch = lambda function: jax.vmap(jax.vmap(function, 1, 1), 1, 1)  # noqa: E731
 
         def of_envs(rows: tuple[TimeStep, Array]) -> Array:
             following, next_value = rows
             over_agents = lambda x: jnp.broadcast_to(x[..., None], next_value.shape)  # noqa: E731
             discount = self.gamma * over_agents(1.0 - following.terminated.astype(jnp.float32))
             lambda_t = self.td_lambda * over_agents(1.0 - following.done.astype(jnp.float32))
-            return over_batch(returns.lambda_returns)(following.reward, discount, next_value, lambda_t)
+            return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
 
-        return self.layout.map_shards(of_envs, (following, next_value), axis=1)
+        next_value = jnp.concatenate([value[1:], last_value[None]])
+        return self.layout.map_shards(of_envs, (next_timesteps(trajectory, last), next_value), axis=1)
 
-    def _pass(
+    def epoch(
         self, params: ComaParameters, data: dict[str, Array], key: Key, progress: Progress, train_actor: bool
     ) -> tuple[ComaParameters, dict[str, Array]]:
         """Train the critic on all minibatches of one shuffle, then the actor on the same minibatches."""
-        order = self.batches.shuffled(key)
+        minibatches = self.batches.shuffled(key)
         if self.tau:
-            blend = lambda old, new: (1 - self.tau) * old + self.tau * new  # noqa: E731
-            blended = self.layout.deterministic(lambda old, new: jax.tree.map(blend, old, new))(
-                params.target, params.critic
-            )
-            params = dataclasses.replace(params, target=blended)
+            params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, self.tau))
 
-        def critic_step(params: ComaParameters, indices: Array) -> tuple[ComaParameters, Any]:
+        def critic_step(critic: Learner, indices: Array) -> tuple[Learner, Any]:
             batch = pick(data, indices, "critic_input", "action", "target", "weight")
-            params, loss, norm = self._critic_update(params, batch, progress)
-            metrics = {"critic_loss": loss, "critic_grad_norm": norm}
-            if not train_actor:
-                return params, (metrics, ())
-            values = self.layout.apply(lambda s: self.networks.values(params.critic, s["critic_input"]), batch)
-            return params, (metrics, values)
+            critic, metrics = self.critic_update(critic, batch, progress)
+            of_batch = lambda sample: self.values(critic.params, sample["critic_input"])  # noqa: E731
+            return critic, (metrics, self.layout.apply(of_batch, batch) if train_actor else ())
 
-        def actor_step(params: ComaParameters, row: tuple[Array, Array]) -> tuple[ComaParameters, Any]:
+        def actor_step(actor: Learner, row: tuple[Array, Array]) -> tuple[Learner, dict[str, Array]]:
             indices, values = row
-            names = ("observation", "action", "mask", "log_prob", "weight", "target")
-            batch = pick(data, indices, *names) | {"values": values}
-            return self._actor_update(params, batch, progress)
+            batch = pick(data, indices, "observation", "action", "mask", "log_prob", "weight", "target")
+            return self.actor_update(actor, batch | {"values": values}, progress)
 
-        params, (metrics, values) = jax.lax.scan(critic_step, params, order)
-        if train_actor:
-            params, actor_metrics = jax.lax.scan(actor_step, params, (order, values))
-            metrics = metrics | actor_metrics
-        return params, metrics
+        critic, (metrics, values) = jax.lax.scan(critic_step, params.critic, minibatches)
+        params = dataclasses.replace(params, critic=critic)
+        if not train_actor:
+            return params, metrics
+        actor, of_actor = jax.lax.scan(actor_step, params.actor, (minibatches, values))
+        return dataclasses.replace(params, actor=actor), metrics | of_actor
 
-    def _critic_update(
-        self, params: ComaParameters, batch: dict[str, Array], progress: Progress
-    ) -> tuple[ComaParameters, Array, Array]:
-        """Take a gradient step on the critic; return its loss and gradient norm too."""
+    def critic_update(
+        self, critic: Learner, batch: dict[str, Array], progress: Progress
+    ) -> tuple[Learner, dict[str, Array]]:
+        """Take a gradient step on the critic's loss."""
 
-        def loss(critic: Params, sample: dict[str, Array]) -> tuple[Array, Any]:
-            values = self.networks.values(critic, sample["critic_input"])
+        def loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
+            values = self.values(critic, sample["critic_input"])
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
-        gradient, (value, _) = self.layout.gradient(loss, params.critic, batch)
-        critic, optimizer, norm = self._step_of(
-            "critic", gradient, params.critic, params.critic_optimizer, jnp.bool_(True), progress
-        )
-        return dataclasses.replace(params, critic=critic, critic_optimizer=optimizer), value, norm
+        gradient, (value, _) = self.layout.gradient(loss, critic.params, batch)
+        critic, norm = self.step("critic", critic, gradient, progress)
+        return critic, {"critic_loss": value, "critic_grad_norm": norm}
 
-    def _advantage(self, sample: dict[str, Array], action_probs: Array) -> Array:
+    def actor_update(
+        self, actor: Learner, batch: dict[str, Array], progress: Progress
+    ) -> tuple[Learner, dict[str, Array]]:
+        """Take a gradient step on the policy loss minus the entropy bonus, unless the actor is frozen."""
+        if self.scale_advantage:
+            batch = batch | {"scale": self._advantage_scale(actor, batch, progress)}
+
+        def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            logits = self.networks["actor"].apply(actor, sample["observation"])
+            value, means = self.policy_loss(logits, self.epsilon(progress), sample)
+            unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
+            entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
+            if self.entropy_weight or self.entropy_final:
+                value = value - self.entropy_bonus(progress) * entropy
+            return value, means | {"policy_entropy": entropy}
+
+        gradient, (value, means) = self.layout.gradient(loss, actor.params, batch)
+        active = total(progress.learn_calls) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
+        if self.target_kl:
+            active &= means["kl"] <= 1.5 * self.target_kl
+            means["actor_moved"] = active.astype(jnp.float32)
+        actor, norm = self.step("actor", actor, gradient, progress, active)
+        return actor, {"actor_loss": value, "actor_grad_norm": norm, **means}
+
+    def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        """Return the policy loss and its metrics; logits [N, n]."""
+        action, weight = sample["action"], sample["weight"]
+        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])
+        advantage = self.advantages(sample, jax.lax.stop_gradient(action_probs))
+        scaled = advantage / sample["scale"] if self.scale_advantage else advantage
+        log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
+        value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
+        kl = divergence(log_prob, sample["log_prob"], weight)
+        return value, policy_metrics(advantage, log_prob, weight) | {"kl": kl}
+
+    def advantages(self, sample: dict[str, Array], action_probs: Array) -> Array:
         """Return the action's value, by the critic or by its return, minus the counterfactual baseline."""
         worth = sample["target"]
         if self.advantage == "critic":
-            worth = distributions.select_action_value(sample["values"], sample["action"])
+            worth = select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
-    def _advantage_scale(self, params: ComaParameters, batch: dict[str, Array], epsilon: Array) -> Array:
+    def _advantage_scale(self, actor: Learner, batch: dict[str, Array], progress: Progress) -> Array:
         """Return the standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
 
         def advantages(sample: dict[str, Array]) -> Array:
-            logits = self.networks.actor.apply(params.actor, sample["observation"])
-            action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
-            return self._advantage(sample, action_probs)
+            logits = self.networks["actor"].apply(actor.params, sample["observation"])
+            return self.advantages(
+                sample, apply_action_mask(epsilon_mix(logits, self.epsilon(progress)), sample["mask"])
+            )
 
         advantage = self.layout.apply(advantages, batch)
         mean = self.layout.sample_mean(batch["weight"] * advantage)
         variance = self.layout.sample_mean(batch["weight"] * jnp.square(advantage - mean))
         return jnp.full_like(advantage, jnp.maximum(jnp.sqrt(variance), 1e-6))
 
-    def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        """Return the policy loss and its metrics; logits [N, n]."""
-        action, weight = sample["action"], sample["weight"]
-        action_probs = distributions.apply_action_mask(distributions.epsilon_mix(logits, epsilon), sample["mask"])
-        advantage = self._advantage(sample, jax.lax.stop_gradient(action_probs))
-        scaled = advantage / sample["scale"] if self.scale_advantage else advantage
-        log_prob = jnp.log(jnp.maximum(distributions.select_action_value(action_probs, action), 1e-8))
-        value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
-        kl = divergence(log_prob, sample["log_prob"], weight)
-        return value, policy_metrics(advantage, log_prob, weight) | {"kl": kl}
+    # Schedules
 
-    def _actor_update(
-        self, params: ComaParameters, batch: dict[str, Array], progress: Progress
-    ) -> tuple[ComaParameters, dict[str, Array]]:
-        """Take a gradient step on the policy loss minus the entropy bonus, unless the actor is frozen."""
-        epsilon, bonus = self.layout.deterministic(lambda p: (self.epsilon(p), self.entropy_bonus(p)))(progress)
-        if self.scale_advantage:
-            batch = batch | {"scale": self._advantage_scale(params, batch, epsilon)}
-
-        def loss(actor: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            logits = self.networks.actor.apply(actor, sample["observation"])
-            value, means = self._policy_loss(logits, epsilon, sample)
-            unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
-            entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
-            if self.entropy_weight or self.entropy_final:
-                value = value - bonus * entropy
-            return value, means | {"policy_entropy": entropy}
-
-        gradient, (value, means) = self.layout.gradient(loss, params.actor, batch)
-        active = total(progress.learn_calls) >= self.critic_warmup
-        if self.target_kl:
-            active &= means["kl"] <= 1.5 * self.target_kl
-            means["actor_moved"] = active.astype(jnp.float32)
-        actor, optimizer, norm = self._step_of(
-            "actor", gradient, params.actor, params.actor_optimizer, active, progress
-        )
-        metrics = {"actor_loss": value, "actor_grad_norm": norm, **means}
-        return dataclasses.replace(params, actor=actor, actor_optimizer=optimizer), metrics
-
-    def _step_of(
-        self, name: str, gradient: Any, params: Params, state: Any, active: Array, progress: Progress
-    ) -> tuple[Params, Any, Array]:
-        """Take one step at the learning rate of `progress`, none where not `active`; return the gradient norm too."""
-        rate = getattr(self, f"{name}_lr")
-
-        def step(gradient: Any, params: Params, state: Any) -> tuple[Params, Any, Array]:
-            decayed = rate * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
-            new = optimizers.apply_gradients(
-                self.optimizer_of(name), gradient, params, state, self.learning_rate_of(name, decayed)
-            )
-            kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, (params, state))
-            return *kept, optimizers.norm(gradient)
-
-        return self.layout.deterministic(step)(gradient, params, state)
-
-    # Acting
-
-    def policy(self, state: AlgoState) -> PolicyParams:
-        """The actor's parameters."""
-        return state.replicated.actor
+    def learning_rate(self, part: str, progress: Progress) -> Array:
+        """Return the rate of a part's setting, which falls linearly over the run."""
+        return getattr(self, f"{part}_lr") * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
 
     def epsilon(self, progress: Progress) -> Array:
         """Return epsilon of the training step: that of its last episode, counted from 1."""
-        mission = total(progress.episodes) + self.layout.num_envs
-        return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(mission / self.eps_anneal, 1.0)
+        episode = total(progress.episodes) + self.layout.num_envs
+        return self.eps_max - (self.eps_max - self.eps_min) * jnp.minimum(episode / self.eps_anneal, 1.0)
 
     def entropy_bonus(self, progress: Progress) -> Array:
         """Return the weight of the entropy bonus after the episodes so far."""
         share = jnp.minimum(total(progress.episodes) / self.entropy_anneal, 1.0) if self.entropy_anneal else 0.0
         return jnp.float32(self.entropy_weight + (self.entropy_final - self.entropy_weight) * share)
+
+    def schedules(self, progress: Progress) -> dict[str, Array]:
+        return {"epsilon": self.epsilon(progress)}
+
+    # Acting and networks
 
     def act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
@@ -408,66 +380,52 @@ class Coma(Algorithm):
         """Compute the logits of all agents at once, then mask and sample agent after agent (or greedily)."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.networks.actor.apply(policy, flat).reshape(*agents, self._actions)
-        action_probs = distributions.epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
+        logits = self.networks["actor"].apply(policy, flat).reshape(*agents, -1)
+        action_probs = epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
         action, extras = team.sample_sequentially(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
         return action, carry, extras
 
-    # Networks
+    @functools.cached_property
+    def networks(self) -> dict[str, Packed]:
+        """Return the actor, [N, ...] -> logits float32[N, n], and the critic, -> [N, n], or [N, n + 1] if dueling."""
 
-    def _network(self, outputs: int, shape: tuple[int, ...]) -> Any:
+        def made(part: str, outputs: int, box: Any) -> Packed:
+            standard = lambda outputs: self._standard(outputs, box.shape)  # noqa: E731
+            return self.make_network(part, outputs, standard, (1, *box.shape))
+
+        actions: Any = self.spec.action
+        critic = made("critic", actions.n + self.dueling, self.spec.critic_input_spec)
+        return {"actor": made("actor", actions.n, self.spec.observation), "critic": critic}
+
+    def _standard(self, outputs: int, shape: tuple[int, ...]) -> Any:
         sizes = self.hidden_size, self.depth, self.initializer, self.convolution
         return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
 
-    @functools.cached_property
-    def networks(self) -> ActorCritic:
-        """Return the actor and critic, and the function of the critic's values."""
-        seen, outputs = self.spec.observation.shape, self._actions + self.dueling
-        actor = self.make_network("actor", self._actions, lambda n: self._network(n, seen))
-        critic = self.make_network("critic", outputs, lambda n: self._network(n, self._critic_box.shape))
-        return ActorCritic(actor, critic, self.dueling)
-
-    def optimizer(self, name: str) -> optax.GradientTransformation:
-        """Return the optimizer of "actor" or "critic"."""
-        del name
-        return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
-
-    def init(self, key: Key, inputs: Any) -> AlgoState:
-        """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
-        key_actor, key_critic = jax.random.split(key)
-        actor = self.networks.actor.init(key_actor, jnp.zeros((1, *self.spec.observation.shape)))
-        critic = self.networks.critic.init(key_critic, jnp.zeros((1, *self._critic_box.shape)))
-        if inputs is not None:
-            actor, critic = inputs["actor"], inputs["critic"]
-        params = ComaParameters(
-            actor=actor,
-            critic=critic,
-            target=jax.tree.map(jnp.copy, critic),
-            actor_optimizer=self.optimizer_of("actor").init(actor),
-            critic_optimizer=self.optimizer_of("critic").init(critic),
-        )
-        return AlgoState(params, sharded=())
-
-    def weights(self, state: AlgoState) -> Params:
-        """Return the networks for `init(inputs=...)`."""
-        return {"actor": state.replicated.actor, "critic": state.replicated.critic}
-
-    # Sizes
-
-    @property
-    def _actions(self) -> int:
-        assert isinstance(self.spec.action, Discrete)
-        return self.spec.action.n
-
-    @property
-    def _critic_box(self) -> Box:
-        assert self.spec.critic_input_spec is not None
-        return self.spec.critic_input_spec
+    def values(self, critic: Params, critic_input: Array) -> Array:
+        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
+        out = self.networks["critic"].apply(critic, critic_input)
+        if not self.dueling:
+            return out
+        advantages = out[:, 1:]
+        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
     def _critic_input(self, timestep: TimeStep, action: Array) -> Array:
         """Return the environment's centralised critic input of one environment, [A, ...]."""
         assert self.spec.critic_input is not None
         return self.spec.critic_input(timestep, action)
+
+    def optimizer(self, part: str) -> optax.GradientTransformation:
+        """Return Adam, with clipping where `max_grad_norm` asks for it."""
+        del part
+        return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
+
+    def init(self, key: Key, inputs: Any) -> AlgoState:
+        """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
+        fresh = self.fresh_networks(key, inputs)
+        actor, critic = (self.learner(part, fresh[part]) for part in ("actor", "critic"))
+        return AlgoState(ComaParameters(actor, critic, target=jnp.copy(critic.params)), sharded=())
+
+    # Sizes
 
     @property
     def batches(self) -> Minibatches:
@@ -484,12 +442,14 @@ class Coma(Algorithm):
 
     def sample_bytes(self) -> int:
         """Return the bytes of activations, gradients and convolution patches (matrix-product methods) of one sample."""
-        return activation_bytes(self._network(1, self._critic_box.shape), self._critic_box.shape)
+        shape: Any = self.networks["critic"].inputs[0][1:]
+        return activation_bytes(self._standard(1, shape), shape)
 
     def data_bytes(self) -> int:
         """Return the bytes of the critic inputs of all transitions, and the shuffled copy of one minibatch."""
-        samples = self.batches.samples * self.layout.local_shards
-        row = math.prod(self._critic_box.shape) * 2 + 16 * self._actions
+        samples, actions = self.batches.samples * self.layout.local_shards, self.spec.action
+        assert isinstance(actions, Discrete)
+        row = math.prod(self.networks["critic"].inputs[0]) * 2 + 16 * actions.n
         return samples * row + samples // self.num_minibatches * row
 
     def summary(self) -> list[str]:

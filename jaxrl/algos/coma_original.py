@@ -3,7 +3,7 @@
 Differences from `coma`:
 
 * the target critic is never updated (`OriginalParameters.first_target`);
-* targets are not TD(lambda): see `jaxrl.rl.returns.ipp_marl_targets`;
+* targets are not TD(lambda): see `ipp_marl_targets`;
 * the actor's loss uses the log-probability before masking, each sample weighted by its number of allowed actions.
 
 The published reward and starts are settings of the environment: --reward_timing original --start original.
@@ -19,10 +19,9 @@ from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Trajectory, next_timesteps
 from jaxrl.algos.coma import Coma, ComaParameters, Samples, policy_metrics
-from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape
-from jaxrl.common.types import Key, Params
+from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape, assert_rank
+from jaxrl.common.types import Key
 from jaxrl.nn import distributions
-from jaxrl.rl import returns
 
 
 def original_actor_loss(
@@ -45,11 +44,61 @@ def original_actor_loss(
     return -jnp.mean(weight * advantage * log_prob * mask.mean(-1)), advantage, log_prob
 
 
+def ipp_marl_targets(
+    reward_t: Float32[Array, "K"],
+    done_t: Bool[Array, "K"],
+    value_tm1: Float32[Array, "K"],
+    gamma: float,
+    lambda_: float,
+    longest: int,
+) -> tuple[Float32[Array, "K"], Float32[Array, "K"]]:
+    """Return the targets that dmar-bonn/ipp-marl computes for one agent's row of episodes, for comparison.
+
+    They differ from TD(lambda): the first step of every episode but the first gets 0, the full return enters with
+    the wrong weight, and the last bootstrap of an episode reads the next episode's first state.
+
+    Args:
+        reward_t: reward after each step; several whole episodes in a row.
+        done_t: the episode ended with this step.
+        value_tm1: target network's value of the action taken in each state.
+        gamma: discount.
+        lambda_: mixing of n-step returns.
+        longest: steps of the longest episode.
+
+    Returns:
+        targets, discounted returns.
+    """
+    assert_rank(reward_t, 1)
+    assert_equal_shape([reward_t, done_t, value_tm1])
+    steps = reward_t.shape[0]
+    t = jnp.arange(steps)
+    end = jnp.flip(jax.lax.cummin(jnp.flip(jnp.where(done_t, t, steps - 1))))  # e, last index of each episode
+    length = end - t + 1  # M
+    started_behind_end = jnp.concatenate([jnp.zeros(1, bool), done_t[:-1]])
+
+    def power(base: float, exponent: Array) -> Array:
+        return jnp.float32(base) ** exponent.astype(jnp.float32)
+
+    def add(sums: tuple[Array, Array, Array], m: Array) -> tuple[tuple[Array, Array, Array], None]:
+        target, partial, full = sums  # partial: G_m of every t, undefined where m > M
+        partial = partial + power(gamma, m - 1) * reward_t[jnp.minimum(t + m - 1, steps - 1)]
+        later = jnp.minimum(t + m, steps - 1)
+        bootstrap = jnp.where((t + m < steps - 1) & ~done_t[later], power(gamma, m) * value_tm1[later], 0.0)
+        target = target + jnp.where(m <= length, power(lambda_, m - 1) * (partial + bootstrap), 0.0)
+        return (target, partial, jnp.where(m == length, partial, full)), None
+
+    zeros = jnp.zeros(steps, jnp.float32)
+    (target, _, full), _ = jax.lax.scan(add, (zeros, zeros, zeros), jnp.arange(1, longest + 1))
+    target = target + jnp.where(end < steps - 1, power(lambda_, length + 1) * full, 0.0)
+    target = (1 - lambda_) * target
+    return jnp.where(started_behind_end, 0.0, target), jnp.where(started_behind_end, 0.0, full)
+
+
 @pytree
 class OriginalParameters(ComaParameters):
     """COMA's parameters, and the target critic, which is never updated."""
 
-    first_target: Params
+    first_target: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +124,18 @@ class ComaOriginal(Coma):
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return COMA's state, with a further copy of the critic."""
-        state = super().init(key, inputs)
-        params = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(ComaParameters)}
-        first_target = jax.tree.map(jnp.copy, params["critic"])
-        return AlgoState(OriginalParameters(**params, first_target=first_target), state.sharded)
+        params = super().init(key, inputs).replicated
+        return AlgoState(OriginalParameters(**vars(params), first_target=jnp.copy(params.critic.params)), ())
 
-    def _data(
+    def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
     ) -> dict[str, Array]:
         """Return COMA's data, with the values of the first target critic."""
         assert isinstance(params, OriginalParameters)
         params = dataclasses.replace(params, target=params.first_target)
-        return super()._data(params, trajectory, last, key, progress)
+        return super().data(params, trajectory, last, key, progress)
 
-    def _targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+    def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """Return the original's sums over each agent's episodes in one row, episode after episode."""
         del last_value
         steps = self.spec.horizon
@@ -102,14 +149,14 @@ class ComaOriginal(Coma):
 
             def of_agent(reward: Array, value: Array) -> Array:
                 done = row(following.done)
-                return returns.ipp_marl_targets(reward, done, value, self.gamma, self.td_lambda, steps)[0]
+                return ipp_marl_targets(reward, done, value, self.gamma, self.td_lambda, steps)[0]
 
             targets = jax.vmap(of_agent, in_axes=1, out_axes=1)(row(following.reward), row(value))
             return jnp.swapaxes(targets.reshape(-1, steps, value.shape[2]), 0, 1)
 
         return self.layout.map_shards(of_envs, (next_timesteps(trajectory, last), value), axis=1)
 
-    def _policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """Return the original's loss; its log-probability is not the sampled policy's, so there is no "kl"."""
         samples = (sample[name] for name in ("mask", "values", "action", "weight"))
         value, advantage, log_prob = original_actor_loss(logits, epsilon, *samples)

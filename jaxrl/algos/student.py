@@ -17,15 +17,15 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
-from envs_jax.progress import Progress, total
-from jaxrl.algos.base import AlgoState, Mode, Phase, Trajectory, UpstreamRun, read_resolved, setting
+from envs_jax.progress import Progress, start, total
+from jaxrl.algos.base import AlgoState, Learner, Mode, Phase, Trajectory, setting
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
+from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
+from jaxrl.algos.replay_learner import ReplayLearner
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.rl import replay
-from jaxrl.rl.replay import Replay
 
 # Layout letters besides T, B, A, S: N samples, n action dims.
 
@@ -59,7 +59,7 @@ class StudentParameters(SacParameters):
 
 
 @dataclasses.dataclass(frozen=True)
-class Student(Sac):
+class Student(Sac, MultiStage):
     """Soft actor-critic with a bonus for agreeing with a teacher."""
 
     teacher: str = setting("", "run of collective used as the teacher; empty = none (plain SAC)")
@@ -156,48 +156,44 @@ class Student(Sac):
         return -(-each // self.update_interval) if self.imitation_episodes else 0
 
     @property
-    def _steps_before(self) -> int:
+    def steps_before(self) -> int:
         return self._shown_calls * self.update_interval * self.layout.num_envs
 
     # Replay contents
 
     @property
-    def _action_spec(self) -> Any:
+    def action_rows(self) -> Any:
         """Return the shapes of actions and, with a teacher, of the agreement and of the teacher's action to imitate."""
-        action = super()._action_spec
+        action = super().action_rows
         if self.teacher_algo is None:
             return action
         taught = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
         return taught | ({"mu": action, "log_std": action} if self.imitation_episodes else {})
 
-    def _stored_actions(self, trajectory: Trajectory) -> Any:
-        action = super()._stored_actions(trajectory)
+    def stored_action(self, trajectory: Trajectory) -> Any:
+        action = super().stored_action(trajectory)
         return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
 
-    def _gather(self, ring: Replay, index: Array) -> dict[str, Array]:
-        """Return SAC's batch, with a teacher also "rho" [S, m, n_step, A] of every action in the window."""
-        batch = super()._gather(ring, index)
-        if self.teacher_algo is None:
-            return batch
-        of_shard = lambda rows, index: replay.gather_window(rows, index, self.n_step)  # noqa: E731
-        return batch | {"rho": jax.vmap(of_shard)(ring.action["rho"], index)}
+    @property
+    def replay(self) -> ReplayLearner:
+        """Return SAC's replay; with a teacher batches hold "rho" [S, m, n_step, A] of every action in the window."""
+        return dataclasses.replace(super().replay, windows=() if self.teacher_algo is None else ("rho",))
 
-    def _prepared(self, batch: dict[str, Any], env_steps: Array) -> dict[str, Any]:
-        """Add the teacher's bonus to the rewards."""
-        if self.teacher_algo is None:
-            return batch
-        first = self._steps_before + self.random_steps + self.teacher_constant_steps
-        step = self.layout.deterministic(
-            lambda steps: (
-                self.teacher_weight
-                * teacher_weight_schedule(steps, first, self._steps_before + self.teacher_until_step)
-            )
-        )
-        weight = step(env_steps)
-        paid = self.layout.apply(
-            lambda sample: sample["reward"] + weight * sample["rho"], {name: batch[name] for name in ("reward", "rho")}
-        )
-        return batch | {"action": batch["action"]["action"], "reward": paid}
+    def update(
+        self, params: Any, batch: dict[str, Any], number: Array, progress: Progress
+    ) -> tuple[Any, dict[str, Array]]:
+        """Update as SAC does, with the teacher's bonus in the rewards."""
+        if self.teacher_algo is not None:
+            begin = self.steps_before + self.random_steps + self.teacher_constant_steps
+
+            def reward(sample: dict[str, Array]) -> Array:
+                end = self.steps_before + self.teacher_until_step
+                weight = teacher_weight_schedule(total(progress.env_steps), begin, end)
+                return sample["reward"] + self.teacher_weight * weight * sample["rho"]
+
+            rewards = self.layout.apply(reward, {name: batch[name] for name in ("reward", "rho")})
+            batch = batch | {"action": batch["action"]["action"], "reward": rewards}
+        return super().update(params, batch, number, progress)
 
     # Protocol
 
@@ -210,14 +206,13 @@ class Student(Sac):
         teacher: Any = ()
         if self.teacher_algo is not None:
             given = (inputs or {}).get("teacher")
-            networks = given[0] if given else self.teacher_algo.networks.init(jax.random.fold_in(key, 0x7EAC))
+            networks = given[0] if given else self.teacher_algo.model.init(jax.random.fold_in(key, 0x7EAC))
             teacher = {name: networks[name] for name in ("encoder", "actor")}
-        own = {field.name: getattr(state.replicated, field.name) for field in dataclasses.fields(SacParameters)}
-        return AlgoState(StudentParameters(**own, teacher=teacher), state.sharded)
+        return AlgoState(StudentParameters(**vars(state.replicated), teacher=teacher), state.sharded)
 
     def policy(self, state: AlgoState) -> PolicyParams:
         """Return the parameters of the actor and of the teacher."""
-        return {"actor": state.replicated.actor, "teacher": state.replicated.teacher}
+        return {"actor": super().policy(state), "teacher": state.replicated.teacher}
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
         """Return the teacher's window."""
@@ -234,21 +229,18 @@ class Student(Sac):
         teacher = self.teacher_algo
         if teacher is None or mode != "explore":
             return action, carry, extras
-        memory, own, steps = (
-            teacher.observe(carry, timestep),
-            self._normalize_action(action)[:, 0],
-            total(progress.env_steps),
-        )
-        asked = steps < self._steps_before + (self.teacher_until_step if self.teacher_weight else 0)
+        memory, own = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
+        steps = total(progress.env_steps)
+        asked = steps < self.steps_before + (self.teacher_until_step if self.teacher_weight else 0)
         mean, log_std = jax.lax.cond(
             asked,
-            lambda: teacher.networks.action_distribution(policy["teacher"], memory.window),
+            lambda: teacher.model.action_distribution(policy["teacher"], memory.window),
             lambda: (own, jnp.zeros_like(own)),
         )
         mean = jnp.tanh(mean)
         if self.imitation_episodes:
-            own = jnp.where(steps < self._steps_before, mean, own)
-            action = self._denormalize_action(own[:, None])
+            own = jnp.where(steps < self.steps_before, mean, own)
+            action = self.actions.denormalize(own[:, None])
         rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
         extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}
         if self.imitation_episodes:
@@ -267,31 +259,22 @@ class Student(Sac):
         """Learn as SAC; in the imitation phase fit the actor to the teacher's actions."""
         if phase.name != "imitation":
             return super().learn(state, trajectory, last_timestep, key, progress, phase)
-        params, ring, drawing = (
-            state.replicated,
-            state.sharded,
-            dataclasses.replace(self, batch_size=self.imitation_batch),
-        )
+        params, ring = state.replicated, state.sharded
+        replay = dataclasses.replace(self.replay, batch_size=self.imitation_batch)
 
         def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
-            mean, log_std = self.gaussian(self.tree("actor", actor), sample["observation"])
+            mean, log_std = self.gaussian(actor, sample["observation"])
             wanted = sample["mu"][:, 0], sample["log_std"][:, 0]
             return distillation_loss(mean[:, 0], log_std[:, 0], *wanted, sample["weight"]), {}
 
-        def update(carry: Any, key: Key) -> Any:
-            actor, optimizer = carry
-            index, weight = drawing._sample_index(ring, key, jnp.float32(0))
-            batch = self._gather(ring, index)
+        def update(actor: Learner, key: Key) -> tuple[Learner, dict[str, Array]]:
+            index, weight = replay.sample(ring, key)
+            batch = replay.gather(ring, index)
             sample = {"observation": batch["observation"], "weight": weight}
             sample |= {name: batch["action"][name] for name in ("mu", "log_std")}
-            gradient, (value, _) = self.layout.gradient(loss, actor, sample)
-            actor, _, optimizer, norm = self.layout.deterministic(functools.partial(self._step, "actor"))(
-                gradient, actor, None, optimizer, jnp.float32(self.actor_lr)
-            )
-            return (actor, optimizer), {"imitation_loss": value, "actor_grad_norm": norm}
+            gradient, (value, _) = self.layout.gradient(loss, actor.params, sample)
+            actor, norm = self.step("actor", actor, gradient, start())  # at the initial learning rate
+            return actor, {"imitation_loss": value, "actor_grad_norm": norm}
 
-        packed = self.pack(params)
-        carry = packed.actor, packed.actor_optimizer
-        (actor, optimizer), metrics = jax.lax.scan(update, carry, jax.random.split(key, phase.updates))
-        packed = dataclasses.replace(packed, actor=actor, actor_optimizer=optimizer)
-        return AlgoState(self.unpack(packed), ring), metrics
+        actor, metrics = jax.lax.scan(update, params.actor, jax.random.split(key, phase.updates))
+        return AlgoState(dataclasses.replace(params, actor=actor), ring), metrics

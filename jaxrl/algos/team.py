@@ -1,13 +1,12 @@
 """Teams with discrete actions: networks for their observations, and sampling the agents' actions in sequence."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.common.types import Key, Params
+from jaxrl.common.types import Key
 from jaxrl.nn import distributions, networks
 
 
@@ -24,29 +23,6 @@ def network(
     else:
         methods = (convolution,) * 3
     return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorCritic:
-    """An actor, and a critic with a value for each action.
-
-    Attributes:
-        actor: observation [N, ...] -> logits float32[N, n].
-        critic: critic input [N, ...] -> float32[N, n], or [N, n + 1] if dueling.
-        dueling: outputs are the mean of the values and the advantage of each action (arXiv 1511.06581).
-    """
-
-    actor: Any
-    critic: Any
-    dueling: bool
-
-    def values(self, critic: Params, critic_input: Array) -> Array:
-        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
-        out: Array = self.critic.apply(critic, critic_input)
-        if not self.dueling:
-            return out
-        advantages = out[:, 1:]
-        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
 
 
 def sample_sequentially(

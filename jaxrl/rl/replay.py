@@ -37,7 +37,6 @@ class Replay:
         action: pytree [S, R, E, ...], actions and other outputs of acting; undefined in the newest row.
         reward: float32[S, R, E, A], reward received with the row's observation.
         end: uint8[S, R, E], CONTINUES, TERMINATED or TRUNCATED at the row.
-        priorities: Priorities, or () where sampling is uniform.
         head: int32[S], the newest row.
         filled: int32[S], rows with an action, at most R - 1.
     """
@@ -46,22 +45,8 @@ class Replay:
     action: Any
     reward: Array
     end: Array
-    priorities: Any
     head: Array
     filled: Array
-
-
-@pytree
-class Priorities:
-    """Priorities, already raised to the power alpha.
-
-    Attributes:
-        priority: float32[S, R, E], 0 where a window cannot start.
-        largest: float32[S], the largest so far, given to new rows.
-    """
-
-    priority: Array
-    largest: Array
 
 
 @pytree
@@ -101,11 +86,11 @@ def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
     return jnp.dtype(next(fits, box.dtype))
 
 
-def row_bytes(observation: Any, action: Any, agents: int, prioritized: bool = False) -> int:
+def row_bytes(observation: Any, action: Any, agents: int) -> int:
     """Return the bytes of one row of one environment, from ShapeDtypeStructs without storage axes."""
     leaves = jax.tree.leaves((observation, action))
     stored = sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
-    return stored + 4 * agents + 1 + 4 * prioritized
+    return stored + 4 * agents + 1
 
 
 def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
@@ -113,9 +98,7 @@ def rows_for(transitions: int, num_envs: int, n_step: int = 1) -> int:
     return -(-transitions // num_envs) + n_step
 
 
-def create(
-    observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int, prioritized: bool = False
-) -> Replay:
+def create(observation: Any, action: Any, agents: int, shards: int, rows: int, envs: int) -> Replay:
     """Return an empty replay; observation and action as in `row_bytes`. Raises ValueError for too many rows."""
     if rows * envs >= MOST_ROWS:
         raise ValueError(f"a replay of {rows * envs:,} rows per logical shard is too large: keep it below 2^31")
@@ -125,7 +108,6 @@ def create(
         action=zeros(action),
         reward=jnp.zeros((shards, rows, envs, agents)),
         end=jnp.zeros((shards, rows, envs), jnp.uint8),
-        priorities=Priorities(jnp.zeros((shards, rows, envs)), jnp.ones(shards)) if prioritized else (),
         head=jnp.zeros(shards, jnp.int32),
         filled=jnp.zeros(shards, jnp.int32),
     )
@@ -160,16 +142,11 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
         assert_shape(rows, (shards, None, envs, *ring.shape[3:]))
         return ring.at[:, slots[: rows.shape[1]]].set(rows, unique_indices=True)
 
-    priorities = replay.priorities
-    if priorities:
-        new = jnp.repeat(priorities.largest, envs)[None] * (end == CONTINUES).astype(jnp.float32)
-        priorities = Priorities(place(priorities.priority, new.at[-1].set(0.0)), priorities.largest)
     return Replay(
         observation=jax.tree.map(place, replay.observation, observation),
         action=jax.tree.map(place, replay.action, action),
         reward=place(replay.reward, reward),
         end=place(replay.end, end),
-        priorities=priorities,
         head=(replay.head + steps) % size,
         filled=jnp.minimum(replay.filled + steps, size - 1),
     )
@@ -205,46 +182,6 @@ def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int
     return chosen, jnp.any(valid, axis=0).astype(jnp.float32)
 
 
-def sample_prioritized(
-    key: Key, priority: Array, head: Array, filled: Array, number: int, n_step: int, beta: Array
-) -> tuple[Array, Array]:
-    """Sample first rows of windows in proportion to priority, one from each of m equal shares of the total.
-
-    Args:
-        key: key[].
-        priority: float32[R, E].
-        head: int32[].
-        filled: int32[].
-        number: m.
-        n_step: n.
-        beta: float32[], strength of the importance-sampling correction; 1 = full.
-
-    Returns:
-        index int32[m]; weight float32[m], (N P(i))^-beta over the largest of these m samples, 0 for invalid samples.
-
-    References:
-        Schaul et al. 2016, arXiv 1511.05952, section 3.3 (proportional variant), section 3.4 (weights).
-    """
-    assert_rank([priority, head, filled, beta], [2, 0, 0, 0])
-    size, envs = priority.shape
-    key_row, key_env = jax.random.split(key)
-    age = (head - jnp.arange(size)) % size
-    complete = (age >= n_step) & (age <= filled)
-    mass = jnp.where(complete, priority.sum(1), 0.0)
-    sums = jnp.cumsum(mass)
-    share = (jnp.arange(number, dtype=jnp.float32) + jax.random.uniform(key_row, (number,))) / number
-    row = jnp.minimum(jnp.searchsorted(sums, share * sums[-1], side="right"), size - 1).astype(jnp.int32)
-    within = jnp.cumsum(jnp.take(priority, row, axis=0, mode="clip"), axis=1)  # [m, E]
-    point = jax.random.uniform(key_env, (number, 1)) * within[:, -1:]
-    env = jnp.minimum(jnp.sum(within <= point, axis=1, dtype=jnp.int32), envs - 1)
-    index = row * envs + env
-    chance = jnp.take(priority.reshape(-1), index, mode="clip") / jnp.maximum(sums[-1], 1e-30)
-    valid = (chance > 0) & jnp.take(complete, row, mode="clip")
-    starts = jnp.sum(jnp.where(complete[:, None], priority, 0.0) > 0).astype(jnp.float32)
-    weight = jnp.where(valid, (starts * jnp.maximum(chance, 1e-30)) ** -beta, 0.0)
-    return index, weight / jnp.maximum(weight.max(), 1e-30)
-
-
 def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     """Return the windows of ONE shard (leaves [R, E, ...]) that start at index int32[m]."""
     assert_rank([index, replay.end], [1, 2])
@@ -274,19 +211,6 @@ def gather_window(rows: Array, index: Array, steps: int) -> Array:
     size, envs = rows.shape[:2]
     places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
     return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
-
-
-def set_priorities(priorities: Priorities, index: Array, error: Array, weight: Array, alpha: float) -> Priorities:
-    """Set the priorities of ONE shard after an update: (|error| + 1e-6)^alpha where weight > 0.
-
-    For samples drawn twice the larger error counts, so that the result does not depend on the order of writes.
-    """
-    assert_equal_shape([index, error, weight])
-    flat, used = priorities.priority.reshape(-1), weight > 0
-    new = jnp.where(used, (jnp.abs(error) + 1e-6) ** alpha, 0.0)
-    index = jnp.where(used, index, flat.shape[0])  # out of range: dropped
-    flat = flat.at[index].set(0.0, mode="drop").at[index].max(new, mode="drop")
-    return Priorities(flat.reshape(priorities.priority.shape), jnp.maximum(priorities.largest, new.max()))
 
 
 # One window

@@ -13,6 +13,7 @@ from envs_jax.base import Array, Environment
 from envs_jax.batch import batched
 from jaxrl import algos
 from jaxrl.algos.base import Algorithm, Custom
+from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError
 from jaxrl.common.types import check_key
 from jaxrl.evaluation import policies, reports
@@ -129,7 +130,7 @@ def make_train(
         UserError: a sentence; also for algorithms that start from other runs.
     """
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
-    if config.run.devices != 1 or config.run.init_from or algos.find(config.algo).sources:
+    if config.run.devices != 1 or config.run.init_from or issubclass(algos.find(config.algo), MultiStage):
         raise UsageError(
             f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
             f"'{config.algo}' with jaxrl.train if it begins with other runs"

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxrl import algos
-from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, UpstreamRun
+from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom
+from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations import torch_weights
@@ -85,10 +86,10 @@ def resolve_config(config: Config) -> Config:
         UserError: not run directories, or runs that are not compatible.
     """
     cls = algos.find(config.algo)
-    named = (*cls.sources, *cls.recordings)
-    if not named:
+    if not issubclass(cls, MultiStage):
         return config
     if config.run.init_from:
+        named = (*cls.sources, *cls.recordings)
         raise UsageError(f"'{config.algo}' starts from --{named[0]}: remove --init_from")
 
     def source(run: str) -> UpstreamRun:
@@ -105,7 +106,9 @@ def resolve_config(config: Config) -> Config:
 def resolve_latest(config: Config) -> Config:
     """Replace `runs/latest` in settings by the run itself, since it will soon mean this run."""
     follow = lambda name: str(run_directory.follow_latest(name))  # noqa: E731
-    sources = {name: ",".join(map(follow, named_runs(config, name))) for name in algos.find(config.algo).sources}
+    cls = algos.find(config.algo)
+    named = cls.sources if issubclass(cls, MultiStage) else ()
+    sources = {name: ",".join(map(follow, named_runs(config, name))) for name in named}
     config = dataclasses.replace(config, algo_settings={**config.algo_settings, **sources})
     return config.with_run(init_from=follow(config.run.init_from)) if config.run.init_from else config
 
@@ -115,7 +118,7 @@ def named_runs(config: Config, setting: str) -> list[str]:
     return [name.strip() for name in config.algo_settings[setting].split(",") if name.strip()]
 
 
-def recordings_of(cls: type[Algorithm], config: Config) -> dict[str, dict[str, Any]]:
+def recordings_of(cls: type[MultiStage], config: Config) -> dict[str, dict[str, Any]]:
     """Return the expert datasets that settings name, concatenated per setting. Raises ExpertDatasetError."""
     named = {setting: named_runs(config, setting) for setting in cls.recordings}
     return {setting: vars(expert_dataset.read_all(paths)) for setting, paths in named.items() if paths}
@@ -128,7 +131,7 @@ def load_inputs(setup: Run) -> Any:
         UserError: not run directories, damaged checkpoints, or networks that do not fit.
     """
     config = setup.config
-    if setup.algo.sources or setup.algo.recordings:
+    if isinstance(setup.algo, MultiStage):
         weights = {name: tuple(map(_weights_of, named_runs(config, name))) for name in setup.algo.sources}
         recorded = recordings_of(type(setup.algo), config)
         return weights | {name: setup.algo.to_dataset(recording) for name, recording in recorded.items()}

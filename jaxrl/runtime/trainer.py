@@ -293,6 +293,8 @@ class Trainer:
                 state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
             episodes = layout.sum(ended)
         algo, learning = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
+        if phase.updates:
+            learning = learning | layout.deterministic(self.algo.schedules)(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
         ended_now = episodes["episodes"].astype(jnp.uint32) if episodes else jnp.uint32(0)
         progress = Progress(

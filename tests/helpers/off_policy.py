@@ -37,7 +37,6 @@ VARIANTS = {
     "bicnet": SMALL | {"network": "bicnet"},
     "gumbel": MODERN | {"action_gradient": "gumbel"},
     "expected": MODERN | {"action_gradient": "expected"},
-    "prioritized": MODERN | {"action_gradient": "gumbel", "prioritized": True},
 }
 SAC = SMALL | {
     "hidden_size": 32, "batch_size": 64, "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3,
@@ -45,7 +44,7 @@ SAC = SMALL | {
     "initial_alpha": 0.1, "target_entropy": -3.0,
 }  # fmt: skip
 SAC_MODERN = SAC | {
-    "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0, "prioritized": True,
+    "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
     "actor_update_period": 2, "target_update_period": 3,
 }  # fmt: skip
 TEACHER = {

@@ -24,29 +24,28 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep
-from envs_jax.progress import total
+from envs_jax.progress import start, total
 from jaxrl.algos.base import (
     RATE,
     UNIT,
-    Algorithm,
     AlgoState,
     Mode,
     Phase,
     Progress,
     Trajectory,
-    UpstreamRun,
-    read_resolved,
     setting,
 )  # fmt: skip
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
 from jaxrl.algos.collective.networks import Networks
-from jaxrl.algos.collective.stages import Stage, fit, fit_encoder, with_linear_decay
+from jaxrl.algos.collective.stages import Stage, fit, fit_encoder
 from jaxrl.algos.collective.state import Carry, CollectiveParameters
 from jaxrl.algos.collective.transformer import TrajectoryTransformer
 from jaxrl.algos.collective.workers import RESOLVED, Experts, adopted_of, resolve_workers
+from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
@@ -60,7 +59,7 @@ CODED = 2048  # windows per call of `learn` in the phase "codes"
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective(Algorithm):
+class Collective(MultiStage):
     """One policy for the tasks of several workers, conditioned on a task code of the last steps."""
 
     workers: str = setting("", "runs of sac, one per task, separated by commas")
@@ -262,7 +261,7 @@ class Collective(Algorithm):
         return math.prod(self.spec.action.shape)
 
     @functools.cached_property
-    def networks(self) -> Networks:
+    def model(self) -> Networks:
         """Return the transformer, actor and critics."""
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
         dtype, worker = self.layout.compute_dtype, self.experts.worker
@@ -299,12 +298,11 @@ class Collective(Algorithm):
             worker = self.experts.worker
             fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
             stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
-        fresh_networks = self.networks.init(key)
-        states = {
-            f"{stage.network}_optimizer": stage.optimizer.init(optimizers.ravel(fresh_networks[stage.network]))
-            for stage in self.stages
+        learners = {
+            name: dataclasses.replace(self.learner(name, optimizers.ravel(tree)), params=tree)
+            for name, tree in self.model.init(key).items()
         }
-        params = CollectiveParameters(workers=stacked, **fresh_networks, **states, coded=jnp.int32(0))
+        params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
         ring = replay.create(*self._rows, 1, shards, self.rows, envs)
         if inputs and "expert_datasets" in inputs:
@@ -313,16 +311,16 @@ class Collective(Algorithm):
 
     def weights(self, state: AlgoState) -> Params:
         """Return the parameters for `Networks.answer`, which a student needs too."""
-        return {"encoder": state.replicated.encoder, "actor": state.replicated.actor}
+        return {name: state.replicated.learners[name].params for name in ("encoder", "actor")}
 
     def policy(self, state: AlgoState) -> PolicyParams:
         """Return the parameters of `weights` and the workers, which act while their data are collected."""
         return self.weights(state) | {"workers": state.replicated.workers["actor"]}
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
-        state = self.networks.states(timestep.observation.reshape(len(indices), -1))
+        state = self.model.states(timestep.observation.reshape(len(indices), -1))
         return Carry(
-            self.networks.first_window(state),
+            self.model.first_window(state),
             jnp.zeros((len(indices), self._actions)),
             jnp.zeros_like(indices),
             indices,
@@ -330,7 +328,7 @@ class Collective(Algorithm):
 
     def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""
-        state, first = self.networks.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
+        state, first = self.model.states(timestep.observation.reshape(len(memory.step), -1)), timestep.first
         return dataclasses.replace(
             memory,
             window=transformer.next_window(memory.window, state, memory.action, timestep.reward[:, 0], first),
@@ -356,12 +354,12 @@ class Collective(Algorithm):
             # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
-                lambda: self.networks.codes(policy["encoder"], memory.window),
+                lambda: self.model.codes(policy["encoder"], memory.window),
                 lambda: jnp.zeros((len(keys), self.code_size)),
             )
 
             def learner() -> Array:
-                gaussian = self.networks.gaussian(policy["actor"], code, memory.window.state[:, -1])
+                gaussian = self.model.gaussian(policy["actor"], code, memory.window.state[:, -1])
                 return distributions.squashed_normal(*gaussian, noise)[0]
 
             worker = lambda: self.experts.act(policy["workers"], timestep, noise)  # noqa: E731
@@ -369,7 +367,7 @@ class Collective(Algorithm):
             held_out = memory.episode % dataset.HELD_OUT == 0
             extras = {"action": action, "code": code, "step": memory.step, "held_out": held_out}
         else:
-            mean, log_std = self.networks.action_distribution(policy, memory.window, mode == "zero_code")
+            mean, log_std = self.model.action_distribution(policy, memory.window, mode == "zero_code")
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
 
@@ -398,36 +396,56 @@ class Collective(Algorithm):
             params, ring = self._encode(params, ring)
         elif phase.updates:
             stage = next(stage for stage in self.stages if phase.name in stage.phases)
-            given = stage, self.layout, self.networks, params, ring
-            if stage.name == "transformer":
-                params, metrics = fit_encoder(*given, self._encoder_loss.check, key_updates, phase.updates)
+            if stage.network == "encoder":
+                check = self._encoder_loss.check
+                learner, metrics = fit_encoder(
+                    stage, self.layout, self.model, params.learners["encoder"], ring, check, key_updates, phase.updates
+                )
             else:
-                params, metrics = fit(*given, self._coded(params), key_updates, phase.updates)
+                learner, metrics = fit(
+                    stage,
+                    self.layout,
+                    self.model,
+                    params.learners[stage.network],
+                    ring,
+                    self._coded(params),
+                    key_updates,
+                    phase.updates,
+                )
+            params = dataclasses.replace(params, learners=params.learners | {stage.network: learner})
         return AlgoState(params, ring), metrics
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Return the training stages of transformer, actor and critics."""
 
-        def stage(name: str, network: str, loss: Any, *phases: str, learning_rate: float, batch_size: int) -> Stage:
+        def stage(name: str, network: str, loss: Any, batch_size: int, *phases: str) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
-            optimizer = with_linear_decay(self.optimizer(network), self.final_lr_fraction, updates)
-            return Stage(name, network, loss, phases, updates, learning_rate, batch_size, optimizer)
+            step = functools.partial(self.step, network, progress=start())
+            return Stage(name, network, loss, phases, updates, batch_size, step)
 
-        actor_loss = functools.partial(losses.actor_loss, self.networks)
-        critic_loss = functools.partial(losses.critic_loss, self.networks)
+        actor_loss = functools.partial(losses.actor_loss, self.model)
+        critic_loss = functools.partial(losses.critic_loss, self.model)
         return (
-            stage("transformer", "encoder", self._encoder_loss, "transformer",
-                  learning_rate=self.transformer_lr, batch_size=self.transformer_batch),
-            stage("actor", "actor", actor_loss, "burst", "learner", "actor",
-                  learning_rate=self.actor_lr, batch_size=self.batch_size),
-            stage("critic", "critic", critic_loss, "critic",
-                  learning_rate=self.critic_lr, batch_size=self.batch_size),
-        )  # fmt: skip
+            stage("transformer", "encoder", self._encoder_loss, self.transformer_batch, "transformer"),
+            stage("actor", "actor", actor_loss, self.batch_size, "burst", "learner", "actor"),
+            stage("critic", "critic", critic_loss, self.batch_size, "critic"),
+        )
+
+    def chain(self, part: str) -> tuple[optax.GradientTransformation, bool]:
+        """Return the optimizer of a network, whose steps shrink linearly over the updates of its stage."""
+        updates = next(stage.updates for stage in self.stages if stage.network == part)
+        fall = optax.linear_schedule(1.0, self.final_lr_fraction, max(updates, 1))
+        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall)), False
+
+    def learning_rate(self, part: str, progress: Progress) -> Array:
+        """Return a network's initial learning rate."""
+        rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
+        return jnp.float32(rates[part])
 
     @property
     def _encoder_loss(self) -> EncoderLoss:
-        return EncoderLoss(self.networks, self.layout.all_gather, self.contrast_weight, self.temperature)
+        return EncoderLoss(self.model, self.layout.all_gather, self.contrast_weight, self.temperature)
 
     def _coded(self, params: Any) -> Array:
         """bool[1, R, 1]: collected rows, and dataset rows already encoded by the phase "codes"."""
@@ -441,8 +459,8 @@ class Collective(Algorithm):
 
         def of_row(row: Array) -> Array:
             index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
-            window = dataset.windows(ring, index, self.networks.states, self.context_length)
-            return self.layout.apply(lambda window: self.networks.codes(params.encoder, window), window)
+            window = dataset.windows(ring, index, self.model.states, self.context_length)
+            return self.layout.apply(lambda window: self.model.codes(params.learners["encoder"].params, window), window)
 
         codes = jax.lax.map(of_row, begin + jnp.arange(self._coded_rows, dtype=jnp.int32)).swapaxes(0, 1)
         stored = jax.lax.dynamic_update_slice_in_dim(ring.action["code"], codes, begin, axis=1)

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.algos.base import Trajectory, UpstreamRun, read_resolved
+from jaxrl.algos.base import Trajectory
 from jaxrl.algos.collective import dataset
+from jaxrl.algos.multi_stage import UpstreamRun, read_resolved
 from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions

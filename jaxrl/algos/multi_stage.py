@@ -1,0 +1,93 @@
+"""Algorithms that begin with what other runs learned: a collective with its workers, a student with its teacher."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from envs_jax.base import EnvSpec
+from jaxrl.algos.base import Algorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class UpstreamRun:
+    """A run that a setting refers to.
+
+    Attributes:
+        run: the name that the user gave.
+        algo: its algorithm, with its settings and its environment's spec.
+        settings: the algorithm's settings, by name.
+    """
+
+    run: str
+    algo: Algorithm
+    settings: dict[str, Any]
+
+    def check(self, spec: EnvSpec) -> None:
+        """Raise ValueError unless the run's policy could act in the environment."""
+        own = self.algo.spec
+        if own.name != spec.name:
+            raise ValueError(
+                f"{self.run} was trained on '{own.name}', not on '{spec.name}': use runs of one environment"
+            )
+        for what, size, wanted in (
+            ("observations", own.observation.shape, spec.observation.shape),
+            ("actions", own.action.shape, spec.action.shape),
+        ):
+            if size != wanted:
+                raise ValueError(f"{self.run} has {what} of shape {size}, here they have {wanted}: use another run")
+        for name, value in spec.compatible_settings.items():
+            trained = own.compatible_settings[name]
+            if trained != value:
+                raise ValueError(
+                    f"{self.run} was trained with {name} {trained}, here it is {value}: use the same value"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiStage(Algorithm):
+    """An algorithm with settings that name runs or expert datasets, from which it begins.
+
+    The command reads the files and calls `resolve_inputs` once. The `inputs` of `init` are then {setting: value}: for
+    runs the `weights` of each, in the order of the returned setting; for datasets what `to_dataset` returns.
+    """
+
+    # Settings (str) that name runs, and expert datasets, comma-separated.
+    sources: ClassVar[tuple[str, ...]] = ()
+    recordings: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def resolve_inputs(
+        cls,
+        spec: EnvSpec,
+        settings: dict[str, Any],
+        sources: dict[str, tuple[UpstreamRun, ...]],
+        recordings: dict[str, dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Return a new run's settings, with what it takes from the runs and datasets that they name.
+
+        Args:
+            spec: of the environment.
+            settings: of the new run's algorithm.
+            sources: the runs of each setting, in the user's order, none where the setting is empty.
+            recordings: {setting: all its expert datasets concatenated, {name: array}}, without empty settings.
+
+        Raises:
+            ValueError: the runs are not compatible.
+        """
+        raise NotImplementedError("an algorithm with `sources` needs resolve_inputs(...)")
+
+    def to_dataset(self, recording: dict[str, Any]) -> Any:
+        """Return the arrays that `init` receives for a dataset, given as in `resolve_inputs`."""
+        raise NotImplementedError("an algorithm with `recordings` needs to_dataset(recording)")
+
+
+def read_resolved(text: str, names: Iterable[str]) -> dict[str, Any]:
+    """Parse the JSON object that `resolve_inputs` wrote, with these names only. Raises ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() <= set(names):
+        raise ValueError("resolved_inputs is filled in by the run itself: remove it")
+    return found

@@ -1,0 +1,109 @@
+"""Learning from a replay buffer: store what is played, sample batches, run updates on them in one scan."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, TimeStep
+from jaxrl.algos.base import Trajectory
+from jaxrl.common.types import Key
+from jaxrl.rl import replay
+from jaxrl.rl.replay import Replay
+from jaxrl.runtime.data_parallel import DataParallel
+
+# (parameters, batch with leaves [S local, m, ...], update number uint32[]) -> parameters, metrics float32[] by name
+Update = Callable[[Any, dict[str, Any], Array], tuple[Any, dict[str, Array]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayLearner:
+    """A replay buffer and its use.
+
+    Layout letters: T time, B environments, A agents, S logical shards, m samples of one shard.
+
+    Attributes:
+        layout: of the environments.
+        num_agents: A.
+        observation: {name: ShapeDtypeStruct} of a row, agents first.
+        action: ShapeDtypeStructs of a row's action part.
+        rows: R of each environment.
+        batch_size: transitions per update, of all shards.
+        n_step: n of the returns.
+        windows: entries of the action part that batches hold for all n steps, [S, m, n, ...].
+        noise: (key, m) -> random numbers [m, ...] of an update, its batch's "noise"; or None.
+    """
+
+    layout: DataParallel
+    num_agents: int
+    observation: dict[str, jax.ShapeDtypeStruct]
+    action: Any
+    rows: int
+    batch_size: int
+    n_step: int
+    noise: Callable[[Key, int], Array | None]
+    windows: tuple[str, ...] = ()
+
+    def init(self) -> Replay:
+        """Return this device's part of an empty replay."""
+        shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
+        return replay.create(self.observation, self.action, self.num_agents, shards, self.rows, envs)
+
+    def store(
+        self,
+        ring: Replay,
+        trajectory: Trajectory,
+        last: TimeStep,
+        observed: Callable[[TimeStep], dict[str, Array]],
+        action: Any,
+    ) -> Replay:
+        """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
+
+        Args:
+            ring: donated by the caller.
+            trajectory, last: of an iteration.
+            observed: time steps -> the entries of `observation`.
+            action: the action part [T, B, ...].
+        """
+        step = trajectory.timestep
+        join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
+        rows = {name: x.astype(self.observation[name].dtype) for name, x in observed(step).items()}
+        observations = jax.tree.map(join, rows, observed(last))
+        end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
+        return replay.write(ring, observations, action, join(step.reward, last.reward), end)
+
+    def run(self, update: Update, params: Any, ring: Replay, key: Key, numbers: Array) -> tuple[Any, dict[str, Array]]:
+        """Run one update for each number uint32[updates]; return parameters and metrics float32[updates]."""
+        keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(jnp.arange(len(numbers)))
+        # all batches are sampled at once: fewer, larger operations
+        indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
+        names: list[str] = []
+
+        def one(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, Array]:
+            (_, key_noise), (index, weight), number = row
+            batch = self.gather(ring, index) | {"weight": weight}
+            noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
+            if noise is not None:
+                batch["noise"] = noise
+            params, metrics = update(params, batch, number)
+            names[:] = sorted(metrics)
+            return params, jnp.stack([metrics[name] for name in names])  # one write
+
+        params, table = jax.lax.scan(one, params, (keys, indices, numbers))
+        return params, {name: table[:, k] for k, name in enumerate(names)}
+
+    def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
+        """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""
+        number, n = self.batch_size // self.layout.shards, self.n_step
+        uniform = lambda key, end, head, filled: replay.sample_uniform(key, end, head, filled, number, n)  # noqa: E731
+        return jax.vmap(uniform)(self.layout.shard_keys(key), ring.end, ring.head, ring.filled)
+
+    def gather(self, ring: Replay, index: Array) -> dict[str, Any]:
+        """Return the batch that starts at int32[S, m], leaves [S, m, ...], without weights and noise."""
+        sample = jax.vmap(lambda shard, index: replay.gather(shard, index, self.n_step))(ring, index)
+        batch = {"action": sample.action, "reward": sample.reward, "end": sample.end, **sample.observation}
+        batch |= {f"next_{name}": value for name, value in sample.next_observation.items()}
+        window = jax.vmap(lambda rows, index: replay.gather_window(rows, index, self.n_step))
+        return batch | {name: window(ring.action[name], index) for name in self.windows}
