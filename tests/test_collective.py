@@ -24,11 +24,12 @@ from envs_jax.base import setting
 from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl import algos
-from jaxrl.algos.base import AlgoState, Trajectory, UpstreamRun
+from jaxrl.algos.base import AlgoState, Trajectory
 from jaxrl.algos.collective import algorithm, dataset, losses, transformer
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.stages import fit
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
+from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import train
 from jaxrl.cli.flags import parse
@@ -341,12 +342,18 @@ def test_phases_and_their_order() -> None:
 
 @pytest.mark.long
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
-    before = jax.tree.map(np.asarray, studied["trainer"].init(jax.random.key(0)).algo.replicated)
+    parts = lambda params: (
+        {"workers": digest(params.workers)}
+        | {  # noqa: E731
+            name: digest(learner.params) for name, learner in params.learners.items()
+        }
+    )
+    before = parts(studied["trainer"].init(jax.random.key(0)).algo.replicated)
+    assert set(before) == {"workers", "encoder", "actor", "critic"}
     changing = {phase: stage.network for stage in studied["trainer"].algo.stages for phase in stage.phases}
     for phase in studied["trainer"].algo.phases:
-        after = jax.tree.map(np.asarray, studied["states"][phase.name][0].replicated)
-        changed = [name for name in ("workers", "encoder", "actor", "critic") if digest(getattr(before, name))
-                   != digest(getattr(after, name))]  # fmt: skip
+        after = parts(studied["states"][phase.name][0].replicated)
+        changed = [name for name in before if before[name] != after[name]]
         assert changed == ([changing[phase.name]] if phase.name in changing else []), phase.name
         before = after
     for phase, metrics in studied["metrics"].items():
@@ -398,9 +405,11 @@ def test_codes_of_the_set_are_those_of_the_trained_transformer(studied: dict[str
     algo, (state, _) = studied["trainer"].algo, studied["states"]["codes"]
     shards, rows, envs = state.sharded.end.shape
     index = jnp.broadcast_to(jnp.arange((rows - 1) * envs)[None], (shards, (rows - 1) * envs))
-    window = dataset.windows(state.sharded, index, algo.networks.states, algo.context_length)
+    window = dataset.windows(state.sharded, index, algo.model.states, algo.context_length)
     window = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), window)
-    codes = np.asarray(algo.networks.codes(state.replicated.encoder, window)).reshape(shards, rows - 1, envs, -1)
+    codes = np.asarray(algo.model.codes(state.replicated.learners["encoder"].params, window)).reshape(
+        shards, rows - 1, envs, -1
+    )
     np.testing.assert_allclose(state.sharded.action["code"][:, :-1], codes, atol=1e-4)
     before = studied["states"]["transformer"][0].sharded.action["code"]
     assert np.abs(before[:, :9] - codes[:, :9]).max() > 1e-3  # the first rows had those of the untrained one
@@ -464,13 +473,13 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     )
     state = begun(algo, {"expert_datasets": algo.to_dataset(vars(made()))})
     _, actor, _ = algo.stages
-    given = actor, algo.layout, algo.networks
-    compiled = jax.jit(lambda p: fit(*given, p, state.sharded, algo._coded(p), jax.random.key(1), 2))
+    given, learner = (actor, algo.layout, algo.model), state.replicated.learners["actor"]
+    compiled = jax.jit(lambda p: fit(*given, p.learners["actor"], state.sharded, algo._coded(p), jax.random.key(1), 2))
     fitted = [
         compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
     ]
-    actors = [digest(params.actor) for params, _ in fitted]
-    assert actors[0] == digest(state.replicated.actor) != actors[1]
+    actors = [digest(fresh.params) for fresh, _ in fitted]
+    assert actors[0] == digest(learner.params) != actors[1]
     losses = [np.asarray(metrics["actor_loss"]) for _, metrics in fitted]
     assert not losses[0].any() and losses[1].all()
 
@@ -547,8 +556,8 @@ def test_answers_by_hand_and_with_a_code_of_zeros() -> None:
     algo, begin = begun_tiny()
     policy, state = algo.weights(begin), np.ones((3, 2), np.float32)
     window = Window(*(np.full((3, *shape), one, np.float32) for shape, one in (((4, 2), 1), ((3, 2), 0), ((3, 1), 0))))
-    code = jax.jit(algo.networks.codes)(policy["encoder"], window)
-    gaussian, answer = jax.jit(algo.networks.gaussian), jax.jit(algo.networks.action_distribution, static_argnums=2)
+    code = jax.jit(algo.model.codes)(policy["encoder"], window)
+    gaussian, answer = jax.jit(algo.model.gaussian), jax.jit(algo.model.action_distribution, static_argnums=2)
     answers = [answer(policy, window, zero) for zero in (False, True)]
     for own, found in zip((code, np.zeros((3, 6), np.float32)), answers, strict=True):
         wanted = gaussian(policy["actor"], own, state)
@@ -720,7 +729,7 @@ def test_a_student_of_a_run(
     run = (tmp_path / "latest").read_text().strip()
     state, teacher = loading.load_state(run)[1], loading.load_state(collective_run)[1]
     for name in ("encoder", "actor"):
-        assert digest(state.replicated.teacher[name]) == digest(getattr(teacher.replicated, name))
+        assert digest(state.replicated.teacher[name]) == digest(teacher.replicated.learners[name].params)
     rho = np.asarray(state.sharded.action["rho"])[:, :16]
     assert (rho[:, :6] > 0).all() and not rho[:, 6:].any()
     assert jaxrl.cli.evaluate.main([run, "--episodes", "8", "--policy", "learned"]) == 0

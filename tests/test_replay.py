@@ -1,6 +1,5 @@
-"""The replay against a plain Python list, with ends, wrap-around, n-step windows, priorities and resuming."""
+"""The replay against a plain Python list, with ends, wrap-around, n-step windows and resuming."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from envs_jax import Box
 from jaxrl.rl import replay as replays
-from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED, Priorities, Replay
+from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED, Replay
 
 SHARDS, ENVS, AGENTS = 2, 3, 2
 SEEN = {"id": jax.ShapeDtypeStruct((), jnp.int32), "board": jax.ShapeDtypeStruct((AGENTS, 4), jnp.int8)}
@@ -76,9 +75,9 @@ class Stream:
         return found
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def empty(rows: int, prioritized: bool = False) -> Replay:
-    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS, prioritized)
+@functools.partial(jax.jit, static_argnums=0)
+def empty(rows: int) -> Replay:
+    return replays.create(SEEN, ANSWER, AGENTS, SHARDS, rows, ENVS)
 
 
 write = jax.jit(replays.write, donate_argnums=0)
@@ -198,7 +197,6 @@ def test_too_many_rows_are_refused() -> None:
 
 def test_sizes() -> None:
     assert replays.row_bytes(SEEN, ANSWER, AGENTS) == 4 + 8 + 2 + 8 + 1
-    assert replays.row_bytes(SEEN, ANSWER, AGENTS, prioritized=True) == 27
     assert replays.rows_for(100_000, 1, 1) == 100_001 and replays.rows_for(100, 64, 3) == 5
 
 
@@ -223,7 +221,7 @@ def test_storage_is_the_smallest_that_holds_the_values(box: Box, floats: Any, ex
 def test_a_resumed_replay_draws_the_same() -> None:
     """What is not in the pytree cannot matter: the copy that went through the host goes on like the original."""
     streams = [Stream(5, 0.2), Stream(5, 0.2)]
-    first, second = empty(7, prioritized=True), empty(7, prioritized=True)
+    first, second = empty(7), empty(7)
     for _ in range(3):
         first, second = (write(r, *s.steps(4)) for r, s in zip((first, second), streams, strict=True))
     second = jax.tree.map(lambda x: jnp.asarray(np.asarray(x).copy()), second)
@@ -233,68 +231,5 @@ def test_a_resumed_replay_draws_the_same() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-# Priorities
-
-
-@functools.partial(jax.jit, static_argnames=("number", "n"))
-def draw_by_priority(replay: Replay, key: Any, number: int, n: int, beta: float) -> Any:
-    keys = jax.random.split(key, SHARDS)
-    choose = lambda key, priority, head, filled: replays.sample_prioritized(  # noqa: E731
-        key, priority, head, filled, number, n, beta
-    )
-    return jax.vmap(choose)(keys, replay.priorities.priority, replay.head, replay.filled)
-
-
-def test_priorities_decide_how_often_a_window_is_drawn() -> None:
-    stream, replay = Stream(1, 0.2), empty(8, prioritized=True)
-    replay = write(replay, *stream.steps(6))
-    replay = write(replay, *stream.steps(5))
-    allowed = stream.windows(8, 2)
-    random = np.random.default_rng(0)
-    errors = random.exponential(size=replay.priorities.priority.shape).astype(np.float32)
-    every = jnp.arange(8 * ENVS)
-
-    def mark(priorities: Priorities, error: Any) -> Priorities:
-        return replays.set_priorities(
-            priorities, every, error.reshape(-1), (priorities.priority > 0).reshape(-1).astype(jnp.float32), 0.5
-        )
-
-    priorities = jax.jit(jax.vmap(mark))(replay.priorities, jnp.asarray(errors))
-    replay = dataclasses.replace(replay, priorities=priorities)
-    index, weight = map(np.asarray, draw_by_priority(replay, jax.random.key(2), 100_000, 2, jnp.float32(1.0)))
-    for shard in range(SHARDS):
-        ids = np.asarray(replay.observation["id"][shard]).reshape(-1)
-        mine = [i for i, name in enumerate(ids) if int(name) in allowed and name % (SHARDS * ENVS) // ENVS == shard]
-        mass = np.sqrt(errors[shard].reshape(-1)[mine] + 1e-6)
-        expected = mass / mass.sum()
-        share = np.array([(index[shard] == i).mean() for i in mine])
-        assert set(index[shard]) <= set(mine)
-        assert np.abs(share - expected).max() < 0.005
-        drawn = [weight[shard][index[shard] == i][0] for i in mine]
-        np.testing.assert_allclose(drawn, expected.min() / expected, rtol=1e-4)  # beta 1: corrects fully
-
-
-def test_new_rows_have_the_largest_priority_and_ends_none() -> None:
-    stream, replay = Stream(2, 0.3), empty(9, prioritized=True)
-    replay = write(replay, *stream.steps(4))
-    raised = lambda m: replays.set_priorities(m, jnp.array([0]), jnp.array([16.0]), jnp.array([1.0]), 0.5)  # noqa: E731
-    big = jax.jit(jax.vmap(raised))
-    replay = write(dataclasses.replace(replay, priorities=big(replay.priorities)), *stream.steps(2))
-    priority, end = np.asarray(replay.priorities.priority), np.asarray(replay.end)
-    np.testing.assert_allclose(priority[:, 4:6], np.where(end[:, 4:6] == CONTINUES, 4.0, 0.0))
-    assert not priority[:, 6:].any()  # not answered, or never written
-
-
-def test_of_two_errors_of_one_row_the_larger_counts() -> None:
-    priorities = Priorities(jnp.full((4, ENVS), 9.0), jnp.float32(9.0))
-    index, error = jnp.array([5, 2, 5, 7]), jnp.array([3.0, -1.0, 2.0, 50.0])
-    new = jax.jit(replays.set_priorities)(priorities, index, error, jnp.array([1.0, 0.5, 1.0, 0.0]), 1.0)
-    flat = np.asarray(new.priority).reshape(-1)
-    np.testing.assert_allclose(flat[[5, 2, 7, 0]], [3.0, 1.0, 9.0, 9.0], rtol=1e-5)
-    assert float(new.largest) == 9.0
-
-
 def test_an_empty_replay_gives_samples_without_weight() -> None:
-    replay = empty(5, prioritized=True)
-    assert not np.asarray(draw(replay, jax.random.key(0), 8, 1)[1]).any()
-    assert not np.asarray(draw_by_priority(replay, jax.random.key(0), 8, 1, jnp.float32(0.5))[1]).any()
+    assert not np.asarray(draw(empty(5), jax.random.key(0), 8, 1)[1]).any()

@@ -14,8 +14,8 @@ from helpers.tiny import PointMass
 
 from envs_jax.base import Box, EnvSpec
 from jaxrl.algos import student
-from jaxrl.algos.base import UpstreamRun
 from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.runtime.checkpoint import Checkpoints
@@ -41,7 +41,7 @@ def test_the_help_fades() -> None:
         assert float(share(np.float32(step))) == pytest.approx(wanted)
 
 
-def test_rewards_hold_the_help() -> None:
+def test_rewards_hold_the_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """At full weight until init + const = 110, at half of it half-way to 310, at none from there on."""
     algo = Student(
         ARM,
@@ -57,9 +57,10 @@ def test_rewards_hold_the_help() -> None:
         "rho": np.float32([[[[0.25]], [[1.0]]]]),
         "action": {"action": np.zeros((1, 2, 1, 3), np.float32)},
     }
-    build_run = jax.jit(algo._prepared)
+    monkeypatch.setattr(Sac, "update", lambda self, params, batch, number, progress: (params, batch))
+    prepare = jax.jit(lambda batch, progress: algo.update((), batch, jnp.uint32(0), progress)[1])  # what SAC is given
     for step, weight in ((0, 2.0), (110, 2.0), (210, 1.0), (310, 0.0)):
-        prepared = build_run(batch, np.float32(step))
+        prepared = prepare(batch, at_step(step))
         np.testing.assert_allclose(np.ravel(prepared["reward"]), [1 + weight * 0.25, 2 + weight])
         assert prepared["action"].shape == (1, 2, 1, 3)
 
@@ -67,19 +68,19 @@ def test_rewards_hold_the_help() -> None:
 def test_every_reward_of_a_window_holds_its_own_help() -> None:
     """Agreements 0.1, 0.2, ... of two environments, windows of three steps, one of which goes round the ring."""
     algo = Student(ARM, DataParallel(2), n_step=3, buffer_size=8, batch_size=2, **TAUGHT)
-    ring = jax.jit(algo._empty_replay)()
+    ring = jax.jit(algo.replay.init)()
     rows = np.arange(ring.end.shape[1] * 2, dtype=np.float32).reshape(1, -1, 2, 1) / np.float32(10)
     ring = dataclasses.replace(ring, action=ring.action | {"rho": rows})
     index = np.array([[1, ring.end.shape[1] * 2 - 2]], np.int32)
     last = float(rows[0, -1, 0, 0])
     wanted = [[0.1, 0.3, 0.5], [last, 0.0, 0.2]]
-    found = np.asarray(jax.jit(algo._gather)(ring, index)["rho"])
+    found = np.asarray(jax.jit(algo.replay.gather)(ring, index)["rho"])
     np.testing.assert_allclose(found[0, :, :, 0], wanted, rtol=1e-6)
 
 
 def make_teacher(algo: Student) -> dict:
     """A collective that always means tanh(0.2) for certain, whatever the window."""
-    networks = jax.jit(algo.teacher_algo.networks.init)(jax.random.key(5))
+    networks = jax.jit(algo.teacher_algo.model.init)(jax.random.key(5))
     actor = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), networks["actor"])
     actor["params"]["head"]["out_bias"] = np.float32([0.2, 0.2, -5.0, -5.0])
     return {"encoder": networks["encoder"], "actor": actor}
