@@ -342,12 +342,10 @@ def test_phases_and_their_order() -> None:
 
 @pytest.mark.long
 def test_every_phase_changes_what_it_is_for_alone(studied: dict[str, Any]) -> None:
-    parts = lambda params: (
-        {"workers": digest(params.workers)}
-        | {  # noqa: E731
-            name: digest(learner.params) for name, learner in params.learners.items()
-        }
-    )
+    def parts(params: Any) -> dict[str, Any]:
+        learned = {name: digest(learner.params) for name, learner in params.learners.items()}
+        return {"workers": digest(params.workers), **learned}
+
     before = parts(studied["trainer"].init(jax.random.key(0)).algo.replicated)
     assert set(before) == {"workers", "encoder", "actor", "critic"}
     changing = {phase: stage.network for stage in studied["trainer"].algo.stages for phase in stage.phases}

@@ -11,20 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.off_policy import MODERN, SMALL, VARIANTS, at_step, run
-from helpers.tiny import Corridor
+from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, run
+from helpers.tiny import Corridor, PointMass
 from jax.test_util import check_grads
 
 from bench.reference.snakes.torch_learner import TorchDdpg
 from envs_jax import TimeStep
 from envs_jax.base import Box, Discrete, EnvSpec
+from envs_jax.batch import batched
 from envs_jax.progress import ended, start
 from jaxrl import algos
 from jaxrl.algos import ddpg_actions, off_policy
 from jaxrl.algos.ddpg import Bicnet, Ddpg
+from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import networks
-from jaxrl.rl.replay import CONTINUES, TERMINATED
-from jaxrl.runtime.data_parallel import DataParallel
+from jaxrl.rl.replay import CONTINUES, TERMINATED, TRUNCATED
+from jaxrl.runtime.data_parallel import DataParallel, make_mesh
 
 OBS, AGENTS, ACTIONS = 26, 3, 4
 SNAKES = EnvSpec("boards", AGENTS, Box((OBS,), jnp.int16, 0, 19), Discrete(ACTIONS), horizon=200)
@@ -350,7 +352,6 @@ def test_the_first_update_comes_with_the_step_that_completes_a_batch() -> None:
             4.2,
             marks=pytest.mark.long,
         ),
-        pytest.param("prioritized", {}, 3.1, marks=pytest.mark.long),
     ],
 )
 def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float) -> None:
@@ -360,6 +361,142 @@ def test_the_corridor_is_learned(name: str, settings: dict[str, Any], bar: float
     _, metrics = run(trainer, 200)
     episodes = {name: np.asarray(x)[150:200].sum() for name, x in metrics.episodes.items()}
     assert episodes["length"] / episodes["episodes"] < bar
+
+
+# ---------------------------------------------------------------- continuous actions
+
+ARM = EnvSpec("arm", 2, Box((5,)), Box((3,), low=-1.0, high=3.0), horizon=50)
+
+
+def rows_of_the_arm(m: int, n: int = 1) -> dict[str, np.ndarray]:
+    """A made-up batch of one logical shard, leaves [1, m, ...]."""
+    random = np.random.default_rng(0)
+    batch = {name: random.normal(size=(1, m, 2, 5)).astype(np.float32) for name in ("observation", "next_observation")}
+    return batch | {
+        "action": random.uniform(-1, 1, (1, m, 2, 3)).astype(np.float32),
+        "reward": random.normal(size=(1, m, n, 2)).astype(np.float32),
+        "end": np.full((1, m, n), CONTINUES, np.uint8),
+        "weight": np.ones((1, m), np.float32),
+        "noise": random.normal(size=(1, m, 1, 2, 3)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
+    """The smaller of two critics at the target actor's action, whose noise is cut, and the sum too (TD3)."""
+    algo = Ddpg(ARM, DataParallel(1), n_step=2, gamma=0.9, target_noise=noise, target_noise_clip=0.3, num_critics=2,
+                hidden_size=16)  # fmt: skip
+    params, m = begun(algo, 3), 40
+    random = np.random.default_rng(1)
+    moved = lambda vector: vector + 0.3 * random.normal(size=vector.shape).astype(np.float32)  # noqa: E731
+    params = dataclasses.replace(
+        params, target_actor=moved(params.target_actor), target_critic=moved(params.target_critic)
+    )
+    sample = {name: x[0] for name, x in rows_of_the_arm(m, 2).items()}
+    sample["end"] = random.choice([CONTINUES, TERMINATED, TRUNCATED], (m, 2)).astype(np.uint8)
+    if not noise:
+        assert algo.noise(jax.random.key(0), 4) is None
+        del sample["noise"]
+
+    outputs = np.asarray(jax.jit(algo.actor_of)(params.target_actor, sample["next_observation"]))
+    action = np.tanh(outputs)
+    if noise:
+        assert jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4)).shape == (4, *sample["noise"].shape[1:])
+        shift = np.clip(0.4 * sample["noise"][:, 0], -0.3, 0.3)
+        assert 0.2 < np.mean(np.abs(shift) == np.float32(0.3)) < 0.8 and np.any(np.abs(action + shift) > 1)
+        action = np.clip(action + shift, -1, 1)
+    values = np.asarray(jax.jit(algo.values)(params.target_critic, sample["next_observation"], action))
+    assert values.shape == (2, m, 2) and 0.2 < np.mean(values[0] < values[1]) < 0.8
+    expected = np.zeros((m, 2))
+    for i, ((first, second), reward) in enumerate(zip(sample["end"], sample["reward"], strict=True)):
+        expected[i] = reward[0]
+        if first == CONTINUES:
+            expected[i] += 0.9 * reward[1]
+        if first == TRUNCATED:
+            expected[i] += 0.9 * values[:, i].min(0)
+        if first == CONTINUES and second != TERMINATED:
+            expected[i] += 0.81 * values[:, i].min(0)
+    np.testing.assert_allclose(jax.jit(algo.target)(params, sample), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_actor_climbs_the_mean_of_the_critics() -> None:
+    """At its own actions without noise, outputs that grow too large cost; stored actions are valued as they are."""
+    algo = Ddpg(ARM, DataParallel(1), target_noise=0.4, num_critics=2, hidden_size=16, logit_weight=0.1)
+    params, sample = begun(algo, 3), {name: x[0] for name, x in rows_of_the_arm(7).items()}
+    sample["weight"] = np.float32([1, 1, 0, 1, 1, 1, 2])
+    actor, critic = params.actor.params, params.critic.params
+    outputs = np.asarray(jax.jit(algo.actor_of)(actor, sample["observation"]))
+    values = np.asarray(jax.jit(algo.values)(critic, sample["observation"], np.tanh(outputs)))
+    used = (sample["weight"] > 0)[:, None]
+    loss, shown = jax.jit(algo.actor_loss)(actor, critic, sample)
+    by_hand = (used * (0.1 * np.square(outputs).mean(-1) - values.mean(0))).mean()
+    assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(shown) == {"actor_loss"}
+    taken = jax.jit(algo.taken_values)(critic, sample)
+    wanted = jax.jit(algo.values)(critic, sample["observation"], sample["action"])
+    np.testing.assert_allclose(taken, wanted, rtol=1e-6)
+
+
+def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
+    """Around the actor's action, in the box scaled to [-1, 1]; uniform during the random steps; none in evaluation."""
+    copies = 4000
+    observation = np.repeat(np.random.default_rng(0).normal(size=(1, 2, 5)).astype(np.float32), copies, axis=0)
+    timestep = dataclasses.replace(seen(copies), observation=observation, action_mask=None)
+    for noise in (0.1, 1.5):
+        algo = Ddpg(ARM, DataParallel(8), exploration_noise=noise, random_steps=800, hidden_size=16)
+        action, _, extras, policy = acted(algo, timestep, 800)
+        best = np.tanh(np.asarray(jax.jit(algo.actor_of)(policy, observation[:1])))[0]
+        assert np.abs(best).max() < 0.5
+        stored = np.asarray(extras["stored"])
+        np.testing.assert_allclose(action, 1 + 2 * stored, atol=1e-6)
+        assert action.shape == (copies, 2, 3) and np.all((action >= -1) & (action <= 3)) and np.ptp(stored, 0).min() > 0
+        if noise == 0.1:  # five deviations are inside
+            np.testing.assert_allclose(stored.std(0), 0.1, rtol=0.06)
+            np.testing.assert_allclose(stored.mean(0), best, atol=0.1 * 4.5 / copies**0.5)
+            assert abs(np.corrcoef(stored.reshape(copies, -1).T)[0, 1:]).max() < 0.08  # each number has its own
+        else:
+            assert 0.3 < np.mean(np.abs(stored) == 1) < 0.7
+        random, _, extras, _ = acted(algo, timestep, 799)
+        np.testing.assert_allclose(np.mean(random, 0), 1.0, atol=0.1)
+        np.testing.assert_allclose(np.std(random, 0), 4 / 12**0.5, rtol=0.05)
+        np.testing.assert_allclose(random, 1 + 2 * np.asarray(extras["stored"]), atol=1e-6)
+        for mode in ("greedy", "sample"):
+            np.testing.assert_allclose(acted(algo, timestep, 0, mode)[0], np.tile(1 + 2 * best, (copies, 1, 1)), 1e-5)
+        assert float(algo.schedules(at_step(800))["epsilon"]) == np.float32(noise)
+
+
+def test_actor_and_targets_wait_for_the_updates_that_are_due() -> None:
+    """The actor at every second update, the targets at every third, the critics at all of them."""
+    settings = {"actor_update_period": 2, "target_update_period": 3, "target_noise": 0.2, "num_critics": 2}
+    algo = Ddpg(ARM, DataParallel(1), hidden_size=16, tau=0.1, actor_lr=1e-2, critic_lr=1e-2, **settings)
+    update = jax.jit(lambda params, number: algo.update(params, rows_of_the_arm(8), number, start()))
+    old = begun(algo)
+    for number in range(1, 8):
+        new, metrics = update(old, np.uint32(number))
+        new = jax.tree.map(np.asarray, new)
+        assert np.any(new.critic.params != old.critic.params)
+        for name, due in (("actor", number % 2 == 0), ("shown", number % 2 == 0)):
+            before, after = (jax.tree.leaves(getattr(x, name)) for x in (old, new))
+            assert any(np.any(a != b) for a, b in zip(before, after, strict=True)) == due, (number, name)
+        for name in ("actor", "critic"):
+            before, online = getattr(old, f"target_{name}"), getattr(new, name).params
+            wanted = 0.9 * before + 0.1 * online if number % 3 == 0 else before
+            np.testing.assert_allclose(getattr(new, f"target_{name}"), wanted, rtol=1e-5, atol=1e-7)
+            assert np.any(getattr(new, f"target_{name}") != before) == (number % 3 == 0 and np.any(online != before))
+        assert metrics["actor_loss"] == new.shown["actor_loss"]
+        old = new
+
+
+def test_a_point_mass_is_learned_by_td3() -> None:
+    """From 0.6 off to the corner of its task, by the actor's own actions; no task can be solved blindly."""
+    env = PointMass(num_agents=2, tasks=2)
+    trainer = make_trainer(env, 8, update_interval=4, **CONTINUOUS)
+    state, _ = run(trainer, 150)
+    policy = trainer.algo.policy(state.algo)
+    found = {}
+    for name, acts in (("greedy", learned(trainer.algo)), ("random", scripted(batched(env), "random"))):
+        fly = Evaluator(batched(env), acts, 64, make_mesh(1)).compiled(final=True)
+        found[name] = float(fly(policy, jax.random.key(7), ())["distance"].mean())
+    assert found["random"] > 0.4 and found["greedy"] < 0.1, found
 
 
 # ---------------------------------------------------------------- settings
@@ -384,15 +521,18 @@ def test_capacity_in_steps_and_in_bytes() -> None:
     assert 0.99e6 < stored <= 1e6
 
 
-CONTINUOUS = dataclasses.replace(SNAKES, action=Box((2,)))
+UNBOUNDED = dataclasses.replace(SNAKES, action=Box((2,)))
 DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, agent: mask[agent])
 
 
 @pytest.mark.parametrize(
     ("spec", "settings", "sentence"),
     [
-        (CONTINUOUS, {}, "needs float actions with bounds"),
+        (UNBOUNDED, {}, "needs float actions with bounds"),
         (dataclasses.replace(SNAKES, action=Box((2,), low=-1.0, high=1.0)), {"masking": True}, "needs discrete"),
+        (ARM, {"entropy_weight": 0.1}, "entropy_weight needs discrete actions, 'arm' has continuous ones: remove it"),
+        (ARM, {"exploration_noise": -0.1}, "exploration_noise must lie between 0 and 10"),
+        (ARM, {"target_noise_clip": -1.0}, "target_noise_clip must lie between 0 and 2"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
         (DEPENDENT, {"masking": True}, "masks that do not depend on other agents' actions"),
         (

@@ -20,7 +20,8 @@ from envs_jax.base import make
 from envs_jax.snakes import full, segments, teams, timesteps
 from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
-from jaxrl.algos.ddpg import Ddpg, masked_softmax
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ddpg_actions import masked_softmax
 from jaxrl.cli import export
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
@@ -55,7 +56,7 @@ def algorithm(env: Any, **settings: Any) -> Ddpg:
 
 def begun(algo: Ddpg, seed: int = 0) -> Any:
     """Parameters of the actor, made in one program."""
-    return jax.jit(lambda key: algo.init(key, None).replicated.actor)(jax.random.key(seed))
+    return jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(seed))
 
 
 def exported(out: Path, env: Any, algo: Ddpg, params: Any, greedy: bool = False) -> Any:
@@ -142,7 +143,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
 
     @jax.jit
     def policy(params: Any, seen: Any, masks: Any) -> tuple[Any, Any]:
-        logits = algo.logits(params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
+        logits = algo.actor_of(params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
         return logits, jnp.log(masked_softmax(logits, masks if algo.masking else None))
 
     logits, chances = map(np.asarray, policy(params, seen, masks))

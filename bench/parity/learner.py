@@ -98,8 +98,7 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     after = step(*jax.device_put((state, *given, jax.random.key(1)), device))
     found = {}
     for name in NETWORKS:
-        moments = optax.tree_utils.tree_get(getattr(after, f"{name}_optimizer"), "mu")
-        found[name] = np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(moments)])
+        found[name] = np.asarray(optax.tree_utils.tree_get(getattr(after, name).opt_state, "mu"), np.float64)
     return found
 
 

@@ -13,8 +13,7 @@ from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
 
 _PUBLISHED = {  # the only values that the PyTorch learner supports
-    "n_step": 1, "num_critics": 2, "depth": 2, "initializer": "xavier", "prioritized": False,
-    "scale_observation": False,
+    "n_step": 1, "num_critics": 2, "depth": 2, "initializer": "xavier", "scale_observation": False,
     "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
 }  # fmt: skip
 

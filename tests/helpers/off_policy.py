@@ -47,6 +47,11 @@ SAC_MODERN = SAC | {
     "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
     "actor_update_period": 2, "target_update_period": 3,
 }  # fmt: skip
+CONTINUOUS = SMALL | {
+    "hidden_size": 32, "batch_size": 64, "first_layer": "relu", "tau": 0.05, "gamma": 0.8, "actor_lr": 3e-3,
+    "critic_lr": 3e-3, "max_grad_norm": 0.0, "num_critics": 2, "target_noise": 0.2, "actor_update_period": 2,
+    "target_update_period": 2,
+}  # fmt: skip
 TEACHER = {
     "context_length": 4,
     "embedding_size": 8,
@@ -85,6 +90,7 @@ class Case(NamedTuple):
 
 
 CASES = {f"ddpg {name}": Case(Ddpg, Corridor(num_agents=2), chosen, walked) for name, chosen in VARIANTS.items()}
+CASES["ddpg continuous"] = Case(Ddpg, PointMass(num_agents=2, tasks=2), CONTINUOUS | {"random_steps": 128}, pushed)
 CASES["sac"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC | {"random_steps": 128}, pushed)
 CASES["sac modern"] = Case(Sac, PointMass(num_agents=2, tasks=2), SAC_MODERN, pushed)
 CASES["student"] = Case(Student, PointMass(tasks=2), SAC | STUDENT, pushed)
