@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from helpers.off_policy import OptimisedLayout, digest, make_trainer, run
 
 import jaxrl.cli.evaluate
 import jaxrl.cli.train
@@ -88,6 +90,20 @@ def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsy
     report = json.loads((trained / "evaluation.json").read_text())["policies"]
     assert report["random"]["apples"]["mean"][-1] < 2 and report["learned"]["apples"]["mean"][-1] > 6
     assert "learned is better" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_algorithm_of_the_page_has_the_same_bits_on_any_number_of_devices(folder: Path) -> None:
+    """With --exact_sharding, by `gradient` and `step` alone."""
+    text, page = (folder / "actor_critic.py").read_text(), runpy.run_path(str(folder / "actor_critic.py"))
+    assert not any(word in text for word in ("deterministic", "isolate", "shard_map", "optimizers"))
+    env = runpy.run_path(str(folder / "orchard.py"))["Orchard"](size=4)
+    found = []
+    for devices in (1, 8):
+        trainer = make_trainer(page["ActorCritic"], env, 16, devices, exact=True, kind=OptimisedLayout)
+        state, metrics = run(trainer, 20)
+        found.append(digest((state, metrics.learning)))
+    assert found[0] == found[1]
+    assert digest(trainer.init(jax.random.key(0)).algo.replicated.params) != digest(state.algo.replicated.params)
 
 
 def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def with_sgd(algorithm: type[Algorithm]) -> Any:
 
     @dataclasses.dataclass(frozen=True)
     class WithSgd(algorithm):
-        def optimizer(self, name: str) -> optax.GradientTransformation:
+        def optimizer(self, part: str) -> optax.GradientTransformation:
             return optax.sgd(1.0)
 
     return WithSgd
