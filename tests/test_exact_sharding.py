@@ -27,6 +27,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
         ("student", (1, 8)),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
         pytest.param("ddpg bicnet", (1, 8), marks=pytest.mark.long),
+        pytest.param("ddpg continuous", (1, 8), marks=pytest.mark.long),
         pytest.param("sac modern", (1, 2, 4, 8), marks=pytest.mark.long),
     ],
 )
@@ -35,9 +36,10 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
 ) -> None:
     """From the start, and from a checkpoint of one device, written when the ring has gone round.
 
-    SAC plays no random steps here: its ring is full as soon.
+    SAC and continuous DDPG play no random steps here: their rings are full as soon.
     """
-    more: dict[str, Any] = {"kind": OptimisedLayout, "random_steps": 0} if case == "sac" else {}
+    more: dict[str, Any] = {"kind": OptimisedLayout} if case in ("sac", "sac modern", "ddpg continuous") else {}
+    more |= {"random_steps": 0} if case in ("sac", "ddpg continuous") else {}
     begun, ended = [], []
     with Checkpoints(tmp_path) as checkpoints:
         for devices in counts:
