@@ -351,12 +351,17 @@ def load(path: str, what: str) -> type:
         ) from None
 
 
+def decorated(cls: type) -> bool:
+    """Return whether a class is a dataclass whose own settings are fields: without the decorator they stay `Field`s."""
+    return dataclasses.is_dataclass(cls) and not any(isinstance(x, dataclasses.Field) for x in vars(cls).values())
+
+
 def find(name: str) -> type[Environment]:
     """Return the environment class of a registered name or a user's "module:Class". Raises ValueError."""
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")
-    if not (isinstance(cls, type) and dataclasses.is_dataclass(cls) and issubclass(cls, Environment)):
+    if not (isinstance(cls, type) and issubclass(cls, Environment) and decorated(cls)):
         raise ValueError(
             f"environment {short_repr(name)} must be a frozen dataclass that subclasses envs_jax.Environment"
         )

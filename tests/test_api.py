@@ -18,6 +18,7 @@ from helpers.tiny import Corridor, PointMass, TinyQ
 import envs_jax
 import jaxrl
 import jaxrl.__main__ as package
+from jaxrl.algos.base import AlgoState, setting
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import optimizers
 
@@ -198,9 +199,92 @@ def test_actions_that_the_environment_does_not_take(shape: tuple[int, ...], dtyp
         def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
             return jnp.zeros((len(keys), *shape), dtype), carry, ()
 
-    globals()["Wrong"], Wrong.__qualname__ = Wrong, "Wrong"  # a run finds its algorithm by name
     with pytest.raises(UsageError, match=rf"act returned actions {found}, but 'corridor' takes int32\[8, 1\]"):
-        jaxrl.make_train(Wrong, Corridor, **TINY)
+        jaxrl.make_train(named(Wrong), Corridor, **TINY)
+
+
+def named(cls: type) -> Any:
+    """The class, to be found by its name in this module, as runs find theirs."""
+    cls.__qualname__ = cls.__name__
+    globals()[cls.__name__] = cls
+    return cls
+
+
+@pytest.mark.parametrize(
+    ("results", "sentence"),
+    [
+        (lambda state: state, "learn must return state, metrics, not AlgoState"),
+        (lambda state: (state, {}, 1), "learn must return state, metrics, not 3 values"),
+        (lambda state: (state, None), "learn must return metrics as a dictionary"),
+        (lambda state: ((1, 2), {}), "learn must return an AlgoState and metrics, not tuple and metrics"),
+        (lambda state: (AlgoState(jnp.zeros(2), ()), {}), "a state of the same structure"),
+        (
+            lambda state: (jax.tree.map(lambda x: x[None], state), {}),
+            r"learn changed replicated.* keep shape and dtype",
+        ),
+    ],
+)
+def test_what_learn_returns_is_checked(results: Any, sentence: str) -> None:
+    class Odd(TinyQ):
+        def learn(self, state: Any, *rest: Any) -> Any:
+            return results(state)
+
+    with pytest.raises(ValueError, match=sentence):
+        jax.eval_shape(jaxrl.make_train(named(Odd), Corridor, **TINY), jax.random.key(0))
+
+
+def test_an_error_in_the_users_own_code_keeps_its_traceback() -> None:
+    class Broken(TinyQ):
+        def act(self, policy: Any, carry: Any, timestep: Any, keys: Any, progress: Any, mode: Any) -> Any:
+            _, _ = (1, 2, 3)  # type: ignore[misc]
+
+    with pytest.raises(ValueError, match="too many values to unpack") as found:
+        jaxrl.make_train(named(Broken), Corridor, **TINY)
+    assert found.traceback[-1].path == Path(__file__)
+
+
+def test_settings_need_the_decorator() -> None:
+    class Undecorated(TinyQ):
+        lr: float = setting(0.5, "learning rate")
+
+    class Longer(Corridor):
+        horizon: int = setting(500, "steps")
+
+    with pytest.raises(UsageError, match="Undecorated' must be a frozen dataclass that subclasses jaxrl"):
+        jaxrl.make_train(named(Undecorated), Corridor, **TINY)
+    with pytest.raises(UsageError, match="Longer' must be a frozen dataclass that subclasses envs_jax"):
+        jaxrl.make_train(TinyQ, named(Longer), **TINY)
+
+
+@pytest.mark.parametrize(
+    ("networks", "sentence"),
+    [
+        (
+            {"actor": nn.Dense(3)},
+            r"'actor' must return float32\[1, 1, 4\] for inputs \[1, 1, 3\], not float32\[1, 1, 3\]",
+        ),
+        (
+            {"critic": nn.Dense(3)},
+            r"'critic' must return float32\[1, 1, 1\] for inputs \[1, 1, 5\], not float32\[1, 1, 3\]",
+        ),
+        ({"actor": lambda outputs: None}, "'actor' must be a flax.linen module, not NoneType"),
+        ({"alpha": nn.Dense}, "'alpha' is a number for each task, not a network"),
+        (nn.Dense, "networks must be a dictionary by part"),
+        ([nn.Dense], "networks must be a dictionary by part"),
+    ],
+)
+def test_networks_of_ones_own_are_checked(networks: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        jaxrl.make_train("sac", PointMass, networks=networks, num_envs=8, total_env_steps=64)
+
+
+def test_a_policy_needs_no_optimizer(tmp_path: Path) -> None:
+    settings = {"hidden_size": 8, "depth": 1, "batch_size": 8, "buffer_size": 256, "num_envs": 8}
+    done = jaxrl.train(
+        "sac", PointMass, optimizers={"actor": optax.sgd(1e-3)}, total_env_steps=64, runs=str(tmp_path), **settings
+    )
+    chex.assert_trees_all_equal(jaxrl.load(done.directory).params, done.policy.params)
+    assert repr(done).startswith("Result(") and "\n" not in repr(done)
 
 
 def test_coverage_needs_the_whole_time_step() -> None:

@@ -1,6 +1,6 @@
 """Algorithms by name. Each file has the equations of one algorithm first and its wiring below."""
 
-from envs_jax.base import closest, load, short_repr
+from envs_jax.base import closest, decorated, load, short_repr
 from jaxrl.algos.base import Algorithm
 
 ALGORITHMS = {
@@ -19,7 +19,7 @@ def find(name: str) -> type[Algorithm]:
     if ":" not in name and name not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {short_repr(name)}: {closest(name, ALGORITHMS)}")
     cls = load(ALGORITHMS.get(name, name), "algorithm")
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and decorated(cls)):
         raise ValueError(
             f"algorithm {short_repr(name)} must be a frozen dataclass that subclasses jaxrl.algos.base.Algorithm"
         )

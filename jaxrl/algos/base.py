@@ -158,14 +158,40 @@ class Algorithm:
 
     # Learned parts
 
-    def make_network(self, part: str, outputs: int, standard: Callable[[int], Any], *inputs: tuple[int, ...]) -> Packed:
+    def make_network(
+        self, part: str, outputs: int, standard: Callable[[int], Any], *inputs: tuple[int, ...], leading: int = 1
+    ) -> Packed:
         """Return the network of a part: the user's flax module, or `standard(outputs)`.
 
-        `inputs` are the shapes of a call's arguments, with a batch axis.
+        Args:
+            part: such as "actor".
+            outputs: numbers that the network returns for each sample.
+            standard: outputs -> the flax module that is used if the user gives none.
+            inputs: shapes of a call's arguments, with a batch axis.
+            leading: axes of the inputs that the outputs have too.
+
+        Raises:
+            ValueError: a user-defined network returns something else.
         """
         given = self.custom.networks.get(part, standard)
         module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
-        return Packed(module, inputs)
+        network = Packed(module, inputs)
+        if part in self.custom.networks:
+            self._check_network(part, network, (*inputs[0][:leading], outputs))
+        return network
+
+    def _check_network(self, part: str, network: Packed, wanted: tuple[int, ...]) -> None:
+        """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
+        if not hasattr(network.module, "init"):
+            raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(network.module).__name__}")
+        found = jax.eval_shape(
+            lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
+        )
+        if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
+            told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__
+            raise ValueError(
+                f"networks: '{part}' must return float32{list(wanted)} for inputs {list(network.inputs[0])}, not {told}"
+            )
 
     @property
     def networks(self) -> dict[str, Packed]:

@@ -330,8 +330,8 @@ class OffPolicy(Algorithm):
         """Return the actor, [N, A, D] -> float32[N, A, outputs], and the critics, -> float32[C, N, A, outputs]."""
         agents, size, (inputs, outputs) = self.spec.num_agents, math.prod(self.box.shape), self.critic_sizes
         team = lambda part: functools.partial(self.team_net, part)  # noqa: E731
-        actor = self.make_network("actor", self.actor_outputs, team("actor"), (1, agents, size))
-        critic = self.make_network("critic", outputs, team("critic"), (1, agents, size + inputs))
+        actor = self.make_network("actor", self.actor_outputs, team("actor"), (1, agents, size), leading=2)
+        critic = self.make_network("critic", outputs, team("critic"), (1, agents, size + inputs), leading=2)
         return {"actor": actor, "critic": dataclasses.replace(critic, members=self.num_critics)}
 
     def values(self, critic: Params, observation: Array, action: Array | None = None) -> Array:

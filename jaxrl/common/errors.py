@@ -5,6 +5,7 @@ Any other exception is a bug and keeps its traceback.
 """
 
 import contextlib
+import traceback
 import typing
 
 
@@ -39,4 +40,16 @@ def usage_errors() -> typing.Iterator[None]:
     try:
         yield
     except (ValueError, NotImplementedError) as error:
+        raise UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def traced_usage_errors() -> typing.Iterator[None]:
+    """Do the same around code that traces the user's own: errors raised elsewhere keep their traceback."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("jaxrl", "envs_jax"):
+            raise
         raise UsageError(str(error)) from None

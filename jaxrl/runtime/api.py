@@ -48,6 +48,10 @@ class Result:
     policy: Policy
     reason: str
 
+    def __repr__(self) -> str:
+        """Return one line without arrays."""
+        return f"Result({str(self.directory)!r}, {len(self.metrics)} metrics, {self.policy!r}, {self.reason!r})"
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -63,6 +67,10 @@ class Evaluation:
 
     def __getitem__(self, metric: str) -> np.ndarray:
         return self.metrics[metric]
+
+    def __repr__(self) -> str:
+        """Return one line without arrays."""
+        return f"Evaluation({', '.join(self.metrics)}; {', '.join(self.baselines)})"
 
     def __str__(self) -> str:
         """Return a line for each metric: mean of the policy, then of each baseline."""
@@ -103,7 +111,7 @@ def train(
     enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     ended = runs.start(config, log=Log(callbacks), custom=custom)
-    policy = load(ended.directory, networks=networks, optimizers=optimizers)
+    policy = load(ended.directory, networks=networks)
     return Result(ended.directory, _columns(ended.directory), policy, ended.sentence)
 
 
@@ -147,22 +155,20 @@ def make_train(
     return trained
 
 
-def load(
-    run: str | Path, *, best: bool = True, networks: Networks | None = None, optimizers: Optimizers | None = None
-) -> Policy:
+def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
     """Return the policy of a run.
 
     Args:
         run: its directory, such as "runs/coma_coverage/0001".
         best: its best checkpoint, if it has one, rather than its newest.
-        networks, optimizers: the user-defined ones that it was trained with.
+        networks: the user-defined ones that it was trained with.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
-    return load_policy(run, best, _custom(networks, optimizers))
+    return load_policy(run, best, _custom(networks, None))
 
 
 def evaluate(
@@ -245,6 +251,9 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
     """Check the user's own parts. Raises UsageError."""
+    for name, given in (("networks", networks), ("optimizers", optimizers)):
+        if given is not None and not isinstance(given, Mapping):
+            raise UsageError(f"{name} must be a dictionary by part, such as {{'actor': ...}}, not {given!r}")
     for part, network in (networks or {}).items():
         if not callable(network) and not hasattr(network, "apply"):
             raise UsageError(f"networks: '{part}' must be a flax module or a function of the number of outputs")

@@ -14,7 +14,7 @@ from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
-from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.errors import UsageError, traced_usage_errors, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
@@ -158,7 +158,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
-    with usage_errors():  # incompatible settings of algorithm and environment
+    with traced_usage_errors():  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, evaluation)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
 

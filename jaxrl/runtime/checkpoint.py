@@ -329,7 +329,7 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
     if odd is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "
-            "run was started with"
+            "run was started with, its networks= and optimizers= included"
         )
     values, structure = jax.tree.flatten(like)
     first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

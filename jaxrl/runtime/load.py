@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl import algos
-from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom
+from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
@@ -24,8 +24,8 @@ _FRESH = 0xF2E54  # random stream of the networks without weights in the files o
 
 
 def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
-    """Return the replicated state of a run's best checkpoint (if wanted and intact), else of its newest."""
-    shapes = _unplaced(setup.trainer.shapes().algo.replicated)
+    """Return the replicated state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
+    shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:
@@ -36,6 +36,12 @@ def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
     return AlgoState(replicated, ()), step
+
+
+def _without_optimizers(tree: Any) -> Any:
+    """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
+    is_learner = lambda x: isinstance(x, Learner)  # noqa: E731
+    return jax.tree.map(lambda x: Learner(x.params, ()) if is_learner(x) else x, tree, is_leaf=is_learner)
 
 
 def _unplaced(shapes: Any) -> Any:

@@ -88,6 +88,31 @@ def key_of_iteration(key: Key, iteration: Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
 
+def check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
+    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple of so many entries."""
+    if not isinstance(results, tuple) or len(results) != len(names):
+        found = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
+        raise ValueError(f"{method} must return {', '.join(names)}, not {found}")
+    return results
+
+
+def check_learned(before: Any, after: Any, metrics: Any) -> None:
+    """Raise ValueError unless `learn` returned a state like that it was given, and metrics by name."""
+    if not isinstance(after, AlgoState):
+        raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
+    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
+        raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
+    if structures[0] != structures[1]:
+        raise ValueError("learn must return a state of the same structure as the one it is given")
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
+            raise ValueError(
+                f"learn changed {jax.tree_util.keystr(path).removeprefix('.')} of the state from "
+                f"{old.dtype}{list(old.shape)} to {jnp.result_type(new)}{list(jnp.shape(new))}: keep shape and dtype"
+            )
+
+
 def check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
     """Raise ValueError unless `act` returned what the environment takes; runs while tracing."""
     wanted, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
@@ -191,6 +216,8 @@ class Trainer:
         key_algo, key_run = jax.random.split(key)
         progress = start()
         algo = self.layout.deterministic(self.algo.init)(key_algo, inputs)
+        if not isinstance(algo, AlgoState):
+            raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         carry: Any = ()
         env: Any = ()
         timestep: Any = ()
@@ -230,7 +257,9 @@ class Trainer:
     ) -> tuple[Array, Any, Trajectory]:
         """Return the actions of one step, the carry after it, and its row of the trajectory, leaves [B, ...]."""
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, indices)
-        action, carry, extras = self.algo.act(policy, carry, timestep, keys, progress, "explore")
+        action, carry, extras = check_results(
+            "act", self.algo.act(policy, carry, timestep, keys, progress, "explore"), ("action", "carry", "extras")
+        )
         check_action(self.env.spec, action, len(indices))
         return action, carry, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
 
@@ -292,7 +321,9 @@ class Trainer:
                 carry, env, timestep, statistics = kept
                 state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
             episodes = layout.sum(ended)
-        algo, learning = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
+        results = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
+        algo, learning = check_results("learn", results, ("state", "metrics"))
+        check_learned(state.algo, algo, learning)
         if phase.updates:
             learning = learning | layout.deterministic(self.algo.schedules)(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
@@ -328,7 +359,7 @@ class Trainer:
         floats = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(algo.replicated):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
-                floats[jax.tree_util.keystr(path)[1:]] = leaf
+                floats[jax.tree_util.keystr(path).removeprefix(".")] = leaf
         return {**learning, **floats}
 
     def tensor_names(self, phase: Phase) -> list[str]:
