@@ -281,8 +281,9 @@ class Algorithm:
         return 0
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the part of the state that `--init_from` transfers, the `inputs` of `init`; by default networks."""
-        return {name: network.tree(getattr(state.replicated, name).params) for name, network in self.networks.items()}
+        """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""
+        named = self.networks.items()
+        return {name: net.tree(getattr(state.replicated, name).params) for name, net in named} or self.policy(state)
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return a fresh state; `inputs` are pytrees from other runs, read by the command, None by default."""

@@ -24,7 +24,7 @@ _FRESH = 0xF2E54  # random stream of the networks without weights in the files o
 
 
 def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
-    """Return the replicated state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
+    """Return the state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
     shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
