@@ -71,7 +71,9 @@ class Hosts:
             process.wait()
 
     def text(self, host: int) -> str:
-        return self.logs[host].read_text()
+        """Return what a host printed, without the lines of the library that connects them."""
+        lines = self.logs[host].read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("[Gloo]"))
 
     def wait(self, condition: Callable[[], Any], seconds: float = 240) -> None:
         until = time.monotonic() + seconds

@@ -14,7 +14,7 @@ from envs_jax.batch import BatchedEnvironment, BatchState, EpisodeStatistics, st
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, largest_divisor, map_chunks, on_mesh
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest_divisor, map_chunks, on_mesh
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
@@ -134,6 +134,7 @@ class Evaluator:
         env: the batched environment.
         policy: see `learned` and `scripted`.
         init_carry: (parameters, time step [B], int32[B]) -> the policy's carry, as `Algorithm.init_carry`.
+        seeds: policies, each with a key of its own; the devices share them, and each rolls out all episodes of its own.
         episodes: number over all devices.
         chunk: most episodes at a time on a device; 0 = all.
         mesh: the devices; as many are used as divide `episodes`.
@@ -145,6 +146,7 @@ class Evaluator:
     mesh: Mesh
     chunk: int = 0
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
+    seeds: int = 1
 
     def _fly(
         self, params: PolicyParams, indices: Array, seed_key: Key, context: Any, see: Callable[..., Any]
@@ -176,15 +178,16 @@ class Evaluator:
 
     @property
     def devices(self) -> int:
-        """Return the number of devices that share the episodes."""
-        return largest_divisor(self.episodes, self.mesh.size)
+        """Return the number of devices that share the episodes, or the seeds."""
+        return largest_divisor(self.seeds if self.seeds > 1 else self.episodes, self.mesh.size)
 
     def compiled(self, final: bool = False) -> Callable[..., dict[str, Array]]:
         """Jit of (parameters, key, context) -> curves {name: float32[T + 1, episodes]}, or final values [episodes].
 
-        With several tasks, the curve "task" holds the task of each episode, see `by_task`.
+        With several tasks, the curve "task" holds the task of each episode, see `by_task`. With several seeds
+        parameters, key and curves have the seed as their first axis.
         """
-        local = self.episodes // self.devices
+        local = self.episodes if self.seeds > 1 else self.episodes // self.devices
         chunks = local // largest_divisor(local, self.chunk) if self.chunk else 1
         mesh = Mesh(self.mesh.devices[: self.devices], (AXIS,))
 
@@ -193,7 +196,8 @@ class Evaluator:
             return values(statistics) | task
 
         def rollout(params: PolicyParams, key: Key, context: Any) -> dict[str, Array]:
-            indices = jax.lax.axis_index(AXIS) * local + jnp.arange(local, dtype=jnp.int32)
+            first = 0 if self.seeds > 1 else jax.lax.axis_index(AXIS) * local
+            indices = first + jnp.arange(local, dtype=jnp.int32)
 
             def part(indices: Array) -> dict[str, Array]:
                 curves = self._fly(params, indices, key, context, see)[0]
@@ -201,8 +205,12 @@ class Evaluator:
 
             return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
 
-        split_episodes = jax.sharding.PartitionSpec(AXIS) if final else jax.sharding.PartitionSpec(None, AXIS)
-        function = on_mesh(rollout, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
+        if self.seeds > 1:
+            each = jax.vmap(rollout, in_axes=(0, 0, None))
+            function = on_mesh(each, mesh, (SPLIT, SPLIT, REPLICATED), SPLIT)
+        else:
+            split_episodes = SPLIT if final else jax.sharding.PartitionSpec(None, AXIS)
+            function = on_mesh(rollout, mesh, (REPLICATED, REPLICATED, REPLICATED), split_episodes)
         return jax.jit(function, compiler_options=graphs())
 
     def record(self) -> Callable[..., tuple[Any, TimeStep, dict[str, Array], Array]]:

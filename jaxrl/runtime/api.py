@@ -155,20 +155,21 @@ def make_train(
     return trained
 
 
-def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
+def load(run: str | Path, *, best: bool = True, networks: Networks | None = None, seed: int | None = None) -> Policy:
     """Return the policy of a run.
 
     Args:
         run: its directory, such as "runs/coma_coverage/0001".
         best: its best checkpoint, if it has one, rather than its newest.
         networks: the user-defined ones that it was trained with.
+        seed: one of the seeds of a run with `num_seeds`; None for its first.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
-    return load_policy(run, best, _custom(networks, None))
+    return load_policy(run, best, _custom(networks, None), seed)
 
 
 def evaluate(

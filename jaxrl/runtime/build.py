@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from envs_jax.base import EnvSpec
 from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.progress import start as start_progress
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, traced_usage_errors, usage_errors
@@ -21,7 +22,15 @@ from jaxrl.report.console import gibibytes
 from jaxrl.rl.self_play import SelfPlay
 from jaxrl.runtime import hosts, memory_plan, tuned
 from jaxrl.runtime.config import Config, RunSettings, changed
-from jaxrl.runtime.data_parallel import REPLICATED, DataParallel, largest_divisor, logical_shards, make_mesh, shardings
+from jaxrl.runtime.data_parallel import (
+    REPLICATED,
+    SPLIT,
+    DataParallel,
+    largest_divisor,
+    logical_shards,
+    make_mesh,
+    shardings,
+)
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import Trainer, TrainState
 from jaxrl.runtime.tuned import Tuned
@@ -118,13 +127,14 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     run, env = config.run, batched(config.make_env())
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
-        devices = layout.devices
+        devices = _devices_of_seeds(run) if run.num_seeds > 1 else layout.devices
+        each = max(run.num_seeds // devices, 1)  # seeds on one device
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
         measured, notes = (Tuned(), []) if resuming else _measured(config, env, make_algo(layout))
         options, refused = _compiler_options(run, measured, resuming)
         chunks = memory_plan.choose_chunks(
-            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit, resuming,
+            env, make_algo(layout), run.rollout_chunk, run.learn_chunk, limit // each, resuming,
             memory_plan.Chunks(measured.rollout_chunk, measured.learn_chunk),
         )  # fmt: skip
         choices = tuple(tuned.parse_options(options).items())
@@ -154,13 +164,24 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         rollout_chunk=chunks.rollout,
         store=store,
         total_env_steps=resolved.run.schedule_env_steps,
+        seeds=run.num_seeds,
     )
-    evaluation = min(chunks.rollout, -(-run.eval_episodes // devices)) if run.eval_every else 0
+    evaluation = min(chunks.rollout, -(-run.eval_episodes // layout.devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with traced_usage_errors():  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, evaluation)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
+
+
+def _devices_of_seeds(run: RunSettings) -> int:
+    """Return the number of devices that share the seeds. Raises UsageError."""
+    if hosts.number() > 1:
+        raise UsageError("num_seeds needs a single host: start one run for each host, each with seeds of its own")
+    present = jax.local_device_count()
+    if run.devices > present:
+        raise UsageError(f"--devices {run.devices}, but there are only {present}: choose {present} or fewer")
+    return largest_divisor(run.num_seeds, run.devices or present)
 
 
 def _layout(
@@ -182,7 +203,10 @@ def _layout(
             f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
             f"settings draws at once: use --logical_shards {fitting}"
         )
-    devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
+    if run.num_seeds > 1:
+        devices, warning = 1, None
+    else:
+        devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = DataParallel(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
     return layout, lambda layout: cls(spec, layout, custom=custom, **config.algo_settings), warning
@@ -274,7 +298,7 @@ class CompiledRun:
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
         blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase that is already complete.
-        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again).
+        evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
         peak: peak bytes on a device, with a checkpoint in progress.
     """
 
@@ -311,12 +335,12 @@ def compile_run(
         memory_plan.TooLargeError: the run does not fit.
     """
     trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
-    replicated = shardings(setup.mesh, REPLICATED)
+    replicated, by_seed = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
     checkpoint = setup.plan.parts.get("checkpoint", 0)
     peak = 0
 
-    def place(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
+    def place(tree: Any, sharding: Any = replicated) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
     def compiled(what: str, function: Any, *arguments: Any, beside: int = 0) -> Any:
         nonlocal peak
@@ -346,11 +370,17 @@ def compile_run(
             setup.mesh,
             run.rollout_chunk,
             setup.algo.init_carry,
+            trainer.seeds,
         )
-        policy = place(jax.eval_shape(setup.algo.policy, shapes.algo))
-        context = place(jax.eval_shape(setup.eval_env.context, shapes.progress))
+        policy = jax.eval_shape(trainer.policies, shapes)
+        if trainer.seeds > 1:
+            policy, key = (place(tree, by_seed) for tree in (policy, jax.eval_shape(lambda: trainer.keys(0))))
+        else:
+            policy = place(policy)
+        context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
         state = _local_size(shapes)
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
     if position is None:
-        start = compiled("the start", trainer.make_init(), key, inputs)
+        keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_seed if trainer.seeds > 1 else replicated)
+        start = compiled("the start", trainer.make_init(), keys, inputs)
     return CompiledRun(start, blocks, evaluate, peak)

@@ -41,6 +41,9 @@ class RunSettings:
         0, "number of parallel environments; 0 = what the algorithm's settings imply", between=(0, MOST_ENVS)
     )
     seed: int = setting(0, "random seed", between=(0, 2**32 - 1))
+    num_seeds: int = setting(
+        1, "runs in one program, with this seed and the next ones; devices share the seeds", between=(1, 4096)
+    )
     total_env_steps: int = setting(
         0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )
@@ -109,6 +112,8 @@ class RunSettings:
         check_settings(self)
         if self.logical_shards not in (0, 1, 2, 4, 8):
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
+        if self.seed + self.num_seeds > 2**32:
+            raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
 
 
 # Settings that may change when a run is resumed. Devices change sums of floats unless the run is exact; none of the

@@ -23,8 +23,10 @@ class Position:
     def of(cls, state: TrainState) -> Self:
         """Return the position of a state; waits for the device."""
         pair = lambda counter: (int(counter[0]) << 32) + int(counter[1])  # noqa: E731
-        phase, iteration, iterations = (int(x) for x in (state.phase, state.iteration, state.iterations))
-        env_steps, updates = (pair(np.asarray(x)) for x in (state.progress.env_steps, state.progress.updates))
+        first = lambda x: np.asarray(x).reshape(-1)[0]  # noqa: E731  of several seeds
+        phase, iteration, iterations = (int(first(x)) for x in (state.phase, state.iteration, state.iterations))
+        counters = (state.progress.env_steps, state.progress.updates)
+        env_steps, updates = (pair(np.asarray(x).reshape(-1, 2)[0]) for x in counters)
         return cls(phase, iteration, iterations, env_steps, updates)
 
     def after(self, phase: Phase, num_envs: int, number: int = 1) -> "Position":

@@ -10,15 +10,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from envs_jax.base import EnvSpec
 from jaxrl.algos.base import Phase
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import by_task, held_out_key
@@ -31,7 +33,7 @@ from jaxrl.runtime import hosts
 from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
-from jaxrl.runtime.data_parallel import on_all
+from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import BlockMetrics, TrainState
 
@@ -103,7 +105,10 @@ class Session:
         self.console, self.writer, self.checkpoints, self.monitor = console, writer, checkpoints, monitor
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
-        self.lines = MetricAggregator(writer, self.run.log_every)
+        self.seeds = setup.trainer.seeds
+        names = [f"seed_{self.run.seed + k}" for k in range(self.seeds)] if self.seeds > 1 else []
+        self.seed_writers = [Writer(directory / name) for name in names]  # of each seed; `writer` takes means
+        self._restart_lines()
         self.best: float | None = None  # score of the best checkpoint, its tie breakers, and its number
         self.best_ties: list[float] = []
         self.best_step: int | None = None
@@ -122,10 +127,23 @@ class Session:
 
     # Beginning
 
+    def _restart_lines(self, groups: Sequence[Any] = ()) -> None:
+        """Begin lines of metrics with the incomplete ones of the process that this one resumes."""
+        writers = (self.writer, *self.seed_writers)
+        groups = groups or [None] * len(writers)
+        self.lines, *self.seed_lines = (
+            MetricAggregator(writer, self.run.log_every, group) for writer, group in zip(writers, groups, strict=True)
+        )
+
     def begin(self, inputs: Any) -> TrainState:
         """Return the initial state of a new run."""
         assert self.programs.start is not None
-        return self.programs.start(jax.random.key(self.run.seed), inputs)
+        keys = self.setup.trainer.keys(self.run.seed)
+        return self.programs.start(self._by_seed(keys), inputs)
+
+    def _by_seed(self, keys: Any) -> Any:
+        """Place what has the seed as its first axis on the devices; nothing to do for a single seed."""
+        return jax.device_put(keys, shardings(self.setup.mesh, SPLIT)) if self.seeds > 1 else keys
 
     def restore(self, step: int) -> TrainState:
         """Restore the state of an intact checkpoint and remove everything after it.
@@ -138,8 +156,9 @@ class Session:
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self.best_ties = meta.get("best_ties", [])
         self._former_seconds = meta["seconds"]
-        self.lines = MetricAggregator(self.writer, self.run.log_every, meta["group"])
-        self.writer.trim(step, self.position.axis(self.phases))
+        self._restart_lines([meta["group"], *meta.get("seed_groups", [])])
+        for writer in (self.writer, *self.seed_writers):
+            writer.trim(step, self.position.axis(self.phases))
         if hosts.writes() and self.writer.rows < meta.get("rows", 0):
             self.console.say(
                 f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
@@ -178,7 +197,7 @@ class Session:
         """
         self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
-        self.pace = Throughput(self.position.env_steps, self.position.updates)
+        self.pace = Throughput(self.seeds * self.position.env_steps, self.seeds * self.position.updates)
         with stop_signals() as self._received:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
@@ -249,7 +268,11 @@ class Session:
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
         self._last_number = self._blocks = 0
-        phase, iteration = on_all((np.int32(index), np.uint32(0)), self.setup.mesh)
+        counters: Any = (np.int32(index), np.uint32(0))
+        if self.seeds > 1:
+            phase, iteration = self._by_seed(jax.tree.map(lambda x: np.full(self.seeds, x), counters))
+        else:
+            phase, iteration = on_all(counters, self.setup.mesh)
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
     def _block_length(self, left: int, about: float) -> int:
@@ -266,7 +289,8 @@ class Session:
         """Write the last line, evaluation and checkpoint of this process if they are missing."""
         best = False
         if not any(self._remaining()):  # unscheduled, so only at the end of the whole run
-            self.lines.flush(self._counters(self.position), self.pace)
+            for lines in (self.lines, *self.seed_lines):
+                lines.flush(self._counters(self.position), self.pace)
             if self.programs.evaluate is not None and self.evaluated != self.position.iterations:
                 best = self._evaluate(state)
         if best or self._saved[0] != self.position.iterations:
@@ -293,6 +317,7 @@ class Session:
             "best_step": self.best_step,
             "evaluated": self.evaluated,
             "group": self.lines.group,
+            "seed_groups": [lines.group for lines in self.seed_lines],
             "rows": self.writer.rows,
             "devices": self.setup.mesh.size,
             "settings": fixed_settings(self.setup),
@@ -324,13 +349,21 @@ class Session:
             return
         (metrics, position, number), self._pending = self._pending, None
         fetched: BlockMetrics = self._wait_for(metrics)
+        if self.seeds > 1:  # the first device with a value that is not finite, if there is one
+            at = int(np.argmax(fetched.not_finite >= 0))
+            fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[at], done=fetched.done[at])
         phase, bad = self.phases[position.phase], int(fetched.not_finite)
         before, ended = position, position.after(phase, self.setup.trainer.layout.num_envs, number)
-        self._iteration_seconds[position.phase] = self.pace.mark(ended.env_steps, ended.updates) / number
+        seconds = self.pace.mark(self.seeds * ended.env_steps, self.seeds * ended.updates)
+        self._iteration_seconds[position.phase] = seconds / number
         for row in range(number if bad < 0 else int(fetched.done) - 1):
             position = position.after(phase, self.setup.trainer.layout.num_envs)
             learning, episodes = jax.tree.map(lambda values, row=row: values[row], (fetched.learning, fetched.episodes))
-            self.lines.add(self._counters(position), learning, episodes, self.pace)
+            counters = self._counters(position)
+            self.lines.add(counters, learning, jax.tree.map(np.sum, episodes), self.pace)
+            for k, lines in enumerate(self.seed_lines):
+                own = jax.tree.map(lambda x, k=k: x[k], (learning, episodes))
+                lines.add(counters, own[0], own[1], self.pace)
         if bad >= 0:
             self._raise_not_finite(fetched, before, phase)
         self._refresh(ended, phase)
@@ -363,12 +396,22 @@ class Session:
         """
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
-        context = self.setup.eval_env.context(state.progress)
-        key = held_out_key(self.run.seed, SELECTION)
-        key, context = on_all((key, context), self.setup.mesh)
-        curves = by_task(spec, self._wait_for(self.programs.evaluate(self.algo.policy(state.algo), key, context)))
-        values = {name: float(np.mean(curve[-1])) for name, curve in curves.items()}
         step = self.position.axis(self.phases)
+        policies = self.setup.trainer.policies(state)
+        if self.seeds > 1:
+            progress = jax.tree.map(lambda x: x[0], state.progress)
+            keys = jnp.stack([held_out_key(self.run.seed + k, SELECTION) for k in range(self.seeds)])
+            policies, keys = self._by_seed((policies, keys))
+            context = on_all(self.setup.eval_env.context(progress), self.setup.mesh)
+            found = self._wait_for(self.programs.evaluate(policies, keys, context))
+            scores = [_final(spec, jax.tree.map(lambda x, k=k: x[k], found)) for k in range(self.seeds)]
+            for writer, own in zip(self.seed_writers, scores, strict=True):
+                writer.write(self.position.iterations, {f"eval/{name}": value for name, value in own.items()}, step)
+            values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
+        else:
+            key = held_out_key(self.run.seed, SELECTION)
+            key, context = on_all((key, self.setup.eval_env.context(state.progress)), self.setup.mesh)
+            values = _final(spec, self._wait_for(self.programs.evaluate(policies, key, context)))
         self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()}, step)
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations
@@ -389,9 +432,9 @@ class Session:
         name = self.setup.trainer.tensor_names(phase)[int(fetched.not_finite)]
         at = f"iteration {before.iterations + row + 1:,}"  # for parameters: of the check after the block
         first = [
-            int(np.argmax(~np.isfinite(values[row])))
+            int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
             for values in fetched.learning.values()
-            if np.ndim(values[row]) == 1 and not np.all(np.isfinite(values[row]))
+            if np.ndim(values[row]) == 1 + (self.seeds > 1) and not np.all(np.isfinite(values[row]))
         ]
         if first:
             at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"
@@ -400,6 +443,11 @@ class Session:
         kept = f"the last good checkpoint ({steps[-1]:,}) is kept" if steps else "there was no checkpoint yet"
         remedy = "lower the learning rate" + (f" in a new run with --init_from {self.directory}" if steps else "")
         raise NotFiniteError(f"{name} is not finite at {at}; {kept}: {remedy}")
+
+
+def _final(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the means over episodes at their end."""
+    return {name: float(np.mean(curve[-1])) for name, curve in by_task(spec, curves).items()}
 
 
 def fixed_settings(setup: Run) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.batch import (
     BatchedEnvironment,
     BatchState,
@@ -27,7 +28,17 @@ from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
-from jaxrl.runtime.data_parallel import REPLICATED, SPLIT, DataParallel, map_chunks, on_mesh, shardings, traced_once
+from jaxrl.runtime.checks import check_action, check_learned, check_results
+from jaxrl.runtime.data_parallel import (
+    AXIS,
+    REPLICATED,
+    SPLIT,
+    DataParallel,
+    map_chunks,
+    on_mesh,
+    shardings,
+    traced_once,
+)
 
 
 @pytree
@@ -65,6 +76,8 @@ class TrainState:
 class BlockMetrics:
     """The metrics of a block, leaves with the iteration as first axis; iterations that did not run are 0.
 
+    With several seeds the second axis of metrics is the seed, and the last two have an entry for each device.
+
     Attributes:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
         episodes: {name: float32[K]}, sums over the episodes that ended, and their number under "episodes".
@@ -88,46 +101,6 @@ def key_of_iteration(key: Key, iteration: Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(key, 1), iteration)
 
 
-def check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
-    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple of so many entries."""
-    if not isinstance(results, tuple) or len(results) != len(names):
-        found = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
-        raise ValueError(f"{method} must return {', '.join(names)}, not {found}")
-    return results
-
-
-def check_learned(before: Any, after: Any, metrics: Any) -> None:
-    """Raise ValueError unless `learn` returned a state like that it was given, and metrics by name."""
-    if not isinstance(after, AlgoState):
-        raise ValueError(f"learn must return an AlgoState and metrics, not {type(after).__name__} and metrics")
-    if not isinstance(metrics, dict) or not all(isinstance(name, str) for name in metrics):
-        raise ValueError("learn must return metrics as a dictionary {name: float32[] or float32[updates]}")
-    structures: list[Any] = [jax.tree.structure(tree) for tree in (before, after)]
-    if structures[0] != structures[1]:
-        raise ValueError("learn must return a state of the same structure as the one it is given")
-    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        if (jnp.shape(new), jnp.result_type(new)) != (old.shape, old.dtype):
-            raise ValueError(
-                f"learn changed {jax.tree_util.keystr(path).removeprefix('.')} of the state from "
-                f"{old.dtype}{list(old.shape)} to {jnp.result_type(new)}{list(jnp.shape(new))}: keep shape and dtype"
-            )
-
-
-def check_action(spec: EnvSpec, action: Array, num_envs: int) -> None:
-    """Raise ValueError unless `act` returned what the environment takes; runs while tracing."""
-    wanted, kinds = (num_envs, spec.num_agents, *spec.action.shape), (jnp.integer, jnp.floating)
-    same_kind = any(jnp.issubdtype(action.dtype, kind) and jnp.issubdtype(spec.action.dtype, kind) for kind in kinds)
-    if action.shape != wanted or not same_kind:
-        found, named = (
-            f"{jnp.dtype(dtype).name}{list(shape)}"
-            for dtype, shape in ((action.dtype, action.shape), (spec.action.dtype, wanted))
-        )
-        raise ValueError(
-            f"act returned actions {found}, but '{spec.name}' takes {named} (environments, agents, ...): "
-            "return one action for each agent of each environment"
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """Makes the initial state and the compiled blocks of a run.
@@ -141,6 +114,8 @@ class Trainer:
         rollout_chunk: environments loop out at a time on a device (restart phases and exact mode); 0 = all.
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
+        seeds: runs in one program. With more than one every leaf of the state has the seed as its first axis, which the
+            devices share; `layout` is then that of one seed on one device.
     """
 
     env: BatchedEnvironment
@@ -151,6 +126,7 @@ class Trainer:
     rollout_chunk: int
     store: Any
     total_env_steps: int
+    seeds: int = 1
 
     @property
     def keeps_envs(self) -> bool:
@@ -159,6 +135,8 @@ class Trainer:
 
     def specs(self) -> TrainState:
         """Return the PartitionSpecs of the state, a prefix tree."""
+        if self.seeds > 1:
+            return TrainState(*[SPLIT] * len(dataclasses.fields(TrainState)))
         split = SPLIT if self.keeps_envs else ()
         return TrainState(
             algo=AlgoState(replicated=REPLICATED, sharded=SPLIT),
@@ -175,7 +153,7 @@ class Trainer:
         )
 
     def init(self, key: Key, inputs: Any = None) -> TrainState:
-        """Return a fresh state on the mesh; `inputs` as in `Algorithm.init`."""
+        """Return a fresh state on the mesh for key[], or key[seeds]; `inputs` as in `Algorithm.init`."""
         return self.make_init()(key, inputs)
 
     def make_init(self) -> Callable[..., Any]:
@@ -185,11 +163,50 @@ class Trainer:
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
         """`_init` on the mesh, traced once for each kind of inputs."""
+        if self.seeds > 1:
+            each = jax.vmap(self._init, in_axes=(0, None))
+            return traced_once(on_mesh(each, self.mesh, (SPLIT, REPLICATED), self.specs()))
         return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+
+    def keys(self, seed: int) -> Key:
+        """Return the run's key[], or key[seeds] of the seeds that begin with this one."""
+        if self.seeds == 1:
+            return jax.random.key(seed)
+        return jax.vmap(jax.random.key)(np.arange(seed, seed + self.seeds, dtype=np.uint32))
+
+    def policies(self, state: TrainState) -> PolicyParams:
+        """Return the policy's parameters, of all seeds if there are several."""
+        return (jax.vmap(self.algo.policy) if self.seeds > 1 else self.algo.policy)(state.algo)
+
+    def each_seed(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
+        """Return a function of one seed's state for all seeds of this device.
+
+        Counters are the same for all seeds and stay without that axis inside, so that branches on them are branches.
+        """
+        if self.seeds == 1:
+            return function
+        no: Any = None
+        own: Any = Progress(env_steps=no, vector_steps=no, updates=no, learn_calls=no, episodes=no, fraction=no)
+        own = dataclasses.replace(own, episodes=0)
+        axes: Any = dataclasses.replace(
+            TrainState(*[0] * len(dataclasses.fields(TrainState))),
+            progress=own, phase=None, iteration=None, iterations=None,
+        )  # fmt: skip
+
+        def call(state: TrainState) -> Any:
+            counters = (state.progress, state.phase, state.iteration, state.iterations)
+            progress, phase, iteration, iterations = jax.tree.map(lambda x: x[0], counters)
+            progress = dataclasses.replace(progress, episodes=state.progress.episodes)
+            state = dataclasses.replace(
+                state, progress=progress, phase=phase, iteration=iteration, iterations=iterations
+            )
+            return jax.vmap(function, in_axes=(axes,))(state)
+
+        return call
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes = jax.eval_shape(self._begin, jax.random.key(0), inputs)
+        shapes = jax.eval_shape(self._begin, self.keys(0), inputs)
         placed = shardings(self.mesh, self.specs())
         return jax.tree.map(
             lambda sharding, tree: jax.tree.map(
@@ -209,7 +226,7 @@ class Trainer:
             indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
             return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
 
-        rows = jax.eval_shape(on_mesh(first_row, self.mesh, (self.specs(),), SPLIT), self.shapes())
+        rows = jax.eval_shape(on_mesh(self.each_seed(first_row), self.mesh, (self.specs(),), SPLIT), self.shapes())
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
 
     def _init(self, key: Key, inputs: Any) -> TrainState:
@@ -365,7 +382,12 @@ class Trainer:
     def tensor_names(self, phase: Phase) -> list[str]:
         """Return the names indexed by `BlockMetrics.not_finite`."""
         shapes = jax.eval_shape(
-            on_mesh(lambda s: self._iteration(s, phase)[:2], self.mesh, (self.specs(),), (self.specs(), REPLICATED)),
+            on_mesh(
+                self.each_seed(lambda s: self._iteration(s, phase)[:2]),
+                self.mesh,
+                (self.specs(),),
+                (self.specs(), SPLIT if self.seeds > 1 else REPLICATED),
+            ),
             self.shapes(),
         )
         return list(self._checked(shapes[0].algo, shapes[1]))
@@ -375,7 +397,7 @@ class Trainer:
 
         Everything else that must stay finite is checked once, after the last iteration.
         """
-        iterate = traced_once(lambda s: self._iteration(s, phase))
+        iterate = traced_once(self.each_seed(lambda s: self._iteration(s, phase)))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
 
@@ -398,15 +420,22 @@ class Trainer:
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         learning, episodes = jax.vmap(unpack)(rows)
+        if self.seeds > 1:
+            first, done = first[None], done[None]  # of each device
         return state, BlockMetrics(learning, episodes, first, done)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
+        metrics: Any = REPLICATED
+        if self.seeds > 1:
+            of_seeds: Any = PartitionSpec(None, AXIS)
+            of_devices: Any = SPLIT
+            metrics = BlockMetrics(learning=of_seeds, episodes=of_seeds, not_finite=of_devices, done=of_devices)
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,
             (self.specs(), REPLICATED),
-            (self.specs(), REPLICATED),
+            (self.specs(), metrics),
         )
         return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)
 
