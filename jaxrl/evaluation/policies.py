@@ -20,7 +20,7 @@ from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, 
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
-from jaxrl.runtime.load import load_policy
+from jaxrl.runtime.load import load_policies, load_policy
 
 _FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
@@ -38,7 +38,8 @@ class EvalPolicy:
         run: the run's directory, None for scripted policies alone.
         config: the run's configuration.
         algo: the run's algorithm.
-        params: its policy.
+        params: its policy, of its first seed where there are several.
+        seed_params: the policies of all seeds, () for a single one.
         step: number of the checkpoint.
         given: the settings that the command line named.
     """
@@ -50,6 +51,7 @@ class EvalPolicy:
     config: Config | None = None
     algo: Algorithm | None = None
     params: Any = ()
+    seed_params: tuple[Any, ...] = ()
     step: int | None = None
     given: frozenset[str] = frozenset()
 
@@ -159,12 +161,23 @@ class EvalPolicy:
         return jnp.int32(index), self.params
 
     @property
+    def seeds(self) -> int:
+        """Return the number of seeds of the run that are evaluated."""
+        return max(len(self.seed_params), 1)
+
+    def of_seed(self, k: int) -> "EvalPolicy":
+        """Return the policy of the run's k-th seed alone."""
+        return dataclasses.replace(self, params=self.seed_params[k], seed_params=()) if self.seed_params else self
+
+    @property
     def context(self) -> Any:
         """Return the environment's context at the end of all schedules."""
         return self.env.context(ended())
 
 
-def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
+def load(
+    run: Path | None, env: str, settings: dict[str, Any], best: bool = True, seed: int | None = None
+) -> EvalPolicy:
     """Load the policy of `run` (None: scripted policies alone) in an environment.
 
     Args:
@@ -172,6 +185,7 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
         env: registered name of the environment, that of the run.
         settings: of the environment; they may differ from the run's as far as its policy fits.
         best: the run's best checkpoint rather than its newest.
+        seed: one of the run's seeds; None for all of them.
 
     Raises:
         UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
@@ -179,10 +193,12 @@ def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True
     found = EvalPolicy(_made(env, settings), env, settings)
     if run is None:
         return found
-    loaded = load_policy(run, best=best)
+    loaded = load_policies(run, best) if seed is None else [load_policy(run, best, seed=seed)]
+    first, params = loaded[0], tuple(policy.params for policy in loaded)
     found = dataclasses.replace(
-        found, run=run, config=loaded.config, algo=loaded.algo, params=loaded.params, step=loaded.step
-    )
+        found, run=run, config=first.config, algo=first.algo, params=params[0], step=first.step,
+        seed_params=params if len(params) > 1 else (),
+    )  # fmt: skip
     return found.with_env_settings({})
 
 

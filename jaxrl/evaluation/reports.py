@@ -12,7 +12,7 @@ from envs_jax.base import EnvSpec
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluation import league
-from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy
 from jaxrl.evaluation.rollouts import by_task, held_out_key
 from jaxrl.evaluation.statistics import compare, marks, summarise
 from jaxrl.integrations import metaworld
@@ -29,7 +29,8 @@ def rollout(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    With several tasks, the score is also given for each task, see `rollouts.by_task`.
+    With several tasks, the score is also given for each task, see `rollouts.by_task`. For the learned policies of
+    several seeds the second axis is the seed: means over the episodes of each.
 
     Args:
         subject: environment and policies.
@@ -39,10 +40,17 @@ def rollout(
         devices, chunk: see `EvalPolicy.evaluator`.
     """
     compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
+
+    def curves_of(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
+        curves = compiled(policy.parameters(index), held_out_key(seed, "evaluation"), subject.context)
+        return by_task(subject.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()})
+
     for index, name in enumerate(names):
-        curves = compiled(subject.parameters(index), held_out_key(seed, "evaluation"), subject.context)
-        flown = {metric: np.asarray(curve)[:, :episodes] for metric, curve in curves.items()}
-        yield name, by_task(subject.env.spec, flown)
+        if name not in LEARNED or subject.seeds == 1:
+            yield name, curves_of(subject, index)
+            continue
+        each = [curves_of(subject.of_seed(k), index) for k in range(subject.seeds)]
+        yield name, {metric: np.stack([own[metric].mean(1) for own in each], axis=1) for metric in each[0]}
 
 
 def evaluate(
@@ -76,7 +84,8 @@ def evaluate(
     for name, curves in flown:
         seconds = time.monotonic() - began
         say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
-        policies[name] = {metric: summarise(curves[metric]) for metric in _order(subject, curves)}
+        over_seeds = subject.seeds > 1 and name in LEARNED
+        policies[name] = {metric: summarise(curves[metric], over_seeds) for metric in _order(subject, curves)}
         began = time.monotonic()
     return {
         **_head(subject, episodes, seed),
@@ -136,6 +145,7 @@ def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
         "seed": seed,
         "stream": "evaluation",
         "episodes": episodes,
+        **({"seeds": subject.seeds} if subject.seeds > 1 else {}),
         "score": subject.env.spec.score,
         "score_mode": subject.env.spec.score_mode,
         "labels": labels(subject.env.spec),

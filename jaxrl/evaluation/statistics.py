@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 from jaxrl.evaluation.policies import LEARNED
 from jaxrl.evaluation.rollouts import interval
@@ -14,9 +15,15 @@ def marks(steps: int) -> list[int]:
     return sorted({max(1, round(steps * share / 3)) for share in (1, 2, 3)})
 
 
-def summarise(curve: np.ndarray) -> dict[str, list[float | None]]:
-    """Return {"mean", "std", "ci95"} over episodes at every step of float[T + 1, N]; see `interval`."""
+def summarise(curve: np.ndarray, few: bool = False) -> dict[str, list[float | None]]:
+    """Return {"mean", "std", "ci95"} over episodes or, `few`, over seeds at every step of float[T + 1, N].
+
+    The interval of few numbers is Student's, see `interval` for many.
+    """
     rows = [interval(np.asarray(row, np.float64)) for row in curve]
+    if few:
+        factor = float(scipy.stats.t.ppf(0.975, curve.shape[1] - 1)) / 1.96
+        rows = [row | {"ci95": factor * row["ci95"]} for row in rows]
     return {name: [rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
 
 

@@ -107,7 +107,8 @@ def _show_curves(report: dict[str, Any], title: str) -> None:
     which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
     _print(
         f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}",
-        "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps",
+        "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of time steps"
+        + (f"; learned policies: over the means of {report['seeds']} seeds" if "seeds" in report else ""),
         lambda width: [table(report, width)],
         conclusion(report),
     )

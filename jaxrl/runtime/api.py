@@ -200,9 +200,14 @@ def evaluate(
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
     subject = policies.EvalPolicy(
-        batched(policy.env), policy.config.env, _settings(policy.env), None, policy.config, policy.algo, policy.params,
-        policy.step,
-    )  # fmt: skip
+        env=batched(policy.env),
+        name=policy.config.env,
+        settings=_settings(policy.env),
+        config=policy.config,
+        algo=policy.algo,
+        params=policy.params,
+        step=policy.step,
+    )
     if env is not None:
         if type(env) is not type(policy.env):
             raise UsageError(

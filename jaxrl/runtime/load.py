@@ -23,12 +23,8 @@ from jaxrl.runtime.config import Config, read_run
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
 
-def read_state(directory: Path, setup: Run, best: bool, seed: int | None = None) -> tuple[AlgoState, int]:
-    """Return the state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
-    run = setup.config.run
-    seeds = range(run.seed, run.seed + run.num_seeds)
-    if seed is not None and seed not in seeds:
-        raise UsageError(f"{directory} has no seed {seed}: choose from {seeds[0]} to {seeds[-1]}")
+def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState], int]:
+    """Return each seed's state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
     shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
     with Checkpoints(directory / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
@@ -39,9 +35,16 @@ def read_state(directory: Path, setup: Run, best: bool, seed: int | None = None)
                 raise
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
-    if run.num_seeds > 1:
-        replicated = jax.tree.map(lambda x: x[0 if seed is None else seeds.index(seed)], replicated)
-    return AlgoState(replicated, ()), step
+    seeds = setup.config.run.num_seeds
+    if seeds == 1:
+        return [AlgoState(replicated, ())], step
+    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in range(seeds)], step
+
+
+def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
+    """Return the state of a run's first seed; see `read_states`."""
+    states, step = read_states(directory, setup, best)
+    return states[0], step
 
 
 def _without_optimizers(tree: Any) -> Any:
@@ -60,23 +63,38 @@ def _anywhere(tree: Any) -> Any:
     return jax.device_put(jax.tree.map(np.asarray, tree))
 
 
-def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, seed: int | None = None) -> Policy:
-    """Return the policy of a run.
+def load_policies(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> list[Policy]:
+    """Return the policy of each seed of a run.
 
     Args:
         run: its directory.
         best: its best checkpoint rather than its newest.
         custom: the user-defined networks that it was trained with.
-        seed: one of the run's seeds; None for its first.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or one of another configuration.
     """
     directory, config = read_run(run)
     setup = unchecked_run(config.with_run(devices=1), resuming=True, custom=custom)
-    state, step = read_state(directory, setup, best, seed)
-    params, weights = _anywhere((setup.algo.policy(state), setup.algo.weights(state)))
-    return Policy(setup.env.env, setup.algo, params, weights, step, config)
+    states, step = read_states(directory, setup, best)
+    found = [_anywhere((setup.algo.policy(state), setup.algo.weights(state))) for state in states]
+    return [Policy(setup.env.env, setup.algo, params, weights, step, config) for params, weights in found]
+
+
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, seed: int | None = None) -> Policy:
+    """Return the policy of one seed of a run, None for its first; see `load_policies`."""
+    found = load_policies(run, best, custom)
+    return found[_index(run, found, seed)]
+
+
+def _index(run: str | Path, found: list[Policy], seed: int | None) -> int:
+    config = found[0].config
+    first = config.run.seed if config else 0
+    if seed is None:
+        return 0
+    if seed - first not in range(len(found)):
+        raise UsageError(f"{run} has no seed {seed}: choose from {first} to {first + len(found) - 1}")
+    return seed - first
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:

@@ -84,7 +84,8 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
 
         def first_state(session: Session) -> TrainState:
             if found is None:
-                session.writer.trim(0)
+                for writer in (session.writer, *session.seed_writers):
+                    writer.trim(0)
                 state = session.begin(inputs)
             else:
                 state = session.restore(found.step)
@@ -193,7 +194,10 @@ def _train(
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile)
+        run = setup.config.run
+        names = [f"seed_{run.seed + k}" for k in range(run.num_seeds)] if run.num_seeds > 1 else []
+        seed_writers = [stack.enter_context(Writer(directory / name)) for name in names]
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, seed_writers)
         if hosts.writes() and writer.note:
             console.say(writer.note)
         sentence = session.train(first_state(session))

@@ -88,6 +88,7 @@ class Session:
         directory: the run directory, locked by the caller.
         console, writer, checkpoints, monitor: outputs, and the source of device readings.
         profile: whether to keep a trace of one block that learns.
+        seed_writers: one for each seed where there are several; `writer` then takes means over them.
     """
 
     def __init__(
@@ -100,14 +101,14 @@ class Session:
         checkpoints: Checkpoints,
         monitor: Monitor,
         profile: bool = False,
+        seed_writers: Sequence[Writer] = (),
     ) -> None:
         self.setup, self.programs, self.directory = setup, programs, directory
         self.console, self.writer, self.checkpoints, self.monitor = console, writer, checkpoints, monitor
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
         self.seeds = setup.trainer.seeds
-        names = [f"seed_{self.run.seed + k}" for k in range(self.seeds)] if self.seeds > 1 else []
-        self.seed_writers = [Writer(directory / name) for name in names]  # of each seed; `writer` takes means
+        self.seed_writers = seed_writers
         self._restart_lines()
         self.best: float | None = None  # score of the best checkpoint, its tie breakers, and its number
         self.best_ties: list[float] = []

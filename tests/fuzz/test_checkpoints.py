@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.cli import train
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.runtime import load as loading
@@ -33,7 +34,7 @@ from scripts.kill_and_resume import SMALL, only_run, outcome
 pytestmark = pytest.mark.fuzz
 
 TOTAL = {"coma": 3200, "ddpg": 1280, "sac": 1280}  # environment steps of 40 iterations
-EXAMPLES = 200  # of each algorithm
+EXAMPLES = 20  # of each algorithm
 COUNTS: collections.Counter[str] = collections.Counter()
 
 
@@ -52,10 +53,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     setups: dict[str, Run] = {}
     programs: dict[str, CompiledRun] = {}
 
-    def prepared(config: Any, resuming: bool = False) -> Run:
+    def prepared(config: Any, resuming: bool = False, custom: Custom = STANDARD) -> Run:
         name = f"{config.plain()}"
         if name not in setups:
-            setups[name] = build_run(config, resuming)
+            setups[name] = build_run(config, resuming, custom)
         return setups[name]
 
     def compiled(setup: Run, inputs: Any, say: Any, *where: Any) -> CompiledRun:

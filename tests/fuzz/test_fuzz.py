@@ -399,7 +399,7 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "make_plan", make_plan)
         setup = build.unchecked_run(parse(words).config)
-    monkeypatch.setattr(runs, "build_run", lambda config: setup)  # weights are read behind it
+    monkeypatch.setattr(runs, "build_run", lambda config, custom: setup)  # weights are read behind it
     odd = st.recursive(
         st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=5),
         lambda inner: (

@@ -1,0 +1,181 @@
+"""--num_seeds: every seed is the run of that seed alone; devices share seeds; resume, tables, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.off_policy import CASES, make_trainer, trainer_of
+
+import jaxrl
+import jaxrl.cli.evaluate
+import jaxrl.cli.train
+from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UsageError
+from jaxrl.report.writer import read_metrics
+from jaxrl.runtime.build import build_run
+from jaxrl.runtime.data_parallel import make_mesh
+
+FLAGS = (
+    "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --checkpoint_every 8 --log_every 3 "
+    "--eval_every 10 --eval_episodes 8 --schedule_env_steps 1280"
+)
+
+
+def trained(flags: str, folder: Path) -> Path:
+    """The directory of a run."""
+    assert jaxrl.cli.train.main(f"{FLAGS} {flags} --runs {folder}".split()) == 0
+    return Path((folder / "latest").read_text().strip())
+
+
+def rows(directory: Path) -> list[dict[str, float]]:
+    """Metrics, but for those of time."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in read_metrics(directory)
+    ]
+
+
+def close(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
+    assert len(found) == len(wanted) > 0
+    for own, other in zip(found, wanted, strict=True):
+        assert set(own) == set(other)
+        for name, value in own.items():
+            assert value == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the seeds 4, 5 and 6 on one device."""
+    return trained("--seed 4 --num_seeds 3 --devices 1 --total_env_steps 1280", tmp_path_factory.mktemp("three"))
+
+
+def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None:
+    singles = [trained(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
+    for seed, single in zip((4, 5, 6), singles, strict=True):
+        close(rows(three / f"seed_{seed}"), rows(single))
+        last = jaxrl.load(three, seed=seed, best=False).params, jaxrl.load(single, best=False).params
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *last)
+    assert not np.allclose(jaxrl.load(three, seed=4, best=False).params, jaxrl.load(three, seed=5, best=False).params)
+
+
+def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
+    own, seeds = rows(three), [rows(three / f"seed_{seed}") for seed in (4, 5, 6)]
+    for index, row in enumerate(own):
+        each = [found[index] for found in seeds]
+        for name in row:
+            if name.startswith(("train/", "eval/")):
+                assert row[name] == pytest.approx(np.mean([found[name] for found in each]), rel=1e-6)
+        if "episodes" in row:
+            assert row["episodes"] == sum(found["episodes"] for found in each)
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_devices_share_the_seeds(devices: int, tmp_path: Path) -> None:
+    flags = "--num_seeds 4 --total_env_steps 640"
+    one, several = (trained(f"{flags} --devices {count}", tmp_path) for count in (1, devices))
+    for name in ("", "seed_0", "seed_3"):
+        close(rows(several / name), rows(one / name))
+
+
+def test_devices_that_do_not_divide_the_seeds() -> None:
+    for seeds, devices in ((3, 3), (4, 4), (6, 6), (16, 8)):
+        flags = f"{FLAGS} --total_env_steps 640 --num_seeds {seeds}"
+        setup = build_run(parse(flags.split()).config)
+        assert setup.mesh.size == devices and setup.trainer.layout.devices == 1
+    assert build_run(parse(f"{FLAGS} --total_env_steps 640 --num_seeds 5 --devices 4".split()).config).mesh.size == 1
+
+
+def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
+    whole = trained("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
+    part = trained("--num_seeds 2 --devices 1 --total_env_steps 688", tmp_path)
+    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
+    for name in ("", "seed_0", "seed_1"):
+        ends = [
+            row for row in rows(part / name) if row["iteration"] != 43
+        ]  # an unscheduled evaluation at its first end
+        expected = [row for row in rows(whole / name) if row["iteration"] != 43]
+        assert ends == expected and len(expected) > 20
+    for seed in (0, 1):
+        found = (jaxrl.load(run, seed=seed, best=False).params for run in (part, whole))
+        jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(three), "--episodes", "16", "--policy", "learned,random", "--last"]
+    assert jaxrl.cli.evaluate.main(arguments) == 0
+    assert "learned policies: over the means of 3 seeds" in capsys.readouterr().out
+    report = json.loads((three / "evaluation.json").read_text()) if (three / "evaluation.json").exists() else None
+    file = three / "own.json"
+    assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    assert report["seeds"] == 3
+    means = []
+    for seed in (4, 5, 6):
+        assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file), "--run_seed", str(seed)]) == 0
+        single = json.loads(file.read_text())
+        assert "seeds" not in single
+        means.append(single["policies"]["learned"]["return"]["mean"][-1])
+        assert single["policies"]["random"] == report["policies"]["random"]
+    learned = report["policies"]["learned"]["return"]
+    assert learned["mean"][-1] == pytest.approx(np.mean(means), rel=1e-5)
+    student = 4.3026527  # of two degrees of freedom, 97.5 %
+    assert learned["ci95"][-1] == pytest.approx(student * np.std(means, ddof=1) / 3**0.5, rel=1e-4, abs=1e-6)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case == "sac modern" else pytest.mark.long) for case in CASES]
+)
+def test_algorithms_learn_in_each_seed_what_they_do_alone(case: str) -> None:
+    single = trainer_of(case)
+    several = dataclasses.replace(single, seeds=2)
+    both = several.init(several.keys(0))
+    alone = [single.init(jax.random.key(seed)) for seed in (0, 1)]
+    for phase in single.algo.phases:
+        number = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, number)
+        assert int(metrics.not_finite[0]) == -1
+        for seed in (0, 1):
+            alone[seed], wanted = single.make_block(phase)(alone[seed], number)
+            for name, values in wanted.learning.items():
+                found = np.asarray(metrics.learning[name])[:, seed]
+                np.testing.assert_allclose(found, values, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_a_seed_that_is_not_finite_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = FLAGS.replace("helpers.tiny:TinyQ", "test_session:Study") + " --breaks_at 5 --num_seeds 2 --devices 1"
+    assert jaxrl.cli.train.main(f"{flags} --total_env_steps 1280 --runs {tmp_path}".split()) == 1
+    assert "loss is not finite at update" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--num_seeds 0", "num_seeds must lie between 1 and 4,096"),
+        ("--num_seeds 2 --seed 4294967295", "exceeds 2^32: lower one of them"),
+        ("--num_seeds 2 --devices 99", "--devices 99, but there are only"),
+    ],
+)
+def test_what_is_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence.replace("^", r"\^")):
+        build_run(parse(f"{FLAGS} --total_env_steps 640 {flags}".split()).config)
+
+
+def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="has no seed 7: choose from 4 to 6"):
+        jaxrl.load(three, seed=7)
+    assert jaxrl.cli.evaluate.main([str(three), "--run_seed", "3"]) == 2
+    assert jaxrl.cli.evaluate.main(["--run_seed", "3"]) == 2
+    assert "--run_seed chooses a policy of a run" in capsys.readouterr().err
+
+
+def test_the_mesh_of_seeds() -> None:
+    """Two devices with two seeds each compute the same as one device with four."""
+    one: Any = dataclasses.replace(make_trainer(CASES["sac"].algo, CASES["sac"].env, **CASES["sac"].settings), seeds=4)
+    two = dataclasses.replace(one, mesh=make_mesh(2))
+    for a, b in zip(*(jax.tree.leaves(t.init(t.keys(0)).algo.replicated) for t in (one, two)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
