@@ -91,14 +91,10 @@ def test_devices_that_do_not_divide_the_seeds() -> None:
 
 def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
     whole = trained("--num_seeds 2 --devices 1 --total_env_steps 1280", tmp_path)
-    part = trained("--num_seeds 2 --devices 1 --total_env_steps 688", tmp_path)
+    part = trained("--num_seeds 2 --devices 1 --total_env_steps 960", tmp_path)
     assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
     for name in ("", "seed_0", "seed_1"):
-        ends = [
-            row for row in rows(part / name) if row["iteration"] != 43
-        ]  # an unscheduled evaluation at its first end
-        expected = [row for row in rows(whole / name) if row["iteration"] != 43]
-        assert ends == expected and len(expected) > 20
+        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
     for seed in (0, 1):
         found = (jaxrl.load(run, seed=seed, best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *found)
