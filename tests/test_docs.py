@@ -11,7 +11,9 @@ from typing import Any
 import jax
 import pytest
 from helpers.off_policy import OptimisedLayout, digest, make_trainer, run
+from helpers.tiny import PointMass
 
+import jaxrl
 import jaxrl.cli.evaluate
 import jaxrl.cli.train
 from jaxrl.cli.flags import parse
@@ -59,6 +61,7 @@ def test_the_page_shows_its_files(folder: Path) -> None:
         "orchard.py",
         "play.py",
         "sgd.py",
+        "wide.py",
     ]
     for path in folder.glob("*.py"):
         assert max(map(len, path.read_text().splitlines())) <= 120
@@ -104,6 +107,13 @@ def test_the_algorithm_of_the_page_has_the_same_bits_on_any_number_of_devices(fo
         found.append(digest((state, metrics.learning)))
     assert found[0] == found[1]
     assert digest(trainer.init(jax.random.key(0)).algo.replicated.params) != digest(state.algo.replicated.params)
+
+
+def test_the_wide_critics_of_the_page(folder: Path) -> None:
+    run = jaxrl.make_train("wide:SacWithWideCritics", PointMass, num_envs=8, total_env_steps=64, devices=1)
+    policy, _ = jax.eval_shape(run, jax.random.key(0))
+    assert policy.algo.networks["critic"].shapes["params"]["Dense_0"]["kernel"].shape == (2, 5, 512)
+    assert "fc1_kernel" in policy.params["params"]
 
 
 def test_settings_of_the_page_are_flags(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

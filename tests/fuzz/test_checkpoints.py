@@ -34,7 +34,7 @@ from scripts.kill_and_resume import SMALL, only_run, outcome
 pytestmark = pytest.mark.fuzz
 
 TOTAL = {"coma": 3200, "ddpg": 1280, "sac": 1280}  # environment steps of 40 iterations
-EXAMPLES = 20  # of each algorithm
+EXAMPLES = 200  # of each algorithm
 COUNTS: collections.Counter[str] = collections.Counter()
 
 
