@@ -112,7 +112,7 @@ def test_the_algorithm_of_the_page_has_the_same_bits_on_any_number_of_devices(fo
 def test_the_wide_critics_of_the_page(folder: Path) -> None:
     run = jaxrl.make_train("wide:SacWithWideCritics", PointMass, num_envs=8, total_env_steps=64, devices=1)
     policy, _ = jax.eval_shape(run, jax.random.key(0))
-    assert policy.algo.networks["critic"].shapes["params"]["Dense_1"]["kernel"].shape[1] == 512
+    assert policy.algo.networks["critic"].shapes["params"]["Dense_1"]["kernel"].shape == (2, 5, 512)
     assert "fc1_kernel" in policy.params["params"]
 
 
