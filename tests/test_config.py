@@ -200,7 +200,8 @@ def test_closest_flags() -> None:
     assert "unknown flag '--gama': did you mean '--gamma'?" in sentence(*TINY, "--gama=1")
     assert "unknown flag '--zzzzzz': see --help" in sentence(*TINY, "--zzzzzz", "1")
     assert "unknown flag '--alog': did you mean '--algo'?" in sentence("--alog", "coma")
-    assert "unknown flag '--seeds': did you mean '--seed'?" in sentence(*TINY, "--seeds", "1")
+    assert "unknown flag '--seeed': did you mean '--seed'?" in sentence(*TINY, "--seeed", "1")
+    assert "unknown flag '--seeds': did you mean --num_seeds?" in sentence(*TINY, "--seeds", "1")
 
 
 @pytest.mark.parametrize("word", ["--learning_rate", "--learning-rate", "--lr"])

@@ -39,10 +39,10 @@ def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> 
     """A session whose evaluations return these curves one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
     env = SimpleNamespace(spec=spec, env=setup.env.env)
+    trainer = SimpleNamespace(layout=setup.trainer.layout, seeds=1, policies=lambda state: ())
     chosen: Any = SimpleNamespace(
-        config=setup.config, algo=SimpleNamespace(phases=setup.algo.phases, policy=lambda state: ()), env=env,
-        eval_env=setup.eval_env, mesh=setup.mesh, trainer=setup.trainer,
-    )  # fmt: skip
+        config=setup.config, algo=setup.algo, env=env, eval_env=setup.eval_env, mesh=setup.mesh, trainer=trainer
+    )
     programs: Any = SimpleNamespace(evaluate=evaluations)
     return Session(chosen, programs, directory, quiet, NullWriter(directory), quiet, quiet)
 
