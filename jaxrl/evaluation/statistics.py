@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-import scipy.stats
+from scipy.special import stdtrit
 
 from jaxrl.evaluation.policies import LEARNED
 from jaxrl.evaluation.rollouts import interval
@@ -22,7 +22,7 @@ def summarise(curve: np.ndarray, few: bool = False) -> dict[str, list[float | No
     """
     rows = [interval(np.asarray(row, np.float64)) for row in curve]
     if few:
-        factor = float(scipy.stats.t.ppf(0.975, curve.shape[1] - 1)) / 1.96
+        factor = float(stdtrit(curve.shape[1] - 1, 0.975)) / 1.96
         rows = [row | {"ci95": factor * row["ci95"]} for row in rows]
     return {name: [rounded(row[name]) for row in rows] for name in ("mean", "std", "ci95")}
 
