@@ -329,7 +329,7 @@ class Trials:
             subprocess.run(["umount", str(disk)], check=False)
         return self.run("full")
 
-    def with_env_settings(self) -> Path:
+    def moved(self) -> Path:
         """On one device, then two, then one."""
         for share, devices in ((0.3, 1), (0.6, 2)):
             process = self.at("moved", share, "--devices", str(devices))
@@ -381,7 +381,7 @@ def main() -> int:
             "kills": [("killed", lambda: trials.killed(arguments.kills))],
             "stops": [("stopped", trials.stopped)],
             "disk": [("limited", trials.limited), ("full", trials.full)],
-            "devices": [("moved", trials.with_env_settings)],
+            "devices": [("moved", trials.moved)],
             "damage": [("damaged", trials.damaged)],
         }
         runs = {"undisturbed": trials.undisturbed}
