@@ -184,7 +184,7 @@ def evaluate(
     """Play held-out episodes, with random numbers that training never uses.
 
     Args:
-        policy: a policy, or the directory of a run.
+        policy: a policy, or the directory of a run (of several seeds: its first).
         env: the policy's environment with other settings; None for the training environment.
         episodes: how many.
         seed: of the held-out set.

@@ -10,7 +10,7 @@ from jaxrl.algos.base import AlgoState
 
 
 def check_results(method: str, results: Any, names: tuple[str, ...]) -> Any:
-    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple of so many entries."""
+    """Return what a method of an algorithm returned. Raises ValueError unless it is a tuple with these entries."""
     if not isinstance(results, tuple) or len(results) != len(names):
         found = f"{len(results)} values" if isinstance(results, tuple) else type(results).__name__
         raise ValueError(f"{method} must return {', '.join(names)}, not {found}")
