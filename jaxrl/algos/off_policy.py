@@ -35,7 +35,7 @@ def squared_errors(
 
 
 def bootstrap(
-    reward: Float32[Array, "N n A"], end: UInt8[Array, "N n"], value: Float32[Array, "N A"], gamma: float
+    reward: Float32[Array, "N n A"], end: UInt8[Array, "N n"], value: Float32[Array, "N A"], gamma: Array | float
 ) -> Float32[Array, "N A"]:
     """R + gamma^k V for the k <= n rewards R of each window and the value V after it; see `replay.n_step_return`."""
     returns, discount = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, gamma))(reward, end)
@@ -93,13 +93,14 @@ class OffPolicy(Algorithm):
         between=(0, 2**24 - 1),
     )
     n_step: int = setting(1, "n of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
-    gamma: float = setting(0.99, "discount", between=UNIT)
-    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT)
-    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
-    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
+    gamma: float = setting(0.99, "discount", between=UNIT, traced=True)
+    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT, traced=True)
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE, traced=True)
+    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE, traced=True)
     final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
-    )
+        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT,
+        traced=True,
+    )  # fmt: skip
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(
         0.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
