@@ -32,20 +32,12 @@ Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
 
 
-def setting(
-    default: Any, text: str, flag: bool = True, between: Bounds | None = None, traced: bool = False
-) -> Any:
+def setting(default: Any, text: str, flag: bool = True, between: Bounds | None = None) -> Any:
     """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one).
 
-    Args:
-        default: its value if none is given.
-        text: the explanation.
-        flag: whether the command line may set it.
-        between: the smallest and the largest number that it may be, see `check_settings`.
-        traced: whether it may be a traced float32[], as in a sweep, which trains several values in one program.
+    `between` are the smallest and the largest number that it may be, see `check_settings`.
     """
-    metadata = {"help": text, "flag": flag, "between": between, "traced": traced}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "between": between})
 
 
 def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:

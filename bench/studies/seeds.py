@@ -1,4 +1,4 @@
-"""python -m bench.studies.seeds [--seeds 16] [--jobs sac,ddpg]: one program of N seeds against N runs one after another.
+"""python -m bench.studies.seeds [--seeds 16] [--jobs sac,ddpg]: one program of N seeds against N runs in turn.
 
 Both train the same seeds. The result holds compile seconds, seconds per iteration of all seeds (in turns, on the first
 device), and how far metrics and parameters of each seed are from those of the single run of that seed.
@@ -84,8 +84,10 @@ def run(job: str, seeds: int, iterations: int, rounds: int, quick: bool, say: me
 def _compiled(setup: Run) -> dict[str, Any]:
     """Compile the start and every phase."""
     trainer, shapes, number = setup.trainer, setup.trainer.shapes(), jax.ShapeDtypeStruct((), np.int32)
-    blocks = {phase.name: trainer.make_block(phase).lower(shapes, number).compile() for phase in setup.algo.phases}
-    return {"": trainer.make_init().lower(jax.eval_shape(lambda: trainer.keys(0)), None).compile(), **blocks}
+    block: Any = trainer.make_block
+    begin: Any = trainer.make_init()
+    blocks = {phase.name: block(phase).lower(shapes, number).compile() for phase in setup.algo.phases}
+    return {"": begin.lower(jax.eval_shape(lambda: trainer.keys(0)), None).compile(), **blocks}
 
 
 def _train(
@@ -108,8 +110,8 @@ def _train(
             left -= now
             if phase.updates:
                 loss = np.asarray(metrics.learning["critic_loss"])[:now]  # [iterations(, seeds), updates]
-                loss = loss.reshape(now, setup.trainer.seeds, phase.updates)
-                losses.append(np.moveaxis(loss, 1, 2).reshape(-1, setup.trainer.seeds))
+                loss = loss.reshape(now, setup.trainer.trials, phase.updates)
+                losses.append(np.moveaxis(loss, 1, 2).reshape(-1, setup.trainer.trials))
         if phase == last:
             break
     return state, np.concatenate(losses)
@@ -139,7 +141,9 @@ def main(argv: Sequence[str]) -> int:
     for note in result["notes"]:
         measure.say(note)
     with measure.fresh_compiles():
-        result |= {"seeds": seeds} | {job: run(job, seeds, iterations, rounds, parsed.quick, measure.say) for job in jobs}
+        result |= {"seeds": seeds} | {
+            job: run(job, seeds, iterations, rounds, parsed.quick, measure.say) for job in jobs
+        }
     measure.write(result, path)
     return 0
 

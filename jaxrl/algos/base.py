@@ -135,6 +135,8 @@ class Algorithm:
     parts: ClassVar[tuple[str, ...]] = ()
     # Settings that must be equal, besides shapes, for weights to be compatible.
     compatible_settings: ClassVar[tuple[str, ...]] = ()
+    # Settings that a sweep may vary: traced float32[] while training, never numbers to branch on in Python.
+    traced: ClassVar[tuple[str, ...]] = ()
     recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 

@@ -18,7 +18,19 @@ import optax
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos import team
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, Mode, Phase, Trajectory, is_used, next_timesteps, setting
+from jaxrl.algos.base import (
+    RATE,
+    UNIT,
+    Algorithm,
+    AlgoState,
+    Learner,
+    Mode,
+    Phase,
+    Trajectory,
+    is_used,
+    next_timesteps,
+    setting,
+)
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick
 from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -100,6 +112,10 @@ class Coma(Algorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    traced: ClassVar[tuple[str, ...]] = (
+        "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
+        "entropy_final",
+    )  # fmt: skip
 
     batch_transitions: int = setting(
         3000,
@@ -110,10 +126,10 @@ class Coma(Algorithm):
     num_minibatches: int = setting(5, "minibatches per epoch", between=(1, 1e6))
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
     actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
-    gamma: float = setting(0.99, "discount", between=UNIT, traced=True)
-    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT, traced=True)
-    actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE, traced=True)
-    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE, traced=True)
+    gamma: float = setting(0.99, "discount", between=UNIT)
+    td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT)
+    actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     final_lr_fraction: float = setting(
@@ -125,8 +141,8 @@ class Coma(Algorithm):
     tau: float = setting(
         0.0, "rate of a soft target update per epoch, instead of target_update_period; 0 = hard copies", between=UNIT
     )
-    eps_max: float = setting(0.5, "initial exploration (probability of a uniform action)", between=UNIT, traced=True)
-    eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT, traced=True)
+    eps_max: float = setting(0.5, "initial exploration (probability of a uniform action)", between=UNIT)
+    eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT)
     eps_anneal: int = setting(10_000, "episodes over which exploration falls", between=(1, 1e12))
     dueling: bool = setting(False, "critic = value + mean-free action values (arXiv 1511.06581)")
     clip_ratio: float = setting(
@@ -139,9 +155,9 @@ class Coma(Algorithm):
         between=(0, 1e6),
     )
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6), traced=True
+        0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
     )
-    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes", between=(0, 1e6), traced=True)
+    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes", between=(0, 1e6))
     entropy_anneal: int = setting(0, "episodes over which the entropy bonus falls; 0 = constant", between=(0, 1e12))
     critic_warmup: int = setting(0, "training steps at the start that train only the critic", between=(0, 1e9))
     advantage: Literal["critic", "return"] = setting(

@@ -59,29 +59,28 @@ class DdpgParameters:
 class Ddpg(OffPolicy):
     """Deep deterministic policy gradients with a replay, for discrete actions or continuous ones in a box."""
 
-    gamma: float = setting(0.95, "discount", between=UNIT, traced=True)
-    tau: float = setting(0.001, "rate of the soft update of the target networks", between=UNIT, traced=True)
-    actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE, traced=True)
-    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE, traced=True)
+    gamma: float = setting(0.95, "discount", between=UNIT)
+    tau: float = setting(0.001, "rate of the soft update of the target networks", between=UNIT)
+    actor_lr: float = setting(1e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(
         1.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
     )
     num_critics: int = setting(
         1, "number of critics; targets use the smallest value (arXiv 1802.09477), the actor the mean", between=(1, 100)
     )
-    eps_start: float = setting(0.5, "initial exploration rate (discrete actions)", between=UNIT, traced=True)
+    eps_start: float = setting(0.5, "initial exploration rate (discrete actions)", between=UNIT)
     eps_decay: float = setting(
         0.99998, "factor on the exploration rate per step of the batch of environments", between=UNIT
     )
-    eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT, traced=True)
+    eps_min: float = setting(0.0, "smallest exploration rate", between=UNIT)
     eps_spread: float = setting(
         0.0,
         "spread the exploration rates of environments from eps to eps^(1 + eps_spread) (arXiv 1803.00933)",
         between=(0, 1e3),
     )
     exploration_noise: float = setting(
-        0.1, "standard deviation of exploration (continuous actions, scaled to [-1, 1])", between=(0, 10),
-        traced=True,
+        0.1, "standard deviation of exploration (continuous actions, scaled to [-1, 1])", between=(0, 10)
     )
     target_noise: float = setting(
         0.0, "standard deviation of the noise on target actions (continuous actions; TD3: 0.2)", between=(0, 10)
@@ -98,15 +97,17 @@ class Ddpg(OffPolicy):
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
     entropy_weight: float = setting(
-        0.0, "entropy bonus of the actor (arXiv 1602.01783; discrete actions)", between=(0, 1e6), traced=True
+        0.0, "entropy bonus of the actor (arXiv 1602.01783; discrete actions)", between=(0, 1e6)
     )
     logit_weight: float = setting(
-        0.0, "penalty on the actor's squared outputs, which keeps softmax and tanh from saturating", between=(0, 1e6),
-        traced=True,
+        0.0, "penalty on the actor's squared outputs, which keeps softmax and tanh from saturating", between=(0, 1e6)
     )
     masking: bool = setting(False, "take only actions that the environment's mask allows (arXiv 2006.14171)")
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
+    traced: ClassVar[tuple[str, ...]] = (
+        *OffPolicy.traced, "eps_start", "eps_min", "exploration_noise", "entropy_weight", "logit_weight",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not self._discrete:

@@ -93,14 +93,13 @@ class OffPolicy(Algorithm):
         between=(0, 2**24 - 1),
     )
     n_step: int = setting(1, "n of the n-step returns (arXiv 1804.08617)", between=(1, 1000))
-    gamma: float = setting(0.99, "discount", between=UNIT, traced=True)
-    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT, traced=True)
-    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE, traced=True)
-    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE, traced=True)
+    gamma: float = setting(0.99, "discount", between=UNIT)
+    tau: float = setting(0.005, "rate of the soft update of the target networks", between=UNIT)
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(3e-4, "learning rate of the critic (Adam)", between=RATE)
     final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT,
-        traced=True,
-    )  # fmt: skip
+        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
+    )
     adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(
         0.0, "clip gradients of each network to this global norm; 0 = never", between=(0, 1e9)
@@ -116,6 +115,7 @@ class OffPolicy(Algorithm):
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    traced: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
 
     def __post_init__(self) -> None:
         spec, name = self.spec, type(self).__name__.lower()

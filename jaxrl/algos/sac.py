@@ -48,7 +48,10 @@ def actor_losses(
 
 
 def temperature_losses(
-    log_alpha: Float32[Array, "N"], log_prob: Float32[Array, "N A"], target_entropy: Array | float, used: Float32[Array, "N"]
+    log_alpha: Float32[Array, "N"],
+    log_prob: Float32[Array, "N A"],
+    target_entropy: Array | float,
+    used: Float32[Array, "N"],
 ) -> Float32[Array, "N A"]:
     """Alpha (- log pi - H), whose mean is the loss: it raises alpha where the entropy is below H.
 
@@ -85,9 +88,9 @@ class Sac(OffPolicy):
     buffer_size: int = setting(
         140_000, "capacity of the replay buffer in environment steps, all environments together", between=(1, 1e12)
     )
-    alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10), traced=True)
+    alpha_lr: float = setting(1e-4, "learning rate of the temperatures (Adam); 0 = constant", between=(0, 10))
     initial_alpha: float = setting(1.0, "initial temperature of every task", between=(1e-30, 1e9))
-    target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims", traced=True)
+    target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims")
     actor_update_period: int = setting(
         1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
     )
@@ -106,6 +109,7 @@ class Sac(OffPolicy):
     )
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
+    traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
 
     def __post_init__(self) -> None:
@@ -172,10 +176,9 @@ class Sac(OffPolicy):
     @property
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
+        given: Any = self.target_entropy  # an array in a sweep
         standard = -float(self.action_size)
-        if isinstance(self.target_entropy, Array):  # traced
-            return jnp.where(self.target_entropy == 0, standard, self.target_entropy)
-        return self.target_entropy or standard
+        return jnp.where(given == 0, standard, given) if isinstance(given, Array) else given or standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""

@@ -48,8 +48,8 @@ def parse(
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it out "
-        "for scripted policies")  # fmt: skip
+    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it "
+        "out for scripted policies")  # fmt: skip
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
     parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
 

@@ -39,11 +39,11 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
     if not all(curve for found in curves.values() for curve in found):
         return None
     combinations = {}
-    for name, found in curves.items():
-        length = min(map(len, found))
-        values = np.array([[value for _, value in curve[:length]] for curve in found]).T
-        entry = summarise(values, few=len(found) > 1)
-        combinations[name] = {"env_steps": [steps for steps, _ in found[0][:length]], **entry}
+    for name, seeds in curves.items():
+        length = min(map(len, seeds))
+        values = np.array([[value for _, value in curve[:length]] for curve in seeds]).T
+        entry = summarise(values, few=len(seeds) > 1)
+        combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
     return {
         "metric": spec.score,
         "of": "selection episodes" if selected else "training episodes",
@@ -55,12 +55,13 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
 
 def _of_selection(rows: Sequence[dict[str, Any]], score: str) -> list[tuple[int, float]]:
     """Return environment steps and score of each evaluation."""
-    trained = [(row["iteration"], row["env_steps"]) for row in rows if "env_steps" in row]
-    scores = [(row["iteration"], row[f"eval/{score}"]) for row in rows if row.get(f"eval/{score}") is not None]
+    trained = [row for row in rows if "env_steps" in row]
+    scores = [row for row in rows if row.get(f"eval/{score}") is not None]
     if not trained:
         return []
-    steps = np.interp([iteration for iteration, _ in scores], *zip(*trained, strict=True))  # a row is several iterations
-    return [(round(step), value) for step, (_, value) in zip(steps, scores, strict=True)]
+    iterations, steps = ([row[name] for row in trained] for name in ("iteration", "env_steps"))  # of several iterations
+    at = np.interp([row["iteration"] for row in scores], iterations, steps)
+    return [(round(float(step)), row[f"eval/{score}"]) for step, row in zip(at, scores, strict=True)]
 
 
 def _of_training(rows: Sequence[dict[str, Any]], score: str) -> list[tuple[int, float]]:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from envs_jax.base import Array, Box, pytree
 from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_rank, assert_shape

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -219,8 +220,8 @@ def _layout(
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = DataParallel(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
 
-    def make_algo(layout: DataParallel, changes: Mapping[str, Any] | None = None) -> Algorithm:
-        return cls(spec, layout, custom=custom, **(config.algo_settings | (changes or {})))
+    def make_algo(layout: DataParallel, changes: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
+        return cls(spec, layout, custom=custom, **{**config.algo_settings, **changes})
 
     return layout, make_algo, warning
 

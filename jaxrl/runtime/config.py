@@ -175,7 +175,6 @@ class Field:
     section: str
     flag: bool  # whether the command line may set it
     between: Bounds | None
-    traced: bool  # whether a sweep may vary it
 
 
 def fields_of(cls: type, section: str) -> dict[str, Field]:
@@ -186,7 +185,7 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     fields = {
         f.name: Field(
             *(f.name, kinds[f.name], f.default, get(f, "help", ""), section, get(f, "flag", True)),
-            *(get(f, "between", None), get(f, "traced", False)),
+            get(f, "between", None),
         )
         for f in dataclasses.fields(cls)
         if f.init and f.name not in given

@@ -43,8 +43,8 @@ def combinations(config: Config) -> list[dict[str, Any]]:
     """
     if not config.run.sweep:
         return [{}]
-    fields, values = fields_of(algos.find(config.algo), "algorithm"), {}
-    known = [name for name, field in fields.items() if field.traced]
+    cls, values = algos.find(config.algo), {}
+    fields, known = fields_of(cls, "algorithm"), cls.traced
     for word in config.run.sweep.split():
         name, equals, listed = word.partition("=")
         if not equals:
