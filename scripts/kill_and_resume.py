@@ -201,10 +201,12 @@ def reached(runs: Path) -> int:
 
 
 def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Digest of the final state, and the metrics that do not depend on time."""
+    """Digest of the final state, and the metrics that do not depend on time, those of each trial included."""
     with Checkpoints(run / "checkpoints") as checkpoints:
         digest = checkpoints.digest()
-    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
+    folders = sorted(path.parent for path in run.rglob("metrics.jsonl"))
+    rows = [row for folder in folders for row in read_metrics(folder)]
+    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
 # The disturbances; each returns the run that it has disturbed

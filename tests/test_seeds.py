@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from jaxrl.report.writer import read_metrics
 from jaxrl.runtime.build import build_run
 from jaxrl.runtime.data_parallel import make_mesh
 
+ROOT = Path(__file__).resolve().parents[1]
 FLAGS = (
     "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --checkpoint_every 8 --log_every 3 "
     "--eval_every 10 --eval_episodes 8 --schedule_env_steps 1280"
@@ -235,6 +239,19 @@ def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
         found = (jaxrl.load(run / name, best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *found)
     assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
+
+
+@pytest.mark.long
+def test_a_sweep_that_is_killed(tmp_path: Path) -> None:
+    """Kills, a flipped byte, other numbers of devices, in processes of their own: all trials end in the same bits."""
+    flags = f"{FLAGS} --total_env_steps 28800 --block_seconds 0.02 --num_seeds 2 --sweep lr=0.05,0.1".split()
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "scripts.kill_and_resume", "--kills", "4", "--only", "kills,devices,damage"]
+    done = subprocess.run(
+        [*command, "--", *flags], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kill  4" in done.stdout and "all equal" in done.stdout
 
 
 def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:

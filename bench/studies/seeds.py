@@ -22,7 +22,7 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.report.timing import measure_interleaved
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.trainer import TrainState
+from jaxrl.runtime.train_state import TrainState
 
 KIND = "seeds"
 JOBS = {

@@ -33,7 +33,8 @@ from jaxrl.runtime.data_parallel import (
     shardings,
 )
 from jaxrl.runtime.position import Position
-from jaxrl.runtime.trainer import Trainer, TrainState
+from jaxrl.runtime.train_state import TrainState
+from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
 

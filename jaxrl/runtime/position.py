@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from jaxrl.algos.base import Phase
-from jaxrl.runtime.trainer import TrainState
+from jaxrl.runtime.train_state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session, fixed_settings
-from jaxrl.runtime.trainer import TrainState
+from jaxrl.runtime.train_state import TrainState
 
 _WIDTH = 100  # columns of tables
 COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates

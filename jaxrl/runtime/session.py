@@ -35,7 +35,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.position import Position
-from jaxrl.runtime.trainer import BlockMetrics, TrainState
+from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
 SELECTION = "selection"
 GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
