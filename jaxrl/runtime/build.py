@@ -172,7 +172,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         total_env_steps=resolved.run.schedule_env_steps,
         seeds=run.num_seeds,
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
-        vectorized=jax.default_backend() != "cpu",
+        vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // layout.devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]

@@ -85,7 +85,7 @@ class RunSettings:
     compute_dtype: Compute = setting("auto", "dtype of matmuls and convolutions; auto = bfloat16 on accelerators")
     rollout_dtype: Store = setting("auto", "dtype of stored observations in [0, 1]; auto = float16")
     memory_gb: float = setting(0.0, "memory limit per device in GiB; 0 = all free memory", between=(0, 1e6))
-    block_iterations: int = setting(16, "maximum number of iterations per compiled call", between=(1, 10_000))
+    block_iterations: int = setting(64, "maximum number of iterations per compiled call", between=(1, 10_000))
     block_seconds: float = setting(1.0, "target duration of a compiled call in seconds", between=(1e-3, 1e6))
     log_every: int = setting(1, "iterations per line of metrics", between=(1, 1e9))
     self_play: int = setting(

@@ -38,6 +38,7 @@ from jaxrl.runtime.position import Position
 from jaxrl.runtime.train_state import BlockMetrics, TrainState
 
 SELECTION = "selection"
+IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
 GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
 PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approximate seconds
 
@@ -280,6 +281,8 @@ class Session:
         """Return the iterations of the next block: `about` seconds long, never across an evaluation or checkpoint."""
         limits = [left, self.run.block_iterations, max(GROWTH * self._last_number, 1)]
         seconds = self._iteration_seconds.get(self.position.phase)
+        if not self.setup.trainer.vectorized:
+            about *= min(self.trials, IN_TURN)
         limits.append(max(1, round(about / seconds)) if seconds else 1)
         for every in (self.run.eval_every, self.run.checkpoint_every):
             if every:

@@ -68,7 +68,8 @@ class Trainer:
         seeds: the run's seed and the next ones, trained in one program.
         sweep: {setting: values} of the algorithm, one for each combination, which is trained with all seeds.
         vectorized: a device trains its trials at once; otherwise one after another within a block, which is quicker on
-            CPUs, where products of batches of matrices are slow.
+            CPUs, where products of batches of matrices are slow, and for whole episodes of convolutions, which occupy a
+            GPU by themselves.
 
     A trial is a seed with a combination. With several trials every leaf of the state has the trial as its first axis,
     which the devices share; `layout` is then that of one trial on one device.
