@@ -44,7 +44,7 @@ from jaxrl.nn import networks as nets
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, shardings
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, shardings
 
 TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
 KIND = "gpu_program"
@@ -83,19 +83,18 @@ def absent_mesh(gpus: int) -> Mesh:
 
 
 def of_run(flags: str, gpus: int) -> Iterator[Program]:
-    """Return the programs of a run: start, all phases and, unless it has several trials, evaluation."""
+    """Return the programs of a run: start, all phases and evaluation."""
     setup = _setup(flags, gpus)
-    trainer, shapes = setup.trainer, setup.trainer.shapes()
-    replicated, split = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
+    shapes, replicated = setup.trainer.shapes(), shardings(setup.mesh, REPLICATED)
     for phase in setup.algo.phases:
         yield _block(f"phase '{phase.name}'", setup, phase)
 
-    def place(tree: Any, sharding: Any = replicated) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    def place(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
 
-    key = place(jax.eval_shape(lambda: trainer.keys(0)), split if trainer.trials > 1 else replicated)
-    yield Program("start", trainer.make_init(), (key, None))
-    if setup.config.run.eval_every and trainer.trials == 1:
+    key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    yield Program("start", setup.trainer.make_init(), (key, None))
+    if setup.config.run.eval_every:
         yield _evaluation(setup, place(jax.eval_shape(setup.algo.policy, shapes.algo)), key, place)
 
 
@@ -104,6 +103,13 @@ def of_tuning(job: str, gpus: int) -> Iterator[Program]:
     for name, options in tuning.all_options().items():
         setup = _setup(tuning.JOBS[job], gpus, compiler_options=options)
         yield _block(name, setup, measured_phase(setup.algo))
+
+
+def of_seeds(flags: str, gpus: int) -> Iterator[Program]:
+    """Return iterations of one seed, and of sixteen seeds in one program."""
+    for count in (1, 16):
+        setup = _setup(f"{flags} --num_seeds {count}", gpus)
+        yield _block(f"{count} seeds" if count > 1 else "1 seed", setup, measured_phase(setup.algo))
 
 
 def _setup(flags: str, gpus: int, **changes: Any) -> Run:
@@ -185,6 +191,10 @@ def _env(name: str, num_envs: int, **settings: Any) -> Make:
     return lambda gpus: of_env(name, num_envs, **settings) if gpus == 1 else iter(())
 
 
+def _seeds(flags: str) -> Make:
+    return lambda gpus: of_seeds(flags, gpus) if gpus == 1 else iter(())
+
+
 def _tuning(job: str) -> Make:
     return lambda gpus: of_tuning(job, gpus) if gpus == 1 else iter(())
 
@@ -204,11 +214,7 @@ SETS: dict[str, Make] = {
     "snakes": _env("snakes_3v3", 65536),
     "reach": _env("reach", 65536),
     **{f"tuning_{job}": _tuning(job) for job in tuning.JOBS},
-    **{
-        f"seeds_{job}_{count}": _run(f"{flags} --num_seeds {count}")
-        for job, flags in seeds.JOBS.items()
-        for count in (1, 16)
-    },
+    **{f"seeds_{job}": _seeds(flags) for job, flags in seeds.JOBS.items()},
 }  # in the order of the parts of `bench.gpu`; a program for one GPU is the same on each of several
 
 
