@@ -213,15 +213,25 @@ class Algorithm:
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return the gradient transformation of a part, such as "actor"; to override.
 
-        Give it a learning rate of 1, as in `optax.sgd(1.0)`: `step` multiplies its updates by `learning_rate`. (A chain
-        that the user passes as `optimizers=` includes its learning rate instead.)
+        The default is Adam, with clipping where a setting `max_grad_norm` asks for it. Give it a learning rate of 1, as
+        in `optax.sgd(1.0)`: `step` multiplies its updates by `learning_rate`. (A chain that the user passes as
+        `optimizers=` includes its learning rate instead.)
         """
         del part
-        return optimizers.adam()
+        return optimizers.adam(max_grad_norm=getattr(self, "max_grad_norm", 0.0))
 
     def learning_rate(self, part: str, progress: Progress) -> Array | float:
-        """Return the learning rate of a part, float32[]; to override."""
-        raise NotImplementedError(f"an algorithm that calls step('{part}', ...) needs learning_rate(part, progress)")
+        """Return the learning rate of a part, float32[]; to override.
+
+        The default is the part's setting, such as `actor_lr`, which falls linearly over the run to the share that a
+        setting `final_lr_fraction` gives.
+        """
+        if not hasattr(self, f"{part}_lr"):
+            raise NotImplementedError(
+                f"an algorithm that calls step('{part}', ...) needs learning_rate(part, progress)"
+            )
+        fraction = 1 - (1 - getattr(self, "final_lr_fraction", 1.0)) * progress.fraction
+        return jnp.float32(getattr(self, f"{part}_lr")) * fraction
 
     def learner(self, part: str, params: Params) -> Learner:
         """Return parameters with a fresh optimizer state."""

@@ -123,7 +123,7 @@ class Ddpg(OffPolicy):
         return expected_value(jnp.broadcast_to(vector, values.shape), values)
 
     def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """Return y = R + gamma^k Q'(o', x'), x' the action of the target actor, Q' the smallest target critic's."""
+        """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
         observation, mask, noise = sample["next_observation"], sample.get("next_mask"), sample.get("noise")
         outputs = self.actor_of(params.target_actor, observation)
         action = self.actions.target(outputs, mask, None if noise is None else noise[:, 0])
@@ -155,7 +155,7 @@ class Ddpg(OffPolicy):
             target = self.target(params, sample)
             taken = self.actions.taken(sample["action"])
             values = self.value(critic, sample["observation"], taken, lambda values: values)
-            errors = squared_errors(values, target, sample["weight"])
+            errors = squared_errors(values, target, sample["weight"])  # equation 4
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
@@ -163,7 +163,7 @@ class Ddpg(OffPolicy):
 
         def actor_update() -> tuple[Learner, dict[str, Array]]:
             loss = lambda actor, sample: self.actor_loss(actor, critic.params, sample)  # noqa: E731
-            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)
+            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
             actor, norm = self.step("actor", params.actor, gradient, progress)
             return actor, found | {"actor_grad_norm": norm}
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from envs_jax.base import Array, Box, TimeStep
 from envs_jax.progress import Progress, add
@@ -17,7 +16,6 @@ from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.algos.replay_phases import ReplayPhases
 from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_shape
 from jaxrl.common.types import Key, Params
-from jaxrl.nn import optimizers
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import replay
 
@@ -176,16 +174,6 @@ class OffPolicy(Algorithm):
         return self.timing.phases
 
     # Learning
-
-    def optimizer(self, part: str) -> optax.GradientTransformation:
-        """Return Adam, with clipping where `max_grad_norm` asks for it."""
-        del part
-        return optimizers.adam(max_grad_norm=self.max_grad_norm)
-
-    def learning_rate(self, part: str, progress: Progress) -> Array:
-        """Return the rate of a part's setting, which falls linearly over the run."""
-        fraction = 1 - (1 - self.final_lr_fraction) * progress.fraction
-        return jnp.float32(getattr(self, f"{part}_lr")) * fraction
 
     def learn(
         self,
