@@ -59,8 +59,8 @@ MUTATIONS = [
         (
             "losses", "the critic steps with actor_lr",
             "jaxrl/algos/base.py",
-            'initial = getattr(self, f"{part}_lr", None)',
-            "initial = self.actor_lr",
+            'jnp.float32(getattr(self, f"{part}_lr")) * fraction',
+            "jnp.float32(self.actor_lr) * fraction",
             DDPG,
         ),
         (

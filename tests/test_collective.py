@@ -366,9 +366,8 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
     for task in (0, 1):
-        chosen = (ring.observation["task"] == task) & (np.arange(algo.timing.rows) < algo.timing.rows - 1)[
-            None, :, None
-        ]
+        rows = algo.timing.rows
+        chosen = (ring.observation["task"] == task) & (np.arange(rows) < rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
         mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.observation["observation"][chosen][:, None]))
         np.testing.assert_allclose(ring.action["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
