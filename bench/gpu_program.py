@@ -30,6 +30,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 import envs_jax
 from bench.gpu import correct, score, thunks, tuning
 from bench.harness import measure
+from bench.studies import seeds
 from bench.train_throughput import measured_phase
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import batched
@@ -43,7 +44,7 @@ from jaxrl.nn import networks as nets
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, graphs, shardings
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, shardings
 
 TARGET = Path(__file__).parent / "gpu" / "h200.txtpb"
 KIND = "gpu_program"
@@ -82,18 +83,19 @@ def absent_mesh(gpus: int) -> Mesh:
 
 
 def of_run(flags: str, gpus: int) -> Iterator[Program]:
-    """Return the programs of a run: start, all phases and evaluation."""
+    """Return the programs of a run: start, all phases and, unless it has several trials, evaluation."""
     setup = _setup(flags, gpus)
-    shapes, replicated = setup.trainer.shapes(), shardings(setup.mesh, REPLICATED)
+    trainer, shapes = setup.trainer, setup.trainer.shapes()
+    replicated, split = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
     for phase in setup.algo.phases:
         yield _block(f"phase '{phase.name}'", setup, phase)
 
-    def place(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree)
+    def place(tree: Any, sharding: Any = replicated) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    key = place(jax.eval_shape(lambda: jax.random.key(0)))
-    yield Program("start", setup.trainer.make_init(), (key, None))
-    if setup.config.run.eval_every:
+    key = place(jax.eval_shape(lambda: trainer.keys(0)), split if trainer.trials > 1 else replicated)
+    yield Program("start", trainer.make_init(), (key, None))
+    if setup.config.run.eval_every and trainer.trials == 1:
         yield _evaluation(setup, place(jax.eval_shape(setup.algo.policy, shapes.algo)), key, place)
 
 
@@ -202,6 +204,11 @@ SETS: dict[str, Make] = {
     "snakes": _env("snakes_3v3", 65536),
     "reach": _env("reach", 65536),
     **{f"tuning_{job}": _tuning(job) for job in tuning.JOBS},
+    **{
+        f"seeds_{job}_{count}": _run(f"{flags} --num_seeds {count}")
+        for job, flags in seeds.JOBS.items()
+        for count in (1, 16)
+    },
 }  # in the order of the parts of `bench.gpu`; a program for one GPU is the same on each of several
 
 

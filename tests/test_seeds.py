@@ -1,7 +1,8 @@
-"""--num_seeds: every seed is the run of that seed alone; devices share seeds; resume, tables, and what is refused."""
+"""--num_seeds and --sweep: every trial is the run of it alone; devices share trials; resume, tables, refusals."""
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,11 @@ def test_every_seed_is_the_run_of_that_seed(three: Path, tmp_path: Path) -> None
     singles = [trained(f"--seed {seed} --devices 1 --total_env_steps 1280", tmp_path) for seed in (4, 5, 6)]
     for seed, single in zip((4, 5, 6), singles, strict=True):
         close(rows(three / f"seed_{seed}"), rows(single))
-        last = jaxrl.load(three, seed=seed, best=False).params, jaxrl.load(single, best=False).params
+        last = jaxrl.load(three / f"seed_{seed}", best=False).params, jaxrl.load(single, best=False).params
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *last)
-    assert not np.allclose(jaxrl.load(three, seed=4, best=False).params, jaxrl.load(three, seed=5, best=False).params)
+    first, second = (jaxrl.load(three / f"seed_{seed}", best=False).params for seed in (4, 5))
+    assert not np.allclose(first, second)
+    np.testing.assert_array_equal(jaxrl.load(three, best=False).params, first)
 
 
 def test_the_runs_own_metrics_are_means_over_seeds(three: Path) -> None:
@@ -96,7 +99,7 @@ def test_a_resumed_run_is_exact(tmp_path: Path) -> None:
     for name in ("", "seed_0", "seed_1"):
         assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
     for seed in (0, 1):
-        found = (jaxrl.load(run, seed=seed, best=False).params for run in (part, whole))
+        found = (jaxrl.load(run / f"seed_{seed}", best=False).params for run in (part, whole))
         jax.tree.map(np.testing.assert_array_equal, *found)
 
 
@@ -111,7 +114,7 @@ def test_tables_show_means_over_seeds(three: Path, capsys: pytest.CaptureFixture
     assert report["seeds"] == 3
     means = []
     for seed in (4, 5, 6):
-        assert jaxrl.cli.evaluate.main([*arguments, "--json", str(file), "--run_seed", str(seed)]) == 0
+        assert jaxrl.cli.evaluate.main([str(three / f"seed_{seed}"), *arguments[1:], "--json", str(file)]) == 0
         single = json.loads(file.read_text())
         assert "seeds" not in single
         means.append(single["policies"]["learned"]["return"]["mean"][-1])
@@ -162,11 +165,141 @@ def test_what_is_refused(flags: str, sentence: str) -> None:
 
 
 def test_seeds_that_a_run_has_not(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="has no seed 7: choose from 4 to 6"):
-        jaxrl.load(three, seed=7)
-    assert jaxrl.cli.evaluate.main([str(three), "--run_seed", "3"]) == 2
-    assert jaxrl.cli.evaluate.main(["--run_seed", "3"]) == 2
-    assert "--run_seed chooses a policy of a run" in capsys.readouterr().err
+    assert jaxrl.cli.evaluate.main([str(three / "seed_7")]) == 1
+    assert "did you mean" in capsys.readouterr().err
+    assert jaxrl.cli.train.main(["--resume", str(three / "seed_4")]) == 2
+    assert f"is a part of the run {three}" in capsys.readouterr().err
+
+
+# Sweeps
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two learning rates and two discounts, with two seeds each."""
+    flags = ["--sweep", "lr=0.1,0.3 gamma=0.5,0.9"]
+    folder = tmp_path_factory.mktemp("sweep")
+    words = f"{FLAGS} --seed 4 --num_seeds 2 --devices 1 --total_env_steps 1280 --runs {folder}".split()
+    assert jaxrl.cli.train.main([*words, *flags]) == 0
+    return Path((folder / "latest").read_text().strip())
+
+
+@pytest.mark.parametrize(("lr", "gamma", "seed"), [(0.1, 0.9, 4), (0.3, 0.5, 5)])
+def test_every_trial_is_the_run_with_its_settings(
+    sweep: Path, lr: float, gamma: float, seed: int, tmp_path: Path
+) -> None:
+    flags = f"--seed {seed} --devices 1 --total_env_steps 1280 --lr {lr} --gamma {gamma}"
+    single, trial = trained(flags, tmp_path), sweep / f"lr={lr},gamma={gamma}" / f"seed_{seed}"
+    close(rows(trial), rows(single))
+    found, wanted = (jaxrl.load(run, best=False) for run in (trial, single))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found.params, wanted.params)
+    assert found.config.algo_settings == wanted.config.algo_settings
+    assert (found.config.run.seed, found.config.run.sweep, found.config.run.num_seeds) == (seed, "", 1)
+
+
+def test_the_table_of_a_sweep(sweep: Path) -> None:
+    """Means and Student's intervals over the seeds of each combination, of what each trial's own metrics say."""
+    found = json.loads((sweep / "trials.json").read_text())
+    assert (sweep / "trials.png").read_bytes().startswith(b"\x89PNG")
+    assert found["seeds"] == 2 and found["of"] == "selection episodes"
+    assert list(found["combinations"]) == [f"lr={lr},gamma={gamma}" for lr in (0.1, 0.3) for gamma in (0.5, 0.9)]
+    for name, curve in found["combinations"].items():
+        scores = [
+            [row["eval/return"] for row in rows(sweep / name / f"seed_{seed}") if "eval/return" in row]
+            for seed in (4, 5)
+        ]
+        assert curve["env_steps"] == [320, 640, 960, 1280]
+        np.testing.assert_allclose(curve["mean"], np.mean(scores, axis=0), rtol=1e-6)
+        student = 12.7062047  # of one degree of freedom, 97.5 %
+        half = student * np.std(scores, axis=0, ddof=1) / 2**0.5
+        np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5, atol=1e-6)
+
+
+def test_looking_at_a_sweep(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"is a sweep: name one of its combinations, .*lr=0\.3,gamma=0\.9"):
+        jaxrl.load(sweep)
+    file = tmp_path / "found.json"
+    arguments = ["--episodes", "16", "--policy", "learned,random", "--last", "--json", str(file)]
+    assert jaxrl.cli.evaluate.main([str(sweep / "lr=0.1,gamma=0.9"), *arguments]) == 0
+    assert json.loads(file.read_text())["seeds"] == 2
+    assert jaxrl.cli.evaluate.main([str(sweep)]) == 2
+    assert "is a sweep" in capsys.readouterr().err
+
+
+def test_a_resumed_sweep_is_exact(tmp_path: Path) -> None:
+    flags = "--sweep lr=0.1,0.3 --devices 1 --total_env_steps"
+    whole, part = trained(f"{flags} 1280", tmp_path), trained(f"{flags} 960", tmp_path)
+    assert jaxrl.cli.train.main(["--resume", str(part), "--total_env_steps", "1280"]) == 0
+    for name in ("lr=0.1", "lr=0.3"):
+        assert rows(part / name) == rows(whole / name) and len(rows(whole / name)) > 15
+        found = (jaxrl.load(run / name, best=False).params for run in (part, whole))
+        jax.tree.map(np.testing.assert_array_equal, *found)
+    assert (part / "trials.json").read_text() == (whole / "trials.json").read_text()
+
+
+def test_from_python_a_sweep_returns_its_best_policy(tmp_path: Path) -> None:
+    algo, env = "helpers.tiny:TinyQ", "helpers.tiny:Corridor"
+    settings = {"num_envs": 8, "total_env_steps": 640, "eval_every": 10, "eval_episodes": 8, "devices": 1}
+    result = jaxrl.train(algo, env, sweep="lr=0.0,0.3", runs=str(tmp_path), **settings)
+    found = json.loads((result.directory / "trials.json").read_text())["combinations"]
+    assert found["lr=0"]["mean"][-1] < found["lr=0.3"]["mean"][-1]
+    assert result.policy.config.algo_settings["lr"] == 0.3
+    with pytest.raises(UsageError, match="leave out sweep"):
+        jaxrl.make_train(algo, env, sweep="lr=0.0,0.3", **settings)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ("lr", "'lr' has no values: write it as actor_lr=1e-4,3e-4"),
+        ("lr=0.1", "needs several different values of lr, not '0.1'"),
+        ("lr=0.1,0.1", "needs several different values of lr"),
+        ("lr=0.1,x", "--sweep: lr must be a number, not 'x'"),
+        ("gamma=0.1,11", "gamma must lie between 0 and 1"),
+        ("lr=0.1,0.2 lr=0.3,0.4", "names lr twice"),
+        ("capacity=32,64", "cannot vary capacity in one program: choose from gamma, lr"),
+        ("gama=0.1,0.2", "unknown setting 'gama': did you mean 'gamma'?"),
+        ("gamma=" + ",".join(f"{k / 5000}" for k in range(4097)), "more than 4,096 trials"),
+    ],
+)
+def test_sweeps_that_are_refused(sweep: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        build_run(parse([*f"{FLAGS} --total_env_steps 640 --sweep".split(), sweep]).config)
+
+
+SWEPT = {
+    "sac modern": {"alpha_lr": (1e-2, 3e-2), "gamma": (0.8, 0.9), "target_entropy": (-3.0, 0.0)},
+    "ddpg expected": {
+        "entropy_weight": (0.0, 0.1),
+        "logit_weight": (1e-3, 0.0),
+        "eps_start": (0.1, 0.5),
+        "tau": (0.05, 0.2),
+    },
+    "ddpg continuous": {"exploration_noise": (0.1, 0.3), "critic_lr": (3e-3, 1e-3)},
+}
+
+
+@pytest.mark.parametrize("case", SWEPT)
+def test_traced_settings_are_those_of_the_field(case: str) -> None:
+    """A trial with traced settings learns what the algorithm does that was made with these settings."""
+    single, values = trainer_of(case), SWEPT[case]
+    several = dataclasses.replace(single, sweep=values)
+    both = several.init(several.keys(0))
+    singles = [
+        dataclasses.replace(
+            single, algo=dataclasses.replace(single.algo, **{name: pair[index] for name, pair in values.items()})
+        )
+        for index in (0, 1)
+    ]
+    alone = [trainer.init(jax.random.key(0)) for trainer in singles]
+    for phase in single.algo.phases:
+        number = jnp.int32(min(phase.iterations or 3, 3))
+        both, metrics = several.make_block(phase)(both, number)
+        for index, trainer in enumerate(singles):
+            alone[index], wanted = trainer.make_block(phase)(alone[index], number)
+            for name, learned in wanted.learning.items():
+                found = np.asarray(metrics.learning[name])[:, index]
+                np.testing.assert_allclose(found, learned, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 def test_the_mesh_of_seeds() -> None:

@@ -4,9 +4,10 @@ Layout letters: T time, B batch of environments, A agents, S logical shards. Eve
 compiled block, once per device, on that device's environments; sums over devices go through `DataParallel`.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ __all__ = [
     "Phase",
     "Progress",
     "Trajectory",
+    "is_used",
     "next_timesteps",
     "setting",
 ]
@@ -151,6 +153,8 @@ class Algorithm:
     parts: ClassVar[tuple[str, ...]] = ()
     # Settings that must be equal, besides shapes, for weights to be compatible.
     compatible_settings: ClassVar[tuple[str, ...]] = ()
+    # Settings that a sweep may vary: traced float32[] while training, never numbers to branch on in Python.
+    traced: ClassVar[tuple[str, ...]] = ()
     recurrent: ClassVar[bool] = False  # acting needs a carry (see `init_carry`)
     modes: ClassVar[tuple[Mode, ...]] = ("greedy", "sample")  # available in evaluation
 
@@ -161,6 +165,15 @@ class Algorithm:
                 if name not in self.parts:
                     known = f"choose from: {', '.join(self.parts)}" if self.parts else "this algorithm takes none"
                     raise ValueError(f"{what} has the unknown part {short_repr(name)}: {known}")
+
+    def with_traced(self, settings: Mapping[str, Array]) -> Self:
+        """Return the algorithm with traced settings float32[] by name; their values are not checked."""
+        if not settings:
+            return self
+        made = copy.copy(self)
+        for name, value in settings.items():
+            object.__setattr__(made, name, value)
+        return made
 
     @classmethod
     def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
@@ -342,6 +355,11 @@ class Algorithm:
             the new state and metrics, each float32[] or float32[updates]; all equal on every device.
         """
         raise NotImplementedError("an algorithm needs learn(...)")
+
+
+def is_used(value: Array | float) -> bool:
+    """Return False for a setting that is the number 0, whose term is then left out of the program."""
+    return isinstance(value, Array) or value != 0
 
 
 def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:

@@ -63,6 +63,10 @@ class Coma(Algorithm):
     """Counterfactual multi-agent policy gradients on whole episodes."""
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    traced: ClassVar[tuple[str, ...]] = (
+        "gamma", "td_lambda", "actor_lr", "critic_lr", "final_lr_fraction", "eps_max", "eps_min", "entropy_weight",
+        "entropy_final",
+    )  # fmt: skip
 
     batch_transitions: int = setting(
         3000,
@@ -212,7 +216,7 @@ class Coma(Algorithm):
             value, means = self.policy_loss(logits, self.epsilon(progress), sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
             entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
-            if self.entropy_weight or self.entropy_final:
+            if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
                 value = value - self.entropy_bonus(progress) * entropy
             return value, means | {"policy_entropy": entropy}
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, setting
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
 from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
 from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
@@ -108,6 +108,9 @@ class Ddpg(OffPolicy):
     masking: bool = setting(False, "take only actions that the environment's mask allows (arXiv 2006.14171)")
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "first_layer")
+    traced: ClassVar[tuple[str, ...]] = (
+        *OffPolicy.traced, "eps_start", "eps_min", "exploration_noise", "entropy_weight", "logit_weight",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_action_settings(self, self.spec)
@@ -140,9 +143,9 @@ class Ddpg(OffPolicy):
         loss, shown = -used * value, {}
         if self._discrete:
             shown["policy_entropy"] = used * distributions.entropy(self.actions.policy(outputs, mask))
-        if self.entropy_weight:
+        if is_used(self.entropy_weight):
             loss = loss - self.entropy_weight * shown["policy_entropy"]
-        if self.logit_weight:
+        if is_used(self.logit_weight):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
         return loss.mean(), means(actor_loss=loss, **shown)
 

@@ -34,7 +34,7 @@ def squared_errors(
 
 
 def bootstrap(
-    reward: Float32[Array, "N n A"], end: UInt8[Array, "N n"], value: Float32[Array, "N A"], gamma: float
+    reward: Float32[Array, "N n A"], end: UInt8[Array, "N n"], value: Float32[Array, "N A"], gamma: Array | float
 ) -> Float32[Array, "N A"]:
     """R + gamma^k V for the k <= n rewards R of each window and the value V after it; see `replay.n_step_return`."""
     returns, discount = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, gamma))(reward, end)
@@ -112,6 +112,7 @@ class OffPolicy(Algorithm):
 
     compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation",)
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    traced: ClassVar[tuple[str, ...]] = ("gamma", "tau", "actor_lr", "critic_lr", "final_lr_fraction")
 
     def __post_init__(self) -> None:
         spec, name = self.spec, type(self).__name__.lower()

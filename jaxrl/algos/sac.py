@@ -54,7 +54,10 @@ def actor_losses(
 
 
 def temperature_losses(
-    log_alpha: Float32[Array, "N"], log_prob: Float32[Array, "N A"], target_entropy: float, used: Float32[Array, "N"]
+    log_alpha: Float32[Array, "N"],
+    log_prob: Float32[Array, "N A"],
+    target_entropy: Array | float,
+    used: Float32[Array, "N"],
 ) -> Float32[Array, "N A"]:
     """Alpha (- log pi - H), whose mean is the loss: it raises alpha where the entropy is below H.
 
@@ -103,6 +106,7 @@ class Sac(OffPolicy):
     layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
+    traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
 
     def __post_init__(self) -> None:
         BoxActions.of(self.spec, "sac")
@@ -164,9 +168,11 @@ class Sac(OffPolicy):
         return dataclasses.replace(params, actor=actor, alpha=alpha, shown=found | {"actor_grad_norm": norm})
 
     @property
-    def entropy_target(self) -> float:
+    def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
-        return self.target_entropy or -float(self.action_size)
+        given: Any = self.target_entropy  # an array in a sweep
+        standard = -float(self.action_size)
+        return jnp.where(given == 0, standard, given) if isinstance(given, Array) else given or standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from envs_jax.base import short_repr
 from jaxrl.cli.flags import EnvironmentFlags, Parser
-from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import EvalPolicy, load
 from jaxrl.runtime import config as configuration
@@ -38,24 +37,20 @@ def parse(
     parsed = parser.parse_args(list(argv))
     if run is None and parsed.last:
         raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
-    if run is None and parsed.run_seed is not None:
-        raise UsageError("--run_seed chooses a policy of a run: name the run's directory")
 
     def read(*without: str) -> EvalPolicy:
         named = {name: value for name, value in vars(parsed).items() if name not in without}
         settings = flags.settings(named)
-        seed = None if parsed.run_seed is None else parse_int(parsed.run_seed, "--run_seed", 0, 2**32 - 1)
-        found = load(run, env, settings, best=not parsed.last, seed=seed)
+        found = load(run, env, settings, best=not parsed.last)
         return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
 
     return parsed, read
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run; leave it out for scripted policies")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it "
+        "out for scripted policies")  # fmt: skip
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
-    parser.add_argument("--run_seed", metavar="N", help="one of the seeds of a run with --num_seeds (default: all in "
-        "tables, else the first)")  # fmt: skip
     parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
 
 

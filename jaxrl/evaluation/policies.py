@@ -20,7 +20,7 @@ from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, 
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
-from jaxrl.runtime.load import load_policies, load_policy
+from jaxrl.runtime.load import load_policies
 
 _FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
@@ -175,9 +175,7 @@ class EvalPolicy:
         return self.env.context(ended())
 
 
-def load(
-    run: Path | None, env: str, settings: dict[str, Any], best: bool = True, seed: int | None = None
-) -> EvalPolicy:
+def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
     """Load the policy of `run` (None: scripted policies alone) in an environment.
 
     Args:
@@ -185,7 +183,6 @@ def load(
         env: registered name of the environment, that of the run.
         settings: of the environment; they may differ from the run's as far as its policy fits.
         best: the run's best checkpoint rather than its newest.
-        seed: one of the run's seeds; None for all of them.
 
     Raises:
         UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
@@ -193,7 +190,7 @@ def load(
     found = EvalPolicy(_made(env, settings), env, settings)
     if run is None:
         return found
-    loaded = load_policies(run, best) if seed is None else [load_policy(run, best, seed=seed)]
+    loaded = load_policies(run, best)
     first, params = loaded[0], tuple(policy.params for policy in loaded)
     found = dataclasses.replace(
         found, run=run, config=first.config, algo=first.algo, params=params[0], step=first.step,

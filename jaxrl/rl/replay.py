@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from envs_jax.base import Array, Box, pytree
 from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_rank, assert_shape
@@ -222,7 +221,7 @@ def _going(end: Array) -> Array:
 
 
 def n_step_return(
-    reward_t: Float32[Array, "n A"], end_t: UInt8[Array, "n"], gamma: float
+    reward_t: Float32[Array, "n A"], end_t: UInt8[Array, "n"], gamma: Array | float
 ) -> tuple[Float32[Array, "A"], Float32[Array, ""]]:
     """Return the sum of discounted rewards up to n steps or the episode's end, and the discount of the value after it.
 
@@ -239,7 +238,7 @@ def n_step_return(
     """
     assert_shape(reward_t, (*end_t.shape, None))
     going = _going(end_t)
-    powers = jnp.asarray(np.float32(gamma) ** np.arange(len(end_t), dtype=np.float32))
+    powers = jnp.float32(gamma) ** jnp.arange(len(end_t), dtype=jnp.float32)
     terminated = jnp.any(going & (end_t == TERMINATED))
     discount = jnp.prod(jnp.where(going, jnp.float32(gamma), 1.0)) * (1.0 - terminated.astype(jnp.float32))
     return jnp.sum(jnp.where(going, powers, 0.0)[:, None] * reward_t, axis=0), discount

@@ -16,7 +16,7 @@ from jaxrl.algos.base import Algorithm, Custom
 from jaxrl.algos.multi_stage import MultiStage
 from jaxrl.common.errors import UsageError
 from jaxrl.common.types import check_key
-from jaxrl.evaluation import policies, reports
+from jaxrl.evaluation import learning_curves, policies, reports
 from jaxrl.evaluation.policy import Policy
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.console import Log
@@ -39,7 +39,7 @@ class Result:
     Attributes:
         directory: the run directory, with checkpoints and metrics.
         metrics: {name: float64[rows]}, the content of metrics.jsonl, NaN where a row has no such metric.
-        policy: of the best checkpoint, else of the newest.
+        policy: of the best checkpoint, else of the newest; of the first seed, and of the best combination of a sweep.
         reason: why the run ended, a sentence.
     """
 
@@ -111,7 +111,8 @@ def train(
     enable_compilation_cache()
     config, custom = _config(algo, env, preset, settings), _custom(networks, optimizers)
     ended = runs.start(config, log=Log(callbacks), custom=custom)
-    policy = load(ended.directory, networks=networks)
+    chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
+    policy = load(ended.directory / chosen, networks=networks)
     return Result(ended.directory, _columns(ended.directory), policy, ended.sentence)
 
 
@@ -138,6 +139,9 @@ def make_train(
         UserError: a sentence; also for algorithms that start from other runs.
     """
     config = _config(algo, env, preset, {"devices": 1} | settings).with_run(eval_every=0)
+    for name in ("seed", "num_seeds", "sweep", "runs"):
+        if name in settings:
+            raise UsageError(f"make_train makes a function of a key that writes nothing: leave out {name}")
     if config.run.devices != 1 or config.run.init_from or issubclass(algos.find(config.algo), MultiStage):
         raise UsageError(
             f"make_train makes a function of a key alone on one device: leave out devices and init_from, and train "
@@ -155,21 +159,21 @@ def make_train(
     return trained
 
 
-def load(run: str | Path, *, best: bool = True, networks: Networks | None = None, seed: int | None = None) -> Policy:
+def load(run: str | Path, *, best: bool = True, networks: Networks | None = None) -> Policy:
     """Return the policy of a run.
 
     Args:
-        run: its directory, such as "runs/coma_coverage/0001".
+        run: its directory, such as "runs/coma_coverage/0001", whose first seed is taken, or the folder of one of
+            several seeds, "runs/coma_coverage/0001/seed_3".
         best: its best checkpoint, if it has one, rather than its newest.
         networks: the user-defined ones that it was trained with.
-        seed: one of the seeds of a run with `num_seeds`; None for its first.
 
     Raises:
         UserError: not a run directory, a damaged checkpoint, or networks that do not fit.
     """
     if not isinstance(run, str | Path):
         raise UsageError(f"name the run's directory, such as 'runs/coma_coverage/0001', not {run!r}")
-    return load_policy(run, best, _custom(networks, None), seed)
+    return load_policy(run, best, _custom(networks, None))
 
 
 def evaluate(

@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from jaxrl.runtime.data_parallel import (
 )
 from jaxrl.runtime.position import Position
 from jaxrl.runtime.trainer import Trainer, TrainState
+from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
 
 _PASSES = "xla_disable_hlo_passes"
@@ -127,8 +129,11 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     run, env = config.run, batched(config.make_env())
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
-        devices = _devices_of_seeds(run) if run.num_seeds > 1 else layout.devices
-        each = max(run.num_seeds // devices, 1)  # seeds on one device
+        for values in (combined := combinations(config)):  # are checked
+            make_algo(layout, values)
+        trials = run.num_seeds * len(combined)
+        devices = _devices_of_trials(run, trials) if trials > 1 else layout.devices
+        each = max(trials // devices, 1)  # trials on one device
         free = memory_plan.free_memory(jax.local_devices()[0], devices // hosts.number())
         limit = int(run.memory_gb * memory_plan.GIB) if run.memory_gb else min(hosts.gather(free))
         measured, notes = (Tuned(), []) if resuming else _measured(config, env, make_algo(layout))
@@ -165,6 +170,8 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         store=store,
         total_env_steps=resolved.run.schedule_env_steps,
         seeds=run.num_seeds,
+        sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
+        vectorized=jax.default_backend() != "cpu",
     )
     evaluation = min(chunks.rollout, -(-run.eval_episodes // layout.devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
@@ -174,20 +181,23 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     return Run(resolved, env, algo, trainer, mesh, made, notes)
 
 
-def _devices_of_seeds(run: RunSettings) -> int:
-    """Return the number of devices that share the seeds. Raises UsageError."""
+def _devices_of_trials(run: RunSettings, trials: int) -> int:
+    """Return the number of devices that share the trials. Raises UsageError."""
     if hosts.number() > 1:
-        raise UsageError("num_seeds needs a single host: start one run for each host, each with seeds of its own")
+        raise UsageError("num_seeds and sweep need a single host: start one run for each host, each with its own seeds")
     present = jax.local_device_count()
     if run.devices > present:
         raise UsageError(f"--devices {run.devices}, but there are only {present}: choose {present} or fewer")
-    return largest_divisor(run.num_seeds, run.devices or present)
+    return largest_divisor(trials, run.devices or present)
 
 
 def _layout(
     config: Config, spec: EnvSpec, custom: Custom = STANDARD
-) -> tuple[DataParallel, Callable[[DataParallel], Algorithm], str | None]:
-    """Return the layout without learn_chunk, a function layout -> algorithm, and a warning about idle devices."""
+) -> tuple[DataParallel, Callable[..., Algorithm], str | None]:
+    """Return the layout without learn_chunk, a function (layout, changes of settings) -> algorithm, and a warning.
+
+    The warning is about idle devices.
+    """
     run, cls = config.run, algos.find(config.algo)
     num_envs = run.num_envs or cls.default_num_envs(spec, config.algo_settings)
     batch = cls.batch(spec, config.algo_settings, num_envs)
@@ -203,13 +213,17 @@ def _layout(
             f"logical_shards {shards} does not divide {batch}, the number of samples that '{config.algo}' with these "
             f"settings draws at once: use --logical_shards {fitting}"
         )
-    if run.num_seeds > 1:
+    if run.num_seeds > 1 or run.sweep:
         devices, warning = 1, None
     else:
         devices, warning = memory_plan.choose_devices(run.devices, num_envs, shards)
     dtype = precision.compute_dtype(run.compute_dtype, jax.default_backend())
     layout = DataParallel(num_envs, shards, devices, run.exact_sharding, compute_dtype=dtype)
-    return layout, lambda layout: cls(spec, layout, custom=custom, **config.algo_settings), warning
+
+    def make_algo(layout: DataParallel, changes: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
+        return cls(spec, layout, custom=custom, **{**config.algo_settings, **changes})
+
+    return layout, make_algo, warning
 
 
 def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
@@ -335,7 +349,7 @@ def compile_run(
         memory_plan.TooLargeError: the run does not fit.
     """
     trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
-    replicated, by_seed = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
+    replicated, by_trial = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
     checkpoint = setup.plan.parts.get("checkpoint", 0)
     peak = 0
 
@@ -370,17 +384,17 @@ def compile_run(
             setup.mesh,
             run.rollout_chunk,
             setup.algo.init_carry,
-            trainer.seeds,
+            trainer.trials,
         )
         policy = jax.eval_shape(trainer.policies, shapes)
-        if trainer.seeds > 1:
-            policy, key = (place(tree, by_seed) for tree in (policy, jax.eval_shape(lambda: trainer.keys(0))))
+        if trainer.trials > 1:
+            policy, key = (place(tree, by_trial) for tree in (policy, jax.eval_shape(lambda: trainer.keys(0))))
         else:
             policy = place(policy)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
         state = _local_size(shapes)
         evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
     if position is None:
-        keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_seed if trainer.seeds > 1 else replicated)
+        keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial if trainer.trials > 1 else replicated)
         start = compiled("the start", trainer.make_init(), keys, inputs)
     return CompiledRun(start, blocks, evaluate, peak)

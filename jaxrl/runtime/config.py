@@ -44,6 +44,11 @@ class RunSettings:
     num_seeds: int = setting(
         1, "runs in one program, with this seed and the next ones; devices share the seeds", between=(1, 4096)
     )
+    sweep: str = setting(
+        "",
+        "values of settings of the algorithm that are compared in one program, such as actor_lr=1e-4,3e-4; several "
+        "settings, separated by spaces, in all combinations; each with all seeds",
+    )
     total_env_steps: int = setting(
         0, "stop after this many environment steps (all environments together), in whole iterations", between=_COUNT
     )

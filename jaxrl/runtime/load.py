@@ -19,14 +19,34 @@ from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config, read_run
+from jaxrl.runtime.trials import locate, trials
 
 _FRESH = 0xF2E54  # random stream of the networks without weights in the files of `--init_from`
 
 
+def open_trials(run: str | Path) -> tuple[Path, Config]:
+    """Return a directory of a run or of trials, and the configuration of its first trial alone.
+
+    Raises:
+        UserError: there is no such run, or it is a sweep, whose combinations are to be named.
+    """
+    directory, config = read_run(run)
+    if config.run.sweep:
+        named = " or ".join(dict.fromkeys(str(directory / trial.combination) for trial in trials(config)))
+        raise UsageError(f"{run} is a sweep: name one of its combinations, {named}")
+    return directory, config.with_run(devices=1, num_seeds=1)
+
+
 def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState], int]:
-    """Return each seed's state without optimizers: of the best checkpoint if wanted and intact, else of the newest."""
+    """Return each trial's state without optimizers: of the best checkpoint if wanted and intact, else of the newest.
+
+    `setup` is one of the directory's trials alone.
+    """
     shapes = _unplaced(_without_optimizers(setup.trainer.shapes().algo.replicated))
-    with Checkpoints(directory / "checkpoints") as checkpoints:
+    root, config, found = locate(directory)
+    if several := len(trials(config)) > 1:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(trials(config)), *x.shape), x.dtype), shapes)
+    with Checkpoints(root / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
@@ -35,14 +55,13 @@ def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState
                 raise
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
             step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
-    seeds = setup.config.run.num_seeds
-    if seeds == 1:
+    if not several:
         return [AlgoState(replicated, ())], step
-    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in range(seeds)], step
+    return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in found], step
 
 
 def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
-    """Return the state of a run's first seed; see `read_states`."""
+    """Return the state of the first trial; see `read_states`."""
     states, step = read_states(directory, setup, best)
     return states[0], step
 
@@ -64,7 +83,7 @@ def _anywhere(tree: Any) -> Any:
 
 
 def load_policies(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> list[Policy]:
-    """Return the policy of each seed of a run.
+    """Return the policy of each seed of a run, or of one of its folders of trials.
 
     Args:
         run: its directory.
@@ -72,29 +91,18 @@ def load_policies(run: str | Path, best: bool = True, custom: Custom = STANDARD)
         custom: the user-defined networks that it was trained with.
 
     Raises:
-        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+        UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
-    directory, config = read_run(run)
-    setup = unchecked_run(config.with_run(devices=1), resuming=True, custom=custom)
+    directory, config = open_trials(run)
+    setup = unchecked_run(config, resuming=True, custom=custom)
     states, step = read_states(directory, setup, best)
     found = [_anywhere((setup.algo.policy(state), setup.algo.weights(state))) for state in states]
     return [Policy(setup.env.env, setup.algo, params, weights, step, config) for params, weights in found]
 
 
-def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD, seed: int | None = None) -> Policy:
-    """Return the policy of one seed of a run, None for its first; see `load_policies`."""
-    found = load_policies(run, best, custom)
-    return found[_index(run, found, seed)]
-
-
-def _index(run: str | Path, found: list[Policy], seed: int | None) -> int:
-    config = found[0].config
-    first = config.run.seed if config else 0
-    if seed is None:
-        return 0
-    if seed - first not in range(len(found)):
-        raise UsageError(f"{run} has no seed {seed}: choose from {first} to {first + len(found) - 1}")
-    return seed - first
+def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> Policy:
+    """Return the policy of the first seed of a run, or of the trial that is named; see `load_policies`."""
+    return load_policies(run, best, custom)[0]
 
 
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
@@ -124,7 +132,7 @@ def resolve_config(config: Config) -> Config:
         raise UsageError(f"'{config.algo}' starts from --{named[0]}: remove --init_from")
 
     def source(run: str) -> UpstreamRun:
-        other = unchecked_run(read_run(run)[1].with_run(devices=1), resuming=True)
+        other = unchecked_run(open_trials(run)[1], resuming=True)
         return UpstreamRun(run, other.algo, other.config.algo_settings)
 
     found = {name: tuple(map(source, named_runs(config, name))) for name in cls.sources}
@@ -171,8 +179,8 @@ def load_inputs(setup: Run) -> Any:
 
 def _weights_of(run: str) -> Any:
     """Return the weights of a run of an earlier stage. Raises UserError if the run is unfinished."""
-    directory, config = read_run(run)
-    setup = unchecked_run(config.with_run(devices=1), resuming=True)
+    directory, config = open_trials(run)
+    setup = unchecked_run(config, resuming=True)
     lengths = [phase.iterations for phase in setup.algo.phases]
     ends = None not in lengths
     state, step = read_state(directory, setup, best=not ends)
@@ -190,10 +198,10 @@ def load_weights(run: str, setup: Run) -> Any:
     if run.endswith(torch_weights.SUFFIX):
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(run, setup.algo, key))
-    directory, config = read_run(run)
+    directory, config = open_trials(run)
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
-    other = unchecked_run(config.with_run(devices=1), resuming=True)
+    other = unchecked_run(config, resuming=True)
     shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     here, there = setup.config.flat(), config.flat()

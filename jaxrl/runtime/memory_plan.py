@@ -298,18 +298,18 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         evaluation: episodes rolled out at a time on a device during evaluation.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
-    devices, seeds = trainer.mesh.size, max(trainer.seeds // trainer.mesh.size, 1)  # of one device
-    replicated = size((shapes.algo.replicated, shapes.progress)) // (devices if trainer.seeds > 1 else 1)
+    devices, trials = trainer.mesh.size, max(trainer.trials // trainer.mesh.size, 1)  # of one device
+    replicated = size((shapes.algo.replicated, shapes.progress)) // (devices if trainer.trials > 1 else 1)
     split = size(shapes.algo.sharded) // devices
     kept = size((shapes.carry, shapes.env, shapes.timestep, shapes.statistics)) // devices
     flying = 3 * rollout_env_bytes(trainer.env)
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {
-        "flying": 0 if kept else seeds * flying * (trainer.rollout_chunk or layout.local_envs),
+        "flying": 0 if kept else trials * flying * (trainer.rollout_chunk or layout.local_envs),
         "trajectory": max((trajectory_bytes(trainer, phase) for phase in longest.values()), default=0),
-        "learner": seeds * algo.memory.data_bytes,
-        "activations": seeds * algo.memory.sample_bytes * (layout.learn_chunk or most_samples(algo)),
+        "learner": trials * algo.memory.data_bytes,
+        "activations": trials * algo.memory.sample_bytes * (layout.learn_chunk or most_samples(algo)),
     }
     parts = {
         "parameters": 2 * replicated,  # and gradients, optimizer step
@@ -317,7 +317,7 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "environments": 2 * kept,
         **work,
         "evaluation": max(
-            0, seeds * flying * evaluation - sum(work.values())
+            0, trials * flying * evaluation - sum(work.values())
         ),  # only what exceeds training's temporaries
         # On a CPU the host's copy of a checkpoint is in the same memory.
         "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,

@@ -1,7 +1,7 @@
 """Start a run in a new directory, or resume one exactly from its newest checkpoint."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +10,13 @@ import jax
 
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
+from jaxrl.evaluation import learning_curves
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor
 from jaxrl.report.peak import PeakMemory
 from jaxrl.report.writer import NullWriter, Writer
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import hosts, run_directory, variants
+from jaxrl.runtime import hosts, run_directory, trials, variants
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
@@ -24,6 +25,7 @@ from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session, fixed_settings
 from jaxrl.runtime.trainer import TrainState
 
+_WIDTH = 100  # columns of tables
 COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
 
 
@@ -56,7 +58,7 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
         programs = _compile(setup, inputs, None, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
-            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
+            hosts.on_first(lambda: trials.write_configs(directory, setup.config))
             return _train(setup, programs, directory, console, lambda session: session.begin(inputs), profile)
 
 
@@ -73,6 +75,8 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         UserError: a sentence; the run is unchanged if it cannot be continued.
     """
     directory = run_directory.open_run(run)
+    if (root := trials.locate(directory)[0]) != directory:
+        raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
     setup = build_run(configuration.resumed(config, changes), resuming=True)
     with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
@@ -84,12 +88,12 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
 
         def first_state(session: Session) -> TrainState:
             if found is None:
-                for writer in (session.writer, *session.seed_writers):
+                for writer in (session.writer, *session.trial_writers):
                     writer.trim(0)
                 state = session.begin(inputs)
             else:
                 state = session.restore(found.step)
-            hosts.on_first(lambda: run_directory.write_config(directory, setup.config.to_yaml()))
+            hosts.on_first(lambda: trials.write_configs(directory, setup.config))
             console.say(
                 f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
             )
@@ -194,16 +198,31 @@ def _train(
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())
-        run = setup.config.run
-        names = [f"seed_{run.seed + k}" for k in range(run.num_seeds)] if run.num_seeds > 1 else []
-        seed_writers = [stack.enter_context(Writer(directory / name)) for name in names]
-        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, seed_writers)
+        found = trials.trials(setup.config)
+        writers = [stack.enter_context(Writer(directory / trial.folder)) for trial in found] if len(found) > 1 else []
+        session = Session(setup, programs, directory, console, writer, checkpoints, monitor, profile, writers)
         if hosts.writes() and writer.note:
             console.say(writer.note)
         sentence = session.train(first_state(session))
+        if len(found) > 1:
+            _show_curves(directory, found, setup, console)
     # CPU devices share their memory; only the sum can be measured.
     sharing = len(setup.mesh.local_devices) if jax.default_backend() == "cpu" else 1
     held, planned = peak.read(), programs.peak * sharing
     what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
     memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
     return Ended(directory, sentence, memory if planned > COMPARABLE else "")
+
+
+def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
+    """Write and print what the trials have learned so far."""
+    curves = learning_curves.summary(directory, found, setup.env.spec)
+    if curves is None:
+        return
+    for line in learning_curves.table(curves, _WIDTH):
+        console.say(line.plain)
+    try:
+        learning_curves.write(curves, directory)
+        console.say(f"learning curves: {directory / learning_curves.PLOT}")
+    except OSError as error:
+        console.say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")

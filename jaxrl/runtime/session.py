@@ -88,7 +88,7 @@ class Session:
         directory: the run directory, locked by the caller.
         console, writer, checkpoints, monitor: outputs, and the source of device readings.
         profile: whether to keep a trace of one block that learns.
-        seed_writers: one for each seed where there are several; `writer` then takes means over them.
+        trial_writers: one for each trial where there are several; `writer` then takes means over them.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Session:
         checkpoints: Checkpoints,
         monitor: Monitor,
         profile: bool = False,
-        seed_writers: Sequence[Writer] = (),
+        trial_writers: Sequence[Writer] = (),
     ) -> None:
         self.setup, self.programs, self.directory = setup, programs, directory
         self.console, self.writer, self.checkpoints, self.monitor = console, writer, checkpoints, monitor
         self.run, self.algo, self.phases = setup.config.run, setup.algo, setup.algo.phases
         self.position = Position()
-        self.seeds = setup.trainer.seeds
-        self.seed_writers = seed_writers
+        self.trials = setup.trainer.trials
+        self.trial_writers = trial_writers
         self._restart_lines()
         self.best: float | None = None  # score of the best checkpoint, its tie breakers, and its number
         self.best_ties: list[float] = []
@@ -130,9 +130,9 @@ class Session:
 
     def _restart_lines(self, groups: Sequence[Any] = ()) -> None:
         """Begin lines of metrics with the incomplete ones of the process that this one resumes."""
-        writers = (self.writer, *self.seed_writers)
+        writers = (self.writer, *self.trial_writers)
         groups = groups or [None] * len(writers)
-        self.lines, *self.seed_lines = (
+        self.lines, *self.trial_lines = (
             MetricAggregator(writer, self.run.log_every, group) for writer, group in zip(writers, groups, strict=True)
         )
 
@@ -140,11 +140,11 @@ class Session:
         """Return the initial state of a new run."""
         assert self.programs.start is not None
         keys = self.setup.trainer.keys(self.run.seed)
-        return self.programs.start(self._by_seed(keys), inputs)
+        return self.programs.start(self._by_trial(keys), inputs)
 
-    def _by_seed(self, keys: Any) -> Any:
-        """Place what has the seed as its first axis on the devices; nothing to do for a single seed."""
-        return jax.device_put(keys, shardings(self.setup.mesh, SPLIT)) if self.seeds > 1 else keys
+    def _by_trial(self, keys: Any) -> Any:
+        """Place what has the trial as its first axis on the devices; nothing to do for a single trial."""
+        return jax.device_put(keys, shardings(self.setup.mesh, SPLIT)) if self.trials > 1 else keys
 
     def restore(self, step: int) -> TrainState:
         """Restore the state of an intact checkpoint and remove everything after it.
@@ -157,8 +157,8 @@ class Session:
         self.best, self.best_step, self.evaluated = meta["best"], meta["best_step"], meta["evaluated"]
         self.best_ties = meta.get("best_ties", [])
         self._former_seconds = meta["seconds"]
-        self._restart_lines([meta["group"], *meta.get("seed_groups", [])])
-        for writer in (self.writer, *self.seed_writers):
+        self._restart_lines([meta["group"], *meta.get("trial_groups", [])])
+        for writer in (self.writer, *self.trial_writers):
             writer.trim(step, self.position.axis(self.phases))
         if hosts.writes() and self.writer.rows < meta.get("rows", 0):
             self.console.say(
@@ -198,7 +198,7 @@ class Session:
         """
         self._began, self._began_at = time.monotonic(), self.position.iterations
         self._saved = (self._saved[0], self._began)
-        self.pace = Throughput(self.seeds * self.position.env_steps, self.seeds * self.position.updates)
+        self.pace = Throughput(self.trials * self.position.env_steps, self.trials * self.position.updates)
         with stop_signals() as self._received:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
@@ -270,8 +270,8 @@ class Session:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
         self._last_number = self._blocks = 0
         counters: Any = (np.int32(index), np.uint32(0))
-        if self.seeds > 1:
-            phase, iteration = self._by_seed(jax.tree.map(lambda x: np.full(self.seeds, x), counters))
+        if self.trials > 1:
+            phase, iteration = self._by_trial(jax.tree.map(lambda x: np.full(self.trials, x), counters))
         else:
             phase, iteration = on_all(counters, self.setup.mesh)
         return dataclasses.replace(state, phase=phase, iteration=iteration)
@@ -290,7 +290,7 @@ class Session:
         """Write the last line, evaluation and checkpoint of this process if they are missing."""
         best = False
         if not any(self._remaining()):  # unscheduled, so only at the end of the whole run
-            for lines in (self.lines, *self.seed_lines):
+            for lines in (self.lines, *self.trial_lines):
                 lines.flush(self._counters(self.position), self.pace)
             if self.programs.evaluate is not None and self.evaluated != self.position.iterations:
                 best = self._evaluate(state)
@@ -318,7 +318,7 @@ class Session:
             "best_step": self.best_step,
             "evaluated": self.evaluated,
             "group": self.lines.group,
-            "seed_groups": [lines.group for lines in self.seed_lines],
+            "trial_groups": [lines.group for lines in self.trial_lines],
             "rows": self.writer.rows,
             "devices": self.setup.mesh.size,
             "settings": fixed_settings(self.setup),
@@ -350,19 +350,19 @@ class Session:
             return
         (metrics, position, number), self._pending = self._pending, None
         fetched: BlockMetrics = self._wait_for(metrics)
-        if self.seeds > 1:  # the first device with a value that is not finite, if there is one
-            at = int(np.argmax(fetched.not_finite >= 0))
+        if self.trials > 1:  # the first value that is not finite, if there is one
+            at = int(np.argmin(np.where(fetched.not_finite >= 0, fetched.done, np.iinfo(np.int32).max)))
             fetched = dataclasses.replace(fetched, not_finite=fetched.not_finite[at], done=fetched.done[at])
         phase, bad = self.phases[position.phase], int(fetched.not_finite)
         before, ended = position, position.after(phase, self.setup.trainer.layout.num_envs, number)
-        seconds = self.pace.mark(self.seeds * ended.env_steps, self.seeds * ended.updates)
+        seconds = self.pace.mark(self.trials * ended.env_steps, self.trials * ended.updates)
         self._iteration_seconds[position.phase] = seconds / number
         for row in range(number if bad < 0 else int(fetched.done) - 1):
             position = position.after(phase, self.setup.trainer.layout.num_envs)
             learning, episodes = jax.tree.map(lambda values, row=row: values[row], (fetched.learning, fetched.episodes))
             counters = self._counters(position)
             self.lines.add(counters, learning, jax.tree.map(np.sum, episodes), self.pace)
-            for k, lines in enumerate(self.seed_lines):
+            for k, lines in enumerate(self.trial_lines):
                 own = jax.tree.map(lambda x, k=k: x[k], (learning, episodes))
                 lines.add(counters, own[0], own[1], self.pace)
         if bad >= 0:
@@ -399,14 +399,15 @@ class Session:
         spec = self.setup.env.spec
         step = self.position.axis(self.phases)
         policies = self.setup.trainer.policies(state)
-        if self.seeds > 1:
+        if self.trials > 1:
             progress = jax.tree.map(lambda x: x[0], state.progress)
-            keys = jnp.stack([held_out_key(self.run.seed + k, SELECTION) for k in range(self.seeds)])
-            policies, keys = self._by_seed((policies, keys))
+            seeds = (self.run.seed + k % self.setup.trainer.seeds for k in range(self.trials))
+            keys = jnp.stack([held_out_key(seed, SELECTION) for seed in seeds])
+            policies, keys = self._by_trial((policies, keys))
             context = on_all(self.setup.eval_env.context(progress), self.setup.mesh)
             found = self._wait_for(self.programs.evaluate(policies, keys, context))
-            scores = [_final(spec, jax.tree.map(lambda x, k=k: x[k], found)) for k in range(self.seeds)]
-            for writer, own in zip(self.seed_writers, scores, strict=True):
+            scores = [_final(spec, jax.tree.map(lambda x, k=k: x[k], found)) for k in range(self.trials)]
+            for writer, own in zip(self.trial_writers, scores, strict=True):
                 writer.write(self.position.iterations, {f"eval/{name}": value for name, value in own.items()}, step)
             values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
         else:
@@ -435,7 +436,7 @@ class Session:
         first = [
             int(np.argmax(np.any(~np.isfinite(values[row]).reshape(-1, values[row].shape[-1]), axis=0)))
             for values in fetched.learning.values()
-            if np.ndim(values[row]) == 1 + (self.seeds > 1) and not np.all(np.isfinite(values[row]))
+            if np.ndim(values[row]) == 1 + (self.trials > 1) and not np.all(np.isfinite(values[row]))
         ]
         if first:
             at = f"update {before.updates + row * phase.updates + min(first) + 1:,} ({at})"

@@ -6,7 +6,7 @@ each device steps its own environments; collectives are those of `DataParallel`,
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class TrainState:
         phase: int32[], index of the phase.
         iteration: uint32[], iterations done in this phase.
         iterations: uint32[], iterations done in all phases.
+        settings: {name: float32[]}, traced settings of the algorithm, {} without a sweep.
     """
 
     algo: Any
@@ -70,13 +71,15 @@ class TrainState:
     phase: Any
     iteration: Any
     iterations: Any
+    settings: Any
 
 
 @pytree
 class BlockMetrics:
     """The metrics of a block, leaves with the iteration as first axis; iterations that did not run are 0.
 
-    With several seeds the second axis of metrics is the seed, and the last two have an entry for each device.
+    With several trials the second axis of metrics is the trial, and the last two have an entry for each device, or for
+    each trial.
 
     Attributes:
         learning: {name: float32[K] or float32[K, updates]}, of `Algorithm.learn`.
@@ -114,8 +117,13 @@ class Trainer:
         rollout_chunk: environments loop out at a time on a device (restart phases and exact mode); 0 = all.
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
-        seeds: runs in one program. With more than one every leaf of the state has the seed as its first axis, which the
-            devices share; `layout` is then that of one seed on one device.
+        seeds: the run's seed and the next ones, trained in one program.
+        sweep: {setting: values} of the algorithm, one for each combination, which is trained with all seeds.
+        vectorized: a device trains its trials at once; otherwise one after another within a block, which is quicker on
+            CPUs, where products of batches of matrices are slow.
+
+    A trial is a seed with a combination. With several trials every leaf of the state has the trial as its first axis,
+    which the devices share; `layout` is then that of one trial on one device.
     """
 
     env: BatchedEnvironment
@@ -127,6 +135,13 @@ class Trainer:
     store: Any
     total_env_steps: int
     seeds: int = 1
+    sweep: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    vectorized: bool = True
+
+    @property
+    def trials(self) -> int:
+        """Return the number of trials."""
+        return self.seeds * len(next(iter(self.sweep.values()), [0]))
 
     @property
     def keeps_envs(self) -> bool:
@@ -135,7 +150,7 @@ class Trainer:
 
     def specs(self) -> TrainState:
         """Return the PartitionSpecs of the state, a prefix tree."""
-        if self.seeds > 1:
+        if self.trials > 1:
             return TrainState(*[SPLIT] * len(dataclasses.fields(TrainState)))
         split = SPLIT if self.keeps_envs else ()
         return TrainState(
@@ -150,10 +165,11 @@ class Trainer:
             phase=REPLICATED,
             iteration=REPLICATED,
             iterations=REPLICATED,
+            settings=REPLICATED,
         )
 
     def init(self, key: Key, inputs: Any = None) -> TrainState:
-        """Return a fresh state on the mesh for key[], or key[seeds]; `inputs` as in `Algorithm.init`."""
+        """Return a fresh state on the mesh for key[], or key[trials]; `inputs` as in `Algorithm.init`."""
         return self.make_init()(key, inputs)
 
     def make_init(self) -> Callable[..., Any]:
@@ -163,27 +179,33 @@ class Trainer:
     @functools.cached_property
     def _begin(self) -> Callable[..., Any]:
         """`_init` on the mesh, traced once for each kind of inputs."""
-        if self.seeds > 1:
-            each = jax.vmap(self._init, in_axes=(0, None))
-            return traced_once(on_mesh(each, self.mesh, (SPLIT, REPLICATED), self.specs()))
-        return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+        if self.trials == 1:
+            return traced_once(on_mesh(self._init, self.mesh, (REPLICATED, REPLICATED), self.specs()))
+
+        def begin(keys: Key, inputs: Any) -> TrainState:
+            own = jax.lax.axis_index(AXIS) * len(keys) + jnp.arange(len(keys))
+            settings = {name: jnp.repeat(jnp.float32(values), self.seeds)[own] for name, values in self.sweep.items()}
+            return jax.vmap(self._init, in_axes=(0, None, 0))(keys, inputs, settings)
+
+        return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
     def keys(self, seed: int) -> Key:
-        """Return the run's key[], or key[seeds] of the seeds that begin with this one."""
-        if self.seeds == 1:
+        """Return the run's key[], or key[trials] of the seeds that begin with this one, for each combination."""
+        if self.trials == 1:
             return jax.random.key(seed)
-        return jax.vmap(jax.random.key)(np.arange(seed, seed + self.seeds, dtype=np.uint32))
+        seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
+        return jax.vmap(jax.random.key)(np.tile(seeds, self.trials // self.seeds))
 
     def policies(self, state: TrainState) -> PolicyParams:
-        """Return the policy's parameters, of all seeds if there are several."""
-        return (jax.vmap(self.algo.policy) if self.seeds > 1 else self.algo.policy)(state.algo)
+        """Return the policy's parameters, of all trials if there are several."""
+        return (jax.vmap(self.algo.policy) if self.trials > 1 else self.algo.policy)(state.algo)
 
-    def each_seed(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
-        """Return a function of one seed's state for all seeds of this device.
+    def each_trial(self, function: Callable[[TrainState], Any]) -> Callable[[TrainState], Any]:
+        """Return a function of one trial's state for all trials of this device.
 
-        Counters are the same for all seeds and stay without that axis inside, so that branches on them are branches.
+        Counters are the same for all trials and stay without that axis inside, so that branches on them are branches.
         """
-        if self.seeds == 1:
+        if self.trials == 1:
             return function
         no: Any = None
         own: Any = Progress(env_steps=no, vector_steps=no, updates=no, learn_calls=no, episodes=no, fraction=no)
@@ -226,13 +248,13 @@ class Trainer:
             indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
             return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
 
-        rows = jax.eval_shape(on_mesh(self.each_seed(first_row), self.mesh, (self.specs(),), SPLIT), self.shapes())
+        rows = jax.eval_shape(on_mesh(self.each_trial(first_row), self.mesh, (self.specs(),), SPLIT), self.shapes())
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
 
-    def _init(self, key: Key, inputs: Any) -> TrainState:
+    def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:
         key_algo, key_run = jax.random.split(key)
-        progress = start()
-        algo = self.layout.deterministic(self.algo.init)(key_algo, inputs)
+        settings, progress = settings or {}, start()
+        algo = self.layout.deterministic(self.algo.with_traced(settings).init)(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
         carry: Any = ()
@@ -249,9 +271,8 @@ class Trainer:
                 return self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
             carry, env, timestep, statistics = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
-        return TrainState(
-            algo, carry, env, timestep, statistics, key_run, pool, progress, jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
-        )
+        counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
+        return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
 
     def _start(self, key: Key, indices: Array, episode: Any, context: Any) -> tuple[BatchState, TimeStep]:
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(key, indices)
@@ -315,7 +336,10 @@ class Trainer:
         return trajectory, timestep, kept, ended
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
-        """Collect, then learn."""
+        """Collect, then learn, with the settings of the state."""
+        return dataclasses.replace(self, algo=self.algo.with_traced(state.settings))._iterate(state, phase)
+
+    def _iterate(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
         progress, layout = state.progress, self.layout
         trajectory = last = None
@@ -383,10 +407,10 @@ class Trainer:
         """Return the names indexed by `BlockMetrics.not_finite`."""
         shapes = jax.eval_shape(
             on_mesh(
-                self.each_seed(lambda s: self._iteration(s, phase)[:2]),
+                self.each_trial(lambda s: self._iteration(s, phase)[:2]),
                 self.mesh,
                 (self.specs(),),
-                (self.specs(), SPLIT if self.seeds > 1 else REPLICATED),
+                (self.specs(), SPLIT if self.trials > 1 else REPLICATED),
             ),
             self.shapes(),
         )
@@ -397,7 +421,9 @@ class Trainer:
 
         Everything else that must stay finite is checked once, after the last iteration.
         """
-        iterate = traced_once(self.each_seed(lambda s: self._iteration(s, phase)))
+        if self.trials > 1 and not self.vectorized:
+            return self._one_after_another(state, iterations, phase)
+        iterate = traced_once(self.each_trial(lambda s: self._iteration(s, phase)))
         _, *shapes = jax.eval_shape(iterate, state)
         empty, unpack = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape), tuple(shapes)))
 
@@ -420,17 +446,34 @@ class Trainer:
         bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
         first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
         learning, episodes = jax.vmap(unpack)(rows)
-        if self.seeds > 1:
+        if self.trials > 1:
             first, done = first[None], done[None]  # of each device
         return state, BlockMetrics(learning, episodes, first, done)
+
+    def _one_after_another(self, state: TrainState, iterations: Array, phase: Phase) -> tuple[TrainState, BlockMetrics]:
+        """Run the blocks of this device's trials in turn."""
+        alone = dataclasses.replace(self, seeds=1, sweep={})
+
+        def block(k: Array, done: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+            own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, k, keepdims=False), done[0])
+            found = alone._block(own, iterations, phase)
+            return jax.tree.map(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, k, 0), done, found)
+
+        trials = len(state.key)
+        shapes = jax.eval_shape(lambda s: alone._block(s, iterations, phase)[1], jax.tree.map(lambda x: x[0], state))
+        empty = jax.tree.map(lambda x: jnp.zeros((trials, *x.shape), x.dtype), shapes)
+        state, metrics = jax.lax.fori_loop(0, trials, block, (state, empty))
+        by_iteration = lambda tree: jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), tree)  # noqa: E731
+        learning, episodes = by_iteration(metrics.learning), by_iteration(metrics.episodes)
+        return state, dataclasses.replace(metrics, learning=learning, episodes=episodes)
 
     def make_block(self, phase: Phase) -> Callable[..., Any]:
         """Jit of (state, iterations int32[]) -> (state, metrics); the state is donated."""
         metrics: Any = REPLICATED
-        if self.seeds > 1:
-            of_seeds: Any = PartitionSpec(None, AXIS)
-            of_devices: Any = SPLIT
-            metrics = BlockMetrics(learning=of_seeds, episodes=of_seeds, not_finite=of_devices, done=of_devices)
+        if self.trials > 1:
+            of_trials: Any = PartitionSpec(None, AXIS)
+            split: Any = SPLIT
+            metrics = BlockMetrics(learning=of_trials, episodes=of_trials, not_finite=split, done=split)
         function = on_mesh(
             lambda state, iterations: self._block(state, iterations, phase),
             self.mesh,

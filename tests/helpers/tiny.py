@@ -87,8 +87,10 @@ class TinyQ(Algorithm):
     updates_per_step: float = setting(1.0, "gradient updates per step")
     capacity: int = setting(64, "rows of the replay")
     batch_size: int = setting(32, "samples per update")
-    gamma: float = setting(0.9, "discount")
+    gamma: float = setting(0.9, "discount", between=(0, 1))
     lr: float = setting(0.1, "learning rate")
+
+    traced: ClassVar[tuple[str, ...]] = ("gamma", "lr")
 
     @classmethod
     def batch(cls, spec: EnvSpec, settings: dict[str, Any], num_envs: int) -> int:

@@ -1,0 +1,116 @@
+"""Several runs in one program: every combination of swept settings, each with every seed.
+
+Each is a trial: it has a folder inside the run directory, with the configuration of the same run alone and with metrics
+of its own; checkpoints hold all trials. Folders are `actor_lr=0.001/seed_3`, without the part that does not vary. A
+folder can be named wherever a run can, to look at this trial, or at all seeds of this combination.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from envs_jax.base import closest, short_repr
+from jaxrl import algos
+from jaxrl.common.errors import UsageError
+from jaxrl.runtime.config import Config, check_value, fields_of, read_training_run
+from jaxrl.runtime.run_directory import CONFIG, write_config
+
+MOST = 4096  # trials of a run
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One of the runs in a program.
+
+    Attributes:
+        combination: name of its swept settings, such as "actor_lr=0.001"; "" without a sweep.
+        folder: its directory inside the run directory, "." for a run of one trial.
+        config: of the same run alone.
+    """
+
+    combination: str
+    folder: str
+    config: Config
+
+
+def combinations(config: Config) -> list[dict[str, Any]]:
+    """Return the swept settings of each combination, [{}] without a sweep.
+
+    Raises:
+        UsageError: `sweep` is not a list of settings that may be traced, with several values each.
+    """
+    if not config.run.sweep:
+        return [{}]
+    cls, values = algos.find(config.algo), {}
+    fields, known = fields_of(cls, "algorithm"), cls.traced
+    for word in config.run.sweep.split():
+        name, equals, listed = word.partition("=")
+        if not equals:
+            raise UsageError(f"--sweep {short_repr(word)} has no values: write it as actor_lr=1e-4,3e-4")
+        if name in fields and name not in known:
+            raise UsageError(f"--sweep cannot vary {name} in one program: choose from {', '.join(known) or 'none'}")
+        if name not in known:
+            raise UsageError(f"--sweep: unknown setting {short_repr(name)}: {closest(name, known)}")
+        if name in values:
+            raise UsageError(f"--sweep names {name} twice: list all its values together")
+        found = [check_value(fields[name], value, "--sweep") for value in listed.split(",")]
+        if len(set(found)) < max(len(found), 2):
+            raise UsageError(f"--sweep needs several different values of {name}, not {short_repr(listed)}")
+        values[name] = found
+    made = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+    if len(made) * config.run.num_seeds > MOST:
+        raise UsageError(
+            f"{len(made):,} combinations with {config.run.num_seeds} seeds are more than {MOST:,} trials: use fewer"
+        )
+    return made
+
+
+def trials(config: Config) -> list[Trial]:
+    """Return the trials of a run, in the order of the first axis of its state."""
+    made = []
+    for values in combinations(config):
+        combination = ",".join(f"{name}={value:g}" for name, value in values.items())
+        alone = dataclasses.replace(config, algo_settings=config.algo_settings | values).with_run(sweep="", num_seeds=1)
+        for seed in range(config.run.seed, config.run.seed + config.run.num_seeds):
+            parts = [combination] * bool(combination) + [f"seed_{seed}"] * (config.run.num_seeds > 1)
+            made.append(Trial(combination, "/".join(parts) or ".", alone.with_run(seed=seed)))
+    return made
+
+
+def write_configs(directory: Path, config: Config) -> None:
+    """Write config.yaml of the run, of each trial, and of each combination. Raises RunError."""
+    found = trials(config)
+    for trial in found:
+        folder = directory / trial.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if trial.combination and config.run.num_seeds > 1:
+            of_all = trial.config.with_run(seed=config.run.seed, num_seeds=config.run.num_seeds)
+            write_config(folder.parent, of_all.to_yaml())
+        if len(found) > 1:
+            write_config(folder, trial.config.to_yaml())
+    write_config(directory, config.to_yaml())
+
+
+def locate(directory: Path) -> tuple[Path, Config, Sequence[int]]:
+    """Return the run that a run directory or a folder of trials belongs to, its configuration and these trials.
+
+    Raises:
+        RunError, UsageError: the configuration is damaged.
+    """
+    directory = directory.absolute()
+    outer = reversed(directory.parents[:2])  # the folder of a combination has a configuration, too
+    root = next((folder for folder in outer if _holds(folder, directory)), directory)
+    config = read_training_run(root)[1]
+    own = directory.relative_to(root).as_posix()
+    found = [index for index, trial in enumerate(trials(config)) if own in (".", trial.folder, trial.combination)]
+    return root, config, found
+
+
+def _holds(root: Path, directory: Path) -> bool:
+    """Return whether `directory` is a folder of trials of the run at `root`."""
+    if not (root / CONFIG).is_file():
+        return False
+    own = directory.relative_to(root).as_posix()
+    return any(own in (trial.folder, trial.combination) for trial in trials(read_training_run(root)[1]))
