@@ -59,7 +59,6 @@ ANNOTATED: Cases = [
 FREE: Cases = [
     (distributions.epsilon_mix, (rows, one)),
     (distributions.entropy, (rows,)),
-    (off_policy.smallest, (values,)),
 ]
 
 T, S, E = 2, 2, 3  # steps, logical shards, environments of a shard

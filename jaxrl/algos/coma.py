@@ -245,7 +245,7 @@ class Coma(Algorithm):
         worth = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
-    # Schedules
+    # Acting, networks and sizes
 
     def epsilon(self, progress: Progress) -> Array:
         """Return epsilon of the training step: that of its last episode, counted from 1."""
@@ -259,8 +259,6 @@ class Coma(Algorithm):
 
     def schedules(self, progress: Progress) -> dict[str, Array]:
         return {"epsilon": self.epsilon(progress)}
-
-    # Acting and networks
 
     def act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
@@ -283,8 +281,6 @@ class Coma(Algorithm):
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
         actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
         return AlgoState(ComaParameters(actor, critic, target=jnp.copy(critic.params)), sharded=())
-
-    # Sizes
 
     @property
     def batches(self) -> Minibatches:

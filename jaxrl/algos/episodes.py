@@ -61,12 +61,8 @@ class Minibatches:
 
         Rounding `batch_transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
         """
-        collected = self._usual * self.spec.horizon * self.spec.num_agents
+        collected = episodes_for(self.batch_transitions, self.spec) * self.spec.horizon * self.spec.num_agents
         return self.samples * self.batch_transitions // collected // self.number
-
-    @property
-    def _usual(self) -> int:
-        return episodes_for(self.batch_transitions, self.spec)
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -184,7 +180,7 @@ class Minibatches:
 
     def summary(self, passes: int) -> list[str]:
         """Return sentences for the user about sizes."""
-        spec, episodes, usual = self.spec, self.layout.num_envs, self._usual
+        spec, episodes, usual = self.spec, self.layout.num_envs, episodes_for(self.batch_transitions, self.spec)
         lines = [
             f"A training step collects {episodes} episodes ({episodes * spec.horizon * spec.num_agents:,} agent "
             f"transitions) and trains for {passes} epochs of {self.number} minibatches of "

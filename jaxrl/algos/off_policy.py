@@ -53,17 +53,6 @@ def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -
     return update() if period == 1 else jax.lax.cond(number % period == 0, update, lambda: kept)
 
 
-def smallest(values: Float32[Array, "C *batch"]) -> Float32[Array, "*batch"]:
-    """Return the minimum over critics; its gradient goes to the first minimal critic.
-
-    The gradient of `values.min(0)` compares values with the minimum and divides by the number of matches: zero by zero
-    where the compiler recomputes the values for that comparison with different rounding.
-    """
-    index = jax.lax.stop_gradient(values).argmin(0)
-    critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
-    return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0)
-
-
 @dataclasses.dataclass(frozen=True)
 class OffPolicy(Algorithm):
     """Base of algorithms with a replay buffer, an actor and critics.

@@ -19,7 +19,7 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Learner, Mode, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, smallest, squared_errors, when_due
+from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -36,10 +36,17 @@ LOSS_LIMIT = 1e8  # a critic loss above this counts as infinite, which ends the 
 def soft_value(
     values: Float32[Array, "C N A"], log_prob: Float32[Array, "N A"], alpha: Float32[Array, "N"]
 ) -> Float32[Array, "N A"]:
-    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3)."""
+    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3).
+
+    The gradient goes to the first of the smallest critics. (That of `values.min(0)` compares values with the minimum
+    and divides by the number of matches: zero by zero where the compiler recomputes the values for that comparison
+    with different rounding.)
+    """
     assert_shape(values, (None, *log_prob.shape))
     assert_shape(alpha, log_prob.shape[:-1])
-    return smallest(values) - alpha[:, None] * log_prob
+    index = jax.lax.stop_gradient(values).argmin(0)
+    critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
+    return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
 
 
 def actor_losses(
@@ -234,7 +241,7 @@ class Sac(OffPolicy):
 
     @property
     def action_size(self) -> int:
-        return self.actions.size
+        return math.prod(self.spec.action.shape)
 
     @functools.cached_property
     def networks(self) -> dict[str, Packed]:
@@ -249,7 +256,7 @@ class Sac(OffPolicy):
 
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return Adam; gradients of temperatures are never clipped."""
-        return optimizers.adam() if part == "alpha" else super().optimizer(part)
+        return optimizers.adam(max_grad_norm=0.0 if part == "alpha" else self.max_grad_norm)
 
     @property
     def replay(self) -> ReplayLearner:

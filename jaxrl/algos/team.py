@@ -74,14 +74,10 @@ class TeamNetworks:
 
     def critic_inputs(self, trajectory: Trajectory, layout: DataParallel) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
-        of_rows = lambda rows: jax.vmap(jax.vmap(self.critic_input))(*rows)  # noqa: E731
+        assert self.spec.critic_input is not None
+        of_rows = lambda rows: jax.vmap(jax.vmap(self.spec.critic_input))(*rows)  # noqa: E731
         inputs = layout.map_shards(of_rows, (trajectory.timestep, trajectory.action), axis=1)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
-
-    def critic_input(self, timestep: TimeStep, action: Array) -> Array:
-        """Return the environment's centralised critic input of one environment, [A, ...]."""
-        assert self.spec.critic_input is not None
-        return self.spec.critic_input(timestep, action)
 
     def values(self, critic: Params, critic_input: Array) -> Array:
         """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
@@ -111,7 +107,8 @@ class TeamNetworks:
 
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
             action = act(rows)
-            inputs = jax.vmap(self.critic_input)(rows[0], action)
+            assert self.spec.critic_input is not None
+            inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
             values = self.values(critic, inputs.reshape(-1, *inputs.shape[2:]))
             return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
 
