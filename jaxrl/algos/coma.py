@@ -170,7 +170,7 @@ class Coma(Algorithm):
         taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory, layout), action=trajectory.action)
         of_taken = lambda sample: self.nets.values(params.target, sample["critic_input"])  # noqa: E731
         value = layout.apply(lambda sample: select_action_value(of_taken(sample), sample["action"]), taken)
-        act = lambda rows: self.act(params.actor.params, (), *rows, progress, "explore")[0]  # noqa: E731
+        act = lambda step, keys: self.act(params.actor.params, (), step, keys, progress, "explore")[0]  # noqa: E731
         last_value = self.nets.last_value(act, params.target, last, key, layout)
         target = self.targets(trajectory, last, batches.unflatten(value), last_value)
         observation, weight = trajectory.timestep.observation, batches.weights(trajectory)

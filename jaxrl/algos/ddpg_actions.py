@@ -17,15 +17,22 @@ from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
 # Settings that one kind of action has no use for.
-DISCRETE = ("masking", "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread")
-CONTINUOUS = ("exploration_noise", "target_noise", "target_noise_clip")
+DISCRETE: tuple[str, ...] = (
+    "masking",
+    "entropy_weight",
+    "action_gradient",
+    "eps_start",
+    "eps_decay",
+    "eps_min",
+    "eps_spread",
+)
+CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
 
 def check_action_settings(settings: Any, spec: EnvSpec) -> None:
     """Raise ValueError for settings that do not fit the environment's actions, and for actions without bounds."""
-    if isinstance(spec.action, Discrete):
-        kind, needed, ignored = "discrete", "continuous", CONTINUOUS
-    else:
+    kind, needed, ignored = "discrete", "continuous", CONTINUOUS
+    if not isinstance(spec.action, Discrete):
         _ = BoxActions.of(spec, "ddpg")
         kind, needed, ignored = "continuous", "discrete", DISCRETE
     for field in dataclasses.fields(settings):

@@ -98,7 +98,7 @@ class TeamNetworks:
         return sample_sequentially(self.spec, timestep, action_probs, keys, greedy)
 
     def last_value(
-        self, act: Callable[[Any], Array], critic: Params, last: TimeStep, key: Key, layout: DataParallel
+        self, act: Callable[[TimeStep, Key], Array], critic: Params, last: TimeStep, key: Key, layout: DataParallel
     ) -> Array:
         """Return the value float32[B, A] of actions in the time step after a trajectory.
 
@@ -106,7 +106,7 @@ class TeamNetworks:
         """
 
         def of_rows(rows: tuple[TimeStep, Array]) -> Array:
-            action = act(rows)
+            action = act(*rows)
             assert self.spec.critic_input is not None
             inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
             values = self.values(critic, inputs.reshape(-1, *inputs.shape[2:]))
