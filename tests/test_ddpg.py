@@ -535,7 +535,7 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (ARM, {"action_gradient": "gumbel"}, "action_gradient needs discrete actions, 'arm' has continuous ones"),
         (ARM, {"eps_start": 0.1}, "eps_start needs discrete actions, 'arm' has continuous ones: remove it"),
         (ARM, {"eps_spread": 1.0}, "eps_spread needs discrete actions"),
-        (SNAKES, {"target_noise": 0.1}, "target_noise needs continuous actions, 'snakes' has discrete ones: remove it"),
+        (SNAKES, {"target_noise": 0.1}, "target_noise needs continuous actions, 'boards' has discrete ones: remove it"),
         (ARM, {"exploration_noise": -0.1}, "exploration_noise must lie between 0 and 10"),
         (ARM, {"target_noise_clip": -1.0}, "target_noise_clip must lie between 0 and 2"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),
