@@ -178,7 +178,7 @@ class Sac(OffPolicy):
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
         given: Any = self.target_entropy  # an array in a sweep
-        standard = -float(self.action_size)
+        standard = -float(math.prod(self.spec.action.shape))
         return jnp.where(given == 0, standard, given) if isinstance(given, Array) else given or standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
