@@ -9,7 +9,7 @@ parameters; each agent's critic sees its own observation and action only. Losses
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -106,9 +106,6 @@ class Sac(OffPolicy):
     target_entropy: float = setting(0.0, "target entropy of an agent's policy; 0 = minus the number of action dims")
     actor_update_period: int = setting(
         1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
-    )
-    initializer: Literal["torch", "he", "xavier"] = setting(
-        "xavier", "xavier: Glorot uniform; he: He normal, small last layer; torch: PyTorch's default"
     )
     layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
 
@@ -250,7 +247,7 @@ class Sac(OffPolicy):
         def standard(part: str, outputs: int) -> TeamNet:
             layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
             sizes = outputs, self.hidden_size, self.depth
-            return TeamNet(*sizes, layer_norm=layer_norm, initializer=self.initializer, dtype=dtype)
+            return TeamNet(*sizes, layer_norm=layer_norm, initializer="xavier", dtype=dtype)
 
         return self.actor_and_critics(standard, 2 * self.action_size, self.action_size)
 

@@ -46,7 +46,7 @@ SAC = SMALL | {
     "initial_alpha": 0.1, "target_entropy": -3.0,
 }  # fmt: skip
 SAC_MODERN = SAC | {
-    "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
+    "layer_norm": True, "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
     "actor_update_period": 2, "target_update_period": 3,
 }  # fmt: skip
 CONTINUOUS = SMALL | {
