@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             "losses", "the default target entropy counts all agents",
             "jaxrl/algos/sac.py",
-            "self.target_entropy or -float(self.action_size)",
-            "self.target_entropy or -float(self.action_size * self.spec.num_agents)",
+            "standard = -float(math.prod(self.spec.action.shape))",
+            "standard = -float(math.prod(self.spec.action.shape) * self.spec.num_agents)",
             SAC,
         ),
         (

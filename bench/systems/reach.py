@@ -13,8 +13,7 @@ from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
 
 _PUBLISHED = {  # the only values that the PyTorch learner supports
-    "n_step": 1, "num_critics": 2, "depth": 2, "scale_observation": False,
-    "max_grad_norm": 0.0,
+    "n_step": 1, "num_critics": 2, "depth": 2, "scale_observation": False, "max_grad_norm": 0.0,
 }  # fmt: skip
 
 
