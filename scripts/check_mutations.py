@@ -58,7 +58,7 @@ MUTATIONS = [
         ),
         (
             "losses", "the critic steps with actor_lr",
-            "jaxrl/algos/off_policy.py",
+            "jaxrl/algos/base.py",
             'jnp.float32(getattr(self, f"{part}_lr")) * fraction',
             "jnp.float32(self.actor_lr) * fraction",
             DDPG,
@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             "losses", "the default target entropy counts all agents",
             "jaxrl/algos/sac.py",
-            "self.target_entropy or -float(self.action_size)",
-            "self.target_entropy or -float(self.action_size * self.spec.num_agents)",
+            "standard = -float(math.prod(self.spec.action.shape))",
+            "standard = -float(math.prod(self.spec.action.shape) * self.spec.num_agents)",
             SAC,
         ),
         (
@@ -269,8 +269,8 @@ MUTATIONS = [
         (
             "targets", "coma: targets by the critic, not by its copy",
             "jaxrl/algos/coma.py",
-            'self.values(params.target, sample["critic_input"])',
-            'self.values(params.critic.params, sample["critic_input"])',
+            'self.nets.values(params.target, sample["critic_input"])',
+            'self.nets.values(params.critic.params, sample["critic_input"])',
             COMA,
         ),
         (
@@ -289,7 +289,7 @@ MUTATIONS = [
         ),
         (
             "losses", "coma: the surrogate is not the smaller one",
-            "jaxrl/algos/coma.py",
+            "jaxrl/rl/policy_gradient.py",
             "jnp.minimum(ratio * advantage, clipped * advantage)",
             "(clipped * advantage)",
             COMA,
@@ -373,9 +373,9 @@ MUTATIONS = [
         ),
         (
             "schedules", "learning rates rise",
-            "jaxrl/algos/off_policy.py",
-            "1 - (1 - self.final_lr_fraction) * progress.fraction",
-            "1 + (1 - self.final_lr_fraction) * progress.fraction",
+            "jaxrl/algos/base.py",
+            '1 - (1 - getattr(self, "final_lr_fraction", 1.0)) * progress',
+            '1 + (1 - getattr(self, "final_lr_fraction", 1.0)) * progress',
             "tests/test_off_policy.py::test_learning_rates_fall_to_their_final_share",
         ),
         (

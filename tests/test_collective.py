@@ -25,7 +25,7 @@ from envs_jax.progress import start
 from envs_jax.testing import check_env
 from jaxrl import algos
 from jaxrl.algos.base import AlgoState, Trajectory
-from jaxrl.algos.collective import algorithm, dataset, losses, transformer
+from jaxrl.algos.collective import dataset, losses, phases, transformer
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.stages import fit
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
@@ -303,7 +303,7 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trainer = make_trainer(Collective, Corners(), 4, **TINY)
     state, states, metrics = trainer.init(jax.random.key(0)), {}, {}
     patch = pytest.MonkeyPatch()
-    patch.setattr(algorithm, "CODED", 32)  # eight rows at a time, of 28
+    patch.setattr(phases, "CODED", 32)  # eight rows at a time, of 28
     with Checkpoints(tmp_path_factory.mktemp("phases")) as checkpoints:
         for number, phase in enumerate(trainer.algo.phases, 1):
             block = trainer.make_block(phase)
@@ -328,7 +328,7 @@ def test_phases_and_their_order() -> None:
     ]  # fmt: skip
     calls = {phase.name: (phase.steps, phase.updates, phase.iterations) for phase in algo.phases}
     assert calls["random"] == (3, 0, 3)  # 16 steps of 2 tasks are 8 of each environment, an episode has 9 rows
-    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.rows == 28
+    assert calls["learner"] == (3, 3, 3) and calls["actor"] == (0, 2, 2) and algo.timing.rows == 28
     bare = Collective(Corners().spec, DataParallel(4), **TINY | {"learner_steps": 0, "critic_updates": 0})
     assert [phase.name for phase in bare.phases] == ["random", "worker", "transformer", "codes", "actor"]
     files = Collective(Corners().spec, DataParallel(4), **TINY | {"expert_datasets": "a.npz"})
@@ -366,7 +366,8 @@ def test_labels_are_what_the_worker_of_the_task_says(studied: dict[str, Any]) ->
     algo, (state, _) = studied["trainer"].algo, studied["states"]["critic"]
     ring, worker = jax.tree.map(np.asarray, state.sharded), algo.experts.worker
     for task in (0, 1):
-        chosen = (ring.observation["task"] == task) & (np.arange(algo.rows) < algo.rows - 1)[None, :, None]
+        rows = algo.timing.rows
+        chosen = (ring.observation["task"] == task) & (np.arange(rows) < rows - 1)[None, :, None]
         params = jax.tree.map(lambda x, task=task: x[task], state.replicated.workers)
         mean, log_std = worker.gaussian(params["actor"], jnp.asarray(ring.observation["observation"][chosen][:, None]))
         np.testing.assert_allclose(ring.action["mu"][chosen], np.tanh(mean[:, 0]), atol=1e-5)
@@ -472,9 +473,15 @@ def test_rows_of_files_teach_nothing_before_they_have_a_code() -> None:
     state = begun(algo, {"expert_datasets": algo.to_dataset(vars(made()))})
     _, actor, _ = algo.stages
     given, learner = (actor, algo.layout, algo.model), state.replicated.learners["actor"]
-    compiled = jax.jit(lambda p: fit(*given, p.learners["actor"], state.sharded, algo._coded(p), jax.random.key(1), 2))
+
+    @jax.jit
+    def compiled(params: Any) -> Any:
+        coded = dataset.with_code(algo.timing.rows, algo.timing.labelled_rows, params.coded)
+        return fit(*given, params.learners["actor"], state.sharded, coded, jax.random.key(1), 2)
+
     fitted = [
-        compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows))) for rows in (0, algo.labelled_rows)
+        compiled(dataclasses.replace(state.replicated, coded=jnp.int32(rows)))
+        for rows in (0, algo.timing.labelled_rows)
     ]
     actors = [digest(fresh.params) for fresh, _ in fitted]
     assert actors[0] == digest(learner.params) != actors[1]

@@ -21,7 +21,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import distributions, networks
 from jaxrl.nn.packed import Packed
-from jaxrl.rl import returns
+from jaxrl.rl import policy_gradient, returns
 from jaxrl.runtime.build import _layout, build_run
 from jaxrl.runtime.data_parallel import DataParallel
 
@@ -141,7 +141,7 @@ class Recorded:
     @functools.cached_property
     def values(self) -> Any:
         """Values of (weights of a critic, its inputs), in one program."""
-        return jax.jit(self.algo.values)
+        return jax.jit(self.algo.nets.values)
 
     @functools.cached_property
     def data(self) -> dict[str, np.ndarray]:
@@ -586,13 +586,13 @@ def test_clip_ratio() -> None:
     @jax.jit
     @jax.value_and_grad
     def of(x: jax.Array, behaviour: jax.Array, advantage: jax.Array) -> jax.Array:
-        return coma_module.policy_gradient_loss(x, behaviour, advantage, np.ones(1, np.float32), 0.2)
+        return policy_gradient.policy_gradient_loss(x, behaviour, advantage, np.ones(1, np.float32), 0.2)
 
     for ratio, advantage, loss, derivative in cases:
         value, gradient = of(*np.float32([[-1], [-1 - log(ratio)], [advantage]]))
         close(value, loss, 1e-5)
         close(gradient, [derivative], 1e-5)
-    plain = jax.jit(lambda *given: coma_module.policy_gradient_loss(*given, 0.0))
+    plain = jax.jit(lambda *given: policy_gradient.policy_gradient_loss(*given, 0.0))
     close(plain(*np.float32([[-1], [9], [2], [1]])), 2.0, 1e-6)
 
 
@@ -617,7 +617,7 @@ def test_divergence_from_the_policy_that_chose() -> None:
     """Over actions drawn as the behaviour policy draws them, its mean is KL(behaviour || pi)."""
     behaviour, pi = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.7, 0.1])
     kl = (behaviour * np.log(behaviour / pi)).sum()
-    divergence = jax.jit(coma_module.divergence)
+    divergence = jax.jit(policy_gradient.divergence)
     close(divergence(*np.float32([np.log(pi), np.log(behaviour), 3 * behaviour])), kl, 1e-6)
     close(divergence(*np.float32([np.log(pi), np.log(pi), np.ones(3)])), 0, 1e-7)
     algo, batch = small(), actor_batch(small(), np.random.default_rng(2), 12)
@@ -657,7 +657,7 @@ def test_epsilon_schedule() -> None:
 def test_a_dueling_critic_has_a_mean_of_its_value() -> None:
     algo = small(dueling=True)
     x = np.random.default_rng(1).normal(size=(7, 3)).astype(np.float32)
-    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.values(critic, x)))
+    both = jax.jit(lambda critic: (algo.networks["critic"].apply(critic, x), algo.nets.values(critic, x)))
     out, values = map(np.asarray, both(begun(algo).critic.params))
     assert out.shape == (7, 5)
     close(values.mean(-1), out[:, 0], 1e-6)
@@ -835,10 +835,7 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
     algo, batch = small(scale_advantage=True), actor_batch(small(), np.random.default_rng(2), 12)
     actor, epsilon = begun(algo).actor, epsilon_of(algo, start())
     _, metrics = jax.jit(algo.actor_update)(actor, batch, start())
-    scale = jax.jit(algo._advantage_scale)(actor, batch, start())
     weighted = np.float64(metrics["advantage_square"]) * 12 / 10, np.float64(metrics["advantage"]) * 12 / 10
-    scale = np.asarray(scale)
-    assert scale.shape == (1, 12) and np.ptp(scale) == 0
     open_ = np.asarray(batch["weight"][0]) > 0
 
     @jax.jit
@@ -850,6 +847,8 @@ def test_a_scaled_advantage_has_unit_deviation() -> None:
     advantage = np.asarray(advantage_of(actor.params, {name: x[0] for name, x in batch.items()}), np.float64)
     close([np.mean(advantage[open_] ** 2), np.mean(advantage[open_])], weighted, 1e-5)
     mean = (advantage * open_).mean()
+    scale = np.asarray(jax.jit(algo.batches.deviation)(np.float32(advantage)[None], batch["weight"]))
+    assert scale.shape == (1, 12) and np.ptp(scale) == 0
     close(scale[0, 0], np.sqrt((open_ * (advantage - mean) ** 2).mean()), 1e-5)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, run
+from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, run, with_epsilon
 from helpers.tiny import Corridor, PointMass
 from jax.test_util import check_grads
 
@@ -36,6 +36,11 @@ make_trainer = functools.partial(helpers.off_policy.make_trainer, Ddpg)
 def begun(algo: Ddpg, seed: int = 0, inputs: Any = None) -> Any:
     """Parameters at the start, made in one program."""
     return jax.jit(lambda key, inputs: algo.init(key, inputs).replicated)(jax.random.key(seed), inputs)
+
+
+def taken_values(algo: Ddpg, critic: Any, sample: dict[str, Any]) -> Any:
+    """The critics' values of stored actions."""
+    return algo.value(critic, sample["observation"], algo.actions.taken(sample["action"]), lambda values: values)
 
 
 def tree_of(algo: Ddpg, params: Any, name: str) -> Any:
@@ -97,14 +102,14 @@ def test_published_networks_agree_with_pytorch(network: str) -> None:
     rounding of gradients, so that a gradient of zero takes no step.
     """
     pytest.importorskip("torch", reason="PyTorch is not installed: pip install -e '.[torch]'")
-    same = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3, "adam_epsilon": 1e-4}
-    algo = Ddpg(SNAKES, DataParallel(1), network=network, **same)
+    same, epsilon = {"actor_lr": 3e-4, "critic_lr": 1e-3, "tau": 0.3}, 1e-4
+    algo = with_epsilon(Ddpg, epsilon)(SNAKES, DataParallel(1), network=network, **same)
     actor, critic = (
         formula_weights(100, algo.networks["actor"].shapes),
         formula_weights(200, algo.networks["critic"].shapes),
     )
     params = begun(algo, inputs={"actor": actor, "critic": critic})
-    reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, **same)
+    reference = TorchDdpg(AGENTS, OBS, ACTIONS, bicnet=network == "bicnet", buffer_size=1, adam_epsilon=epsilon, **same)
     for name in ("actor", "target_actor", "critic", "target_critic"):
         ours = actor if "actor" in name else jax.tree.map(lambda x: x[0], critic)
         reference.set_parameters(name, torch_arrays(ours))
@@ -278,7 +283,7 @@ def test_targets_and_losses_by_hand() -> None:
     taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
     errors = np.square(target[None] - taken[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
-    values = jax.jit(algo.taken_values)(params.critic.params, sample)
+    values = jax.jit(functools.partial(taken_values, algo))(params.critic.params, sample)
     found = jax.jit(off_policy.squared_errors)(values, jnp.asarray(target), sample["weight"])
     assert float(found.mean()) == pytest.approx(by_hand, rel=1e-4)
 
@@ -309,10 +314,10 @@ def test_scaled_observations_are_shares_of_the_bound() -> None:
 def test_relaxed_actions_approach_drawn_ones() -> None:
     logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
-    relaxed = jax.jit(jax.vmap(ddpg_actions.relaxed_one_hot, in_axes=(None, 0, None)))
-    hot = np.asarray(relaxed(logits, noise, 1e-3))
+    relaxed = jax.jit(jax.vmap(ddpg_actions.relaxed_one_hot, in_axes=(None, 0)))
+    hot = np.asarray(relaxed(1e3 * logits, 1e3 * noise))  # as at a temperature of 1e-3
     np.testing.assert_allclose(hot.mean(0), [0.1, 0.2, 0.3, 0.4], atol=0.01)
-    soft = np.asarray(relaxed(logits, noise, 1e3))
+    soft = np.asarray(relaxed(1e-3 * logits, 1e-3 * noise))
     np.testing.assert_allclose(soft, 0.25, atol=0.02)
 
 
@@ -395,13 +400,13 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
     sample = {name: x[0] for name, x in rows_of_the_arm(m, 2).items()}
     sample["end"] = random.choice([CONTINUES, TERMINATED, TRUNCATED], (m, 2)).astype(np.uint8)
     if not noise:
-        assert algo.noise(jax.random.key(0), 4) is None
+        assert algo.replay.noise(jax.random.key(0), 4) is None
         del sample["noise"]
 
     outputs = np.asarray(jax.jit(algo.actor_of)(params.target_actor, sample["next_observation"]))
     action = np.tanh(outputs)
     if noise:
-        assert jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4)).shape == (4, *sample["noise"].shape[1:])
+        assert jax.eval_shape(lambda: algo.replay.noise(jax.random.key(0), 4)).shape == (4, *sample["noise"].shape[1:])
         shift = np.clip(0.4 * sample["noise"][:, 0], -0.3, 0.3)
         assert 0.2 < np.mean(np.abs(shift) == np.float32(0.3)) < 0.8 and np.any(np.abs(action + shift) > 1)
         action = np.clip(action + shift, -1, 1)
@@ -431,7 +436,7 @@ def test_the_actor_climbs_the_mean_of_the_critics() -> None:
     loss, shown = jax.jit(algo.actor_loss)(actor, critic, sample)
     by_hand = (used * (0.1 * np.square(outputs).mean(-1) - values.mean(0))).mean()
     assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(shown) == {"actor_loss"}
-    taken = jax.jit(algo.taken_values)(critic, sample)
+    taken = jax.jit(functools.partial(taken_values, algo))(critic, sample)
     wanted = jax.jit(algo.values)(critic, sample["observation"], sample["action"])
     np.testing.assert_allclose(taken, wanted, rtol=1e-6)
 
@@ -507,18 +512,14 @@ def test_names() -> None:
     assert Bicnet(SNAKES, DataParallel(1)).network == "bicnet"
 
 
-def test_capacity_in_steps_and_in_bytes() -> None:
+def test_capacity_in_steps_and_its_bytes() -> None:
     algo = Ddpg(SNAKES, DataParallel(4), buffer_size=1000)
     row = AGENTS * (OBS * 1 + ACTIONS * 4 + 4) + 1  # boards up to 19 fit into int8
-    assert algo._row_bytes == row and algo.rows == 251
+    assert algo.replay.row_bytes == row and algo.replay.rows == 251
     assert f"holds 1,000 environment steps in {251 * 4 * row / 1e6:.3g} MB" in algo.summary()[0]
-    by_bytes = Ddpg(SNAKES, DataParallel(4), buffer_gb=0.001)
-    assert by_bytes.rows == 1_000_000 // (4 * row)
-    ring = jax.eval_shape(lambda: by_bytes.init(jax.random.key(0), None)).sharded
-    stored = sum(
-        x.size * x.dtype.itemsize for x in jax.tree.leaves((ring.observation, ring.action, ring.reward, ring.end))
-    )
-    assert 0.99e6 < stored <= 1e6
+    ring = jax.eval_shape(lambda: algo.init(jax.random.key(0), None)).sharded
+    leaves = jax.tree.leaves((ring.observation, ring.action, ring.reward, ring.end))
+    assert sum(x.size * x.dtype.itemsize for x in leaves) == 251 * 4 * row
 
 
 UNBOUNDED = dataclasses.replace(SNAKES, action=Box((2,)))
@@ -531,6 +532,10 @@ DEPENDENT = dataclasses.replace(SNAKES, next_mask=lambda state, mask, chosen, ag
         (UNBOUNDED, {}, "needs float actions with bounds"),
         (dataclasses.replace(SNAKES, action=Box((2,), low=-1.0, high=1.0)), {"masking": True}, "needs discrete"),
         (ARM, {"entropy_weight": 0.1}, "entropy_weight needs discrete actions, 'arm' has continuous ones: remove it"),
+        (ARM, {"action_gradient": "gumbel"}, "action_gradient needs discrete actions, 'arm' has continuous ones"),
+        (ARM, {"eps_start": 0.1}, "eps_start needs discrete actions, 'arm' has continuous ones: remove it"),
+        (ARM, {"eps_spread": 1.0}, "eps_spread needs discrete actions"),
+        (SNAKES, {"target_noise": 0.1}, "target_noise needs continuous actions, 'boards' has discrete ones: remove it"),
         (ARM, {"exploration_noise": -0.1}, "exploration_noise must lie between 0 and 10"),
         (ARM, {"target_noise_clip": -1.0}, "target_noise_clip must lie between 0 and 2"),
         (dataclasses.replace(SNAKES, observation={"a": Box((2,))}), {}, "one array per agent"),

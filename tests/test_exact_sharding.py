@@ -45,7 +45,7 @@ def test_exact_training_has_the_same_bits_on_any_number_of_devices(
         for devices in counts:
             trainer = trainer_of(case, devices, exact=True, **more)
             state, _ = run(trainer, 8)
-            assert int(state.algo.sharded.filled[0]) == trainer.algo.rows - 1
+            assert int(state.algo.sharded.filled[0]) == trainer.algo.replay.rows - 1
             begun.append(digest(state))
             block = trainer.make_block(trainer.algo.phases[-1])
             if devices == 1:
@@ -73,7 +73,7 @@ def test_devices_exchange_gradients_only_and_the_replay_is_not_copied(case: str)
     text = block.as_text()
     assert re.search(r"all-reduce", text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
     memory = block.memory_analysis()
-    ring = 200_000 * trainer.algo._row_bytes
+    ring = 200_000 * trainer.algo.replay.row_bytes
     assert memory.alias_size_in_bytes >= ring > 4 * memory.temp_size_in_bytes
 
 

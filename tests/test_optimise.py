@@ -70,11 +70,12 @@ def test_off_policy_algorithms_take_another_optimizer(case: str) -> None:
     params = dataclasses.replace(params, **targets)
     ones = lambda *shape: np.ones(shape, np.float32)  # noqa: E731
     batch: dict[str, Any] = {"weight": ones(1, 4), "reward": ones(1, 4, 1, 2), "end": np.zeros((1, 4, 1), np.uint8)}
-    for name, shape in algo.observation_rows.items():
+    stored = algo.replay
+    for name, (shape, _) in stored.observation.items():
         batch |= {prefix + name: np.zeros((1, 4, *shape.shape), shape.dtype) for prefix in ("", "next_")}
     batch["observation"] = np.random.default_rng(1).random(batch["observation"].shape, np.float32)
-    batch["action"] = np.zeros((1, 4, *algo.action_rows.shape), algo.action_rows.dtype)
-    noise = jax.eval_shape(lambda: algo.noise(jax.random.key(0), 4))
+    batch["action"] = np.zeros((1, 4, *stored.action.shape.shape), stored.action.shape.dtype)
+    noise = jax.eval_shape(lambda: stored.noise(jax.random.key(0), 4))
     if noise is not None:
         batch["noise"] = jnp.full((1, *noise.shape), 0.3)
     new, metrics = jax.jit(algo.update)(params, batch, jnp.uint32(0), at_step(0))

@@ -12,7 +12,7 @@ import pytest
 from helpers.tiny import Corridor, TinyQ
 
 from envs_jax.batch import batched
-from jaxrl.algos.base import Phase
+from jaxrl.algos.base import MemoryNeeds, Phase
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.runtime import memory_plan
@@ -158,11 +158,9 @@ class Chunky(TinyQ):
     def phases(self) -> tuple[Any, ...]:
         return tuple(dataclasses.replace(phase, restart=True) for phase in super().phases)
 
-    def largest_chunk(self) -> int:
-        return self.samples
-
-    def sample_bytes(self) -> int:
-        return self.bytes
+    @property
+    def memory(self) -> MemoryNeeds:
+        return MemoryNeeds(self.samples, self.bytes)
 
 
 def chunks(rollout: int, learn: int, limit: int, adapt: bool = False, **layout: Any) -> Chunks:

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.off_policy import with_epsilon
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
-from jaxrl.algos.base import AlgoState, Trajectory
+from jaxrl.algos.base import Algorithm, AlgoState, Trajectory
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.algos.sac import Sac
@@ -37,6 +38,12 @@ def records() -> dict[str, np.ndarray]:
 
 def settings(case: str) -> dict[str, Any]:
     return json.loads(str(records()["settings"]))[case]
+
+
+def made(algorithm: type[Algorithm], case: str) -> Any:
+    """The algorithm with the recorded settings, of which Adam's epsilon is one."""
+    own = settings(case)
+    return functools.partial(with_epsilon(algorithm, own.pop("adam_epsilon")), **own)
 
 
 def recorded(case: str) -> Recorded:
@@ -171,7 +178,8 @@ def missions(batch: dict[str, np.ndarray]) -> tuple[Trajectory, TimeStep]:
 def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
-    algo = Coma(COVERAGE, DataParallel(MISSIONS), batch_transitions=MISSIONS * STEPS * TEAM, **settings(case))
+    size = MISSIONS * STEPS * TEAM
+    algo = made(Coma, case)(COVERAGE, DataParallel(MISSIONS), batch_transitions=size)
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)
@@ -250,14 +258,14 @@ TWO_TASKS = dataclasses.replace(ARM, num_agents=1, num_tasks=2)
 @pytest.mark.parametrize(("case", "cls"), [("ddpg", Ddpg), ("ddpg expected", Ddpg), ("bicnet", Bicnet)])
 def test_ddpg(case: str, cls: type[Ddpg]) -> None:
     """Windows of three steps, clipped gradients, samples that count less or not; masks, entropy; an LSTM."""
-    algo = cls(BOARDS, DataParallel(1), **settings(case))
+    algo = made(cls, case)(BOARDS, DataParallel(1))
     replay(algo, case, ("actor", "critic", "target_actor", "target_critic"), "vector")
 
 
 @pytest.mark.parametrize(("case", "spec"), [("sac", ARM), ("sac tasks", TWO_TASKS)])
 def test_sac(case: str, spec: EnvSpec) -> None:
     """Two agents with the default target entropy; two tasks, windows of three steps, steps of actor and targets due."""
-    replay(Sac(spec, DataParallel(1), **settings(case)), case, ("actor", "critic", "target_critic"), "action")
+    replay(made(Sac, case)(spec, DataParallel(1)), case, ("actor", "critic", "target_critic"), "action")
 
 
 @pytest.mark.long

@@ -24,7 +24,6 @@ from envs_jax.testing import check_env
 from jaxrl import algos
 from jaxrl.algos import sac
 from jaxrl.algos.base import Phase
-from jaxrl.algos.off_policy import smallest
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import distributions
@@ -75,6 +74,7 @@ def test_the_gradient_of_the_smallest_value_goes_to_one_critic() -> None:
     values = np.float32(
         [[[1.0], [2.0], [0.5], [np.inf]], [[3.0], [2.0], [0.5], [1e30]], [[2.0], [2.0], [0.25], [2e30]]]
     )
+    smallest = lambda x: sac.soft_value(x, jnp.zeros((4, 1)), jnp.zeros(4))  # noqa: E731
     both = jax.jit(lambda x: (smallest(x), jax.grad(lambda x: jnp.sum(smallest(x)))(x)))
     found, gradient = map(np.asarray, both(values))
     np.testing.assert_allclose(found[:, 0], [1.0, 2.0, 0.25, 1e30])
@@ -133,7 +133,7 @@ SETTINGS = {
 @functools.cache
 def scheduled() -> tuple[Sac, Any, Any]:
     """An algorithm with schedules, its update compiled, and its parameters, targets unlike the critics."""
-    algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3, critic_loss_limit=1e6)
+    algo = Sac(ARM, DataParallel(1), **SETTINGS, actor_update_period=2, target_update_period=3)
     params = dataclasses.replace(begun(algo, 3), target_critic=begun(algo, 4).critic.params)
     return algo, jax.jit(lambda params, batch, number: algo.update(params, batch, number, start())), params
 
@@ -237,7 +237,7 @@ def test_a_huge_critic_loss_counts_as_infinite() -> None:
     """So that the loop stops there, naming it (see test_trainer)."""
     _, update, params = scheduled()
     batch = made_up()
-    for reward, stops in ((1e2, False), (1e4, True)):
+    for reward, stops in ((1e3, False), (1e5, True)):
         new, metrics = update(params, batch | {"reward": np.full_like(batch["reward"], reward)}, np.uint32(1))
         assert np.isposinf(metrics["critic_loss"]) == stops
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.floating))
@@ -253,7 +253,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    numbers = jax.jit(algo.update_numbers, static_argnums=1)
+    numbers = jax.jit(algo.timing.update_numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, DataParallel(1), random_steps=4000)
@@ -387,7 +387,6 @@ def test_names() -> None:
         (ARM, {"alpha_lr": -1.0}, "alpha_lr must lie between 0 and 10, not -1.0"),
         (ARM, {"critic_lr": math.nan}, "critic_lr must lie between 1e-12 and 10, not nan"),
         (ARM, {"gamma": 1.5}, "gamma must lie between 0 and 1, not 1.5"),
-        (ARM, {"log_std_min": 3.0}, "log_std_min 3.0 must lie below log_std_max 2.0"),
         (ARM, {"random_steps": 1 << 24}, "random_steps must lie between 0 and 16,777,215, not 16777216"),
         (ARM, {"updates_per_step": 0.25}, "less than one update: raise one of them"),
         (ARM, {"buffer_size": 60}, "batch_size 512 exceeds the"),

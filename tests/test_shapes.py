@@ -16,7 +16,7 @@ from beartype import beartype
 from jaxrl.algos import coma, coma_original, ddpg, ddpg_actions, off_policy, sac, student
 from jaxrl.algos.collective import losses
 from jaxrl.nn import distributions
-from jaxrl.rl import replay, returns
+from jaxrl.rl import policy_gradient, replay, returns
 
 ROOT = Path(__file__).parents[1]
 N, M, A, C, K = 5, 7, 2, 3, 4  # samples, known samples, agents, critics, actions or their dims
@@ -37,13 +37,13 @@ ANNOTATED: Cases = [
     (distributions.squashed_normal, (rows, rows, rows)),
     (coma.critic_loss, (rows, integers(N), row, row)),
     (coma.counterfactual_baseline, (rows, rows)),
-    (coma.policy_gradient_loss, (row, row, row, row, 0.2)),
-    (coma.divergence, (row, row, row)),
-    (coma.policy_metrics, (row, row, row)),
+    (policy_gradient.policy_gradient_loss, (row, row, row, row, 0.2)),
+    (policy_gradient.divergence, (row, row, row)),
+    (policy_gradient.policy_metrics, (row, row, row)),
     (coma_original.original_actor_loss, (rows, one, booleans((N, K)), rows, integers(N), row)),
     (ddpg.expected_value, (rows, rows)),
     (ddpg_actions.masked_softmax, (rows, booleans((N, K)))),
-    (ddpg_actions.relaxed_one_hot, (rows, rows, 1.0)),
+    (ddpg_actions.relaxed_one_hot, (rows, rows)),
     (sac.soft_value, (values, team, row)),
     (sac.actor_losses, (values, team, row, row)),
     (sac.temperature_losses, (row, team, -1.0, row)),
@@ -59,7 +59,6 @@ ANNOTATED: Cases = [
 FREE: Cases = [
     (distributions.epsilon_mix, (rows, one)),
     (distributions.entropy, (rows,)),
-    (off_policy.smallest, (values,)),
 ]
 
 T, S, E = 2, 2, 3  # steps, logical shards, environments of a shard

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.harness import measure
+from jaxrl.algos.collective import dataset
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import neighbour_accuracy
 from jaxrl.cli.entry import exit_on_error
@@ -40,7 +41,7 @@ def principal(codes: np.ndarray, axes: int = 2) -> tuple[np.ndarray, np.ndarray]
 
 
 def study(tasks: Sequence[str], windows: dict[str, np.ndarray], most: int, seed: int) -> dict[str, Any]:
-    """Return accuracies and projections of up to `most` training and held-out windows, see `Collective.coded_windows`.
+    """Return accuracies and projections of up to `most` training and held-out windows, see `dataset.coded_windows`.
 
     Raises:
         UserError: one of the two kinds has no windows.
@@ -124,12 +125,12 @@ def main(argv: Sequence[str]) -> int:
     algo, state, step = load_state(asked.run)
     if not isinstance(algo, Collective):
         raise UsageError(f"{asked.run} was trained with {type(algo).__name__.lower()}: name a run of collective")
-    if int(state.replicated.coded) < algo.rows:
+    if int(state.replicated.coded) < algo.timing.rows:
         raise UserError(f"{asked.run} has not computed its codes yet: continue with --resume {asked.run}")
     result = {"kind": KIND, "name": asked.name, "run": asked.run, "checkpoint": step, "seed": seed}
     directory = run_directory.open_run(asked.run)
     result |= {"versions": run_directory.versions(), "curves": curves(directory)}
-    result |= study(algo.tasks, algo.coded_windows(state.sharded), most, seed)
+    result |= study(algo.tasks, dataset.coded_windows(state.sharded, algo.context_length), most, seed)
     folder = Path(asked.results)
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"{KIND}_{asked.name}"

@@ -13,8 +13,7 @@ from envs_jax.base import closest
 from envs_jax.reach import baselines, goals
 
 _PUBLISHED = {  # the only values that the PyTorch learner supports
-    "n_step": 1, "num_critics": 2, "depth": 2, "initializer": "xavier", "scale_observation": False,
-    "max_grad_norm": 0.0, "buffer_gb": 0.0, "log_std_min": -20.0, "log_std_max": 2.0,
+    "n_step": 1, "num_critics": 2, "depth": 2, "scale_observation": False, "max_grad_norm": 0.0,
 }  # fmt: skip
 
 
@@ -158,7 +157,7 @@ class TorchArm:
         self._episodes = Episodes(env, np.random.default_rng(seed))
         same = [
             *("hidden_size", "layer_norm", "actor_lr", "critic_lr", "alpha_lr", "gamma", "tau", "initial_alpha"),
-            *("adam_epsilon", "actor_update_period", "target_update_period", "batch_size", "buffer_size"),
+            *("actor_update_period", "target_update_period", "batch_size", "buffer_size"),
         ]
         self._learner = torch_learner.TorchSac(
             len(self._episodes.arm.observe()),

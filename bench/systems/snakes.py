@@ -26,7 +26,7 @@ _PUBLISHED = {  # the only values that the PyTorch learner supports
     "action_gradient": "softmax", "n_step": 1, "num_critics": 1, "layer_norm": False, "first_layer": "linear",
     "depth": 2,
     "initializer": "torch", "masking": False, "scale_observation": False, "entropy_weight": 0.0,
-    "logit_weight": 0.0, "adam_epsilon": 1e-8, "eps_min": 0.0, "buffer_gb": 0.0, "learning_starts": 0,
+    "logit_weight": 0.0, "eps_min": 0.0, "learning_starts": 0,
     "eps_spread": 0.0,
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ __all__ = [
     "Algorithm",
     "Custom",
     "Learner",
+    "MemoryNeeds",
     "Mode",
     "Phase",
     "Progress",
@@ -120,6 +121,23 @@ STANDARD = Custom()
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryNeeds:
+    """What an algorithm needs besides the trajectory and its state, for the memory plan.
+
+    Attributes:
+        largest_chunk: samples of one gradient on one logical shard; 0: `layout.learn_chunk` cannot split gradients.
+        sample_bytes: bytes per sample while a gradient is computed.
+        data_bytes: bytes on one device that `learn` needs besides.
+        storage_setting: the setting that controls storage besides the trajectory, for advice; None if there is none.
+    """
+
+    largest_chunk: int = 0
+    sample_bytes: int = 0
+    data_bytes: int = 0
+    storage_setting: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Algorithm:
     """Base class of algorithms. Subclass it as a frozen dataclass; further fields are settings.
 
@@ -190,21 +208,8 @@ class Algorithm:
         module = given(outputs) if isinstance(given, type) or not hasattr(given, "apply") else given
         network = Packed(module, inputs)
         if part in self.custom.networks:
-            self._check_network(part, network, (*inputs[0][:leading], outputs))
+            _check_network(part, network, (*inputs[0][:leading], outputs))
         return network
-
-    def _check_network(self, part: str, network: Packed, wanted: tuple[int, ...]) -> None:
-        """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
-        if not hasattr(network.module, "init"):
-            raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(network.module).__name__}")
-        found = jax.eval_shape(
-            lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
-        )
-        if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
-            told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__
-            raise ValueError(
-                f"networks: '{part}' must return float32{list(wanted)} for inputs {list(network.inputs[0])}, not {told}"
-            )
 
     @property
     def networks(self) -> dict[str, Packed]:
@@ -221,15 +226,25 @@ class Algorithm:
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return the gradient transformation of a part, such as "actor"; to override.
 
-        Give it a learning rate of 1, as in `optax.sgd(1.0)`: `step` multiplies its updates by `learning_rate`. (A chain
-        that the user passes as `optimizers=` includes its learning rate instead.)
+        The default is Adam, with clipping where a setting `max_grad_norm` asks for it. Give it a learning rate of 1, as
+        in `optax.sgd(1.0)`: `step` multiplies its updates by `learning_rate`. (A chain that the user passes as
+        `optimizers=` includes its learning rate instead.)
         """
         del part
-        return optimizers.adam()
+        return optimizers.adam(max_grad_norm=getattr(self, "max_grad_norm", 0.0))
 
     def learning_rate(self, part: str, progress: Progress) -> Array | float:
-        """Return the learning rate of a part, float32[]; to override."""
-        raise NotImplementedError(f"an algorithm that calls step('{part}', ...) needs learning_rate(part, progress)")
+        """Return the learning rate of a part, float32[]; to override.
+
+        The default is the part's setting, such as `actor_lr`, which falls linearly over the run to the share that a
+        setting `final_lr_fraction` gives.
+        """
+        if not hasattr(self, f"{part}_lr"):
+            raise NotImplementedError(
+                f"an algorithm that calls step('{part}', ...) needs learning_rate(part, progress)"
+            )
+        fraction = 1 - (1 - getattr(self, "final_lr_fraction", 1.0)) * progress.fraction
+        return jnp.float32(getattr(self, f"{part}_lr")) * fraction
 
     def learner(self, part: str, params: Params) -> Learner:
         """Return parameters with a fresh optimizer state."""
@@ -276,22 +291,10 @@ class Algorithm:
         """Return sentences for the user about batch sizes and updates, printed before training."""
         return []
 
-    def largest_chunk(self) -> int:
-        """Return the samples of one gradient on one logical shard; 0: `layout.learn_chunk` cannot split gradients."""
-        return 0
-
     @property
-    def storage_setting(self) -> str | None:
-        """Return the setting that controls storage besides the trajectory, for advice; None if nothing is stored."""
-        return None
-
-    def sample_bytes(self) -> int:
-        """Return the bytes needed per sample while a gradient is computed, for the memory plan."""
-        return 0
-
-    def data_bytes(self) -> int:
-        """Return the bytes on one device that `learn` needs besides the trajectory, for the memory plan."""
-        return 0
+    def memory(self) -> MemoryNeeds:
+        """Return what `learn` needs, for the memory plan."""
+        return MemoryNeeds()
 
     def weights(self, state: AlgoState) -> Params:
         """Return what `--init_from` transfers, the `inputs` of `init`: by default the networks, else the policy."""
@@ -366,3 +369,17 @@ def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
         trajectory.timestep,
         last_timestep,
     )
+
+
+def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:
+    """Raise ValueError unless a user-defined network returns float32 of the shape `wanted`."""
+    if not hasattr(network.module, "init"):
+        raise ValueError(f"networks: '{part}' must be a flax.linen module, not {type(network.module).__name__}")
+    found = jax.eval_shape(
+        lambda key: network.apply(network.init(key), *map(jnp.zeros, network.inputs)), jax.random.key(0)
+    )
+    if not isinstance(found, jax.ShapeDtypeStruct) or (found.shape, found.dtype) != (wanted, jnp.float32):
+        told = (getattr(found, "shape", None) and f"{found.dtype}{list(found.shape)}") or type(found).__name__
+        raise ValueError(
+            f"networks: '{part}' must return float32{list(wanted)} for inputs {list(network.inputs[0])}, not {told}"
+        )

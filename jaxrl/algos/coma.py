@@ -3,45 +3,31 @@
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping; `coma_original` computes what their repository
 does. In the order of the paper: losses; settings; a training step with its targets, the critic's update, the
-advantage, the actor's update. Networks, acting and sizes come last.
+advantage, the actor's update. Acting and sizes come last; networks are in `team`, minibatches in `episodes`.
 """
 
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos import team
-from jaxrl.algos.base import (
-    RATE,
-    UNIT,
-    Algorithm,
-    AlgoState,
-    Learner,
-    Mode,
-    Phase,
-    Trajectory,
-    is_used,
-    next_timesteps,
-    setting,
-)
-from jaxrl.algos.episodes import Minibatches, episodes_for, pick
+from jaxrl.algos import base
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
+from jaxrl.algos.episodes import Minibatches, episodes_for
+from jaxrl.algos.team import TeamNetworks, check_spec
 from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
-from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import distributions, optimizers
+from jaxrl.common.types import Key, PolicyParams
+from jaxrl.nn import distributions
 from jaxrl.nn.distributions import apply_action_mask, epsilon_mix, select_action_value
-from jaxrl.nn.networks import activation_bytes
 from jaxrl.nn.packed import Packed
-from jaxrl.nn.precision import stored_dtype
 from jaxrl.rl import returns
+from jaxrl.rl.policy_gradient import Samples, divergence, policy_gradient_loss, policy_metrics
 
-Samples = Float32[Array, "N"]
+Arrays = dict[str, Array]
 
 
 def critic_loss(
@@ -56,41 +42,6 @@ def counterfactual_baseline(values: Float32[Array, "N n"], action_probs: Float32
     """Baseline sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4). The advantage is Q(a) - b."""
     assert_equal_shape([values, action_probs])
     return jnp.sum(action_probs * values, axis=-1)
-
-
-def policy_gradient_loss(
-    log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, weight: Samples, clip_ratio: float
-) -> Float32[Array, ""]:
-    """- mean of A log pi(a), or with `clip_ratio` > 0 the clipped surrogate (arXiv 1707.06347, equation 7).
-
-    The ratio is taken to the policy that chose the action.
-    """
-    assert_equal_shape([log_prob, behaviour_log_prob, advantage, weight])
-    if clip_ratio == 0:
-        return -jnp.mean(weight * advantage * log_prob)
-    ratio = jnp.exp(log_prob - behaviour_log_prob)
-    clipped = jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio)
-    return -jnp.mean(weight * jnp.minimum(ratio * advantage, clipped * advantage))
-
-
-def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) -> Float32[Array, ""]:
-    """Divergence of the current policy from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
-
-    With r = pi(a) / behaviour(a), its expectation is KL(behaviour || pi).
-    """
-    assert_equal_shape([log_prob, behaviour_log_prob, weight])
-    log_ratio = log_prob - behaviour_log_prob
-    return jnp.mean(weight * (jnp.expm1(log_ratio) - log_ratio))
-
-
-def policy_metrics(advantage: Samples, log_prob: Samples, weight: Samples) -> dict[str, Float32[Array, ""]]:
-    """Means over samples."""
-    assert_equal_shape([advantage, log_prob, weight])
-    return {
-        "advantage": jnp.mean(weight * advantage),
-        "advantage_square": jnp.mean(weight * jnp.square(advantage)),
-        "log_prob": jnp.mean(weight * log_prob),
-    }
 
 
 @pytree
@@ -130,7 +81,6 @@ class Coma(Algorithm):
     td_lambda: float = setting(0.8, "lambda of the TD(lambda) targets", between=UNIT)
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
-    adam_epsilon: float = setting(1e-8, "Adam's epsilon", between=(1e-30, 1))
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
     final_lr_fraction: float = setting(
         1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
@@ -174,24 +124,14 @@ class Coma(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.spec.action, Discrete):
-            raise ValueError(f"coma needs discrete actions, '{self.spec.name}' has continuous ones: use another algo")
-        if self.spec.critic_input is None or self.spec.critic_input_spec is None:
-            raise ValueError(f"coma needs a centralised observation, but '{self.spec.name}' defines no critic_input")
+        check_spec(self.spec)
         super().__post_init__()
-        if self.actor_epochs > self.num_epochs:
-            raise ValueError(f"actor_epochs {self.actor_epochs} exceeds num_epochs {self.num_epochs}: lower it")
-        if self.batches.size < 1:
-            raise ValueError(
-                f"num_minibatches {self.num_minibatches} exceeds the {self.batches.samples} samples of a logical "
-                "shard: lower it or raise num_envs"
-            )
+        self.batches.check(self.num_epochs, self.actor_epochs)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase: roll out whole episodes, then learn from them and discard them."""
-        updates = self.num_epochs * self.num_minibatches
-        return (Phase("train", self.spec.horizon, updates, restart=True),)
+        return (Phase("train", self.spec.horizon, self.num_epochs * self.num_minibatches, restart=True),)
 
     # A training step
 
@@ -211,55 +151,30 @@ class Coma(Algorithm):
         if self.tau == 0:
             copy = progress.learn_calls[1] % self.target_update_period == 0
             params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
-        metrics: dict[str, list[Array]] = {}
-        critic_epochs = self.num_epochs - (self.actor_epochs or self.num_epochs)
-        for epochs, train_actor in ((range(critic_epochs), False), (range(critic_epochs, self.num_epochs), True)):
-            if epochs:
 
-                def one(params: ComaParameters, epoch: Array, train_actor: bool = train_actor) -> Any:
-                    return self.epoch(params, data, jax.random.fold_in(key_shuffle, epoch), progress, train_actor)
+        def begin(params: ComaParameters) -> ComaParameters:
+            soft = lambda: self.soft_update(params.target, params.critic.params, self.tau)  # noqa: E731
+            return dataclasses.replace(params, target=soft()) if self.tau else params
 
-                params, values = jax.lax.scan(one, params, jnp.array(epochs))
-                for name, value in values.items():
-                    metrics.setdefault(name, []).append(value.reshape(-1))
-        merged = {name: jnp.concatenate(parts) for name, parts in metrics.items()}
-        return AlgoState(params, ()), merged | {"target_mean": self.layout.sample_mean(data["target"])}
+        params, metrics = self.batches.run(
+            params, data, key_shuffle, progress, begin, self.critic_update, self.nets.values, self.actor_update,
+            epochs=self.num_epochs, actor_epochs=self.actor_epochs,
+        )  # fmt: skip
+        return AlgoState(params, ()), metrics | {"target_mean": self.layout.sample_mean(data["target"])}
 
     def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
-    ) -> dict[str, Array]:
+    ) -> Arrays:
         """Return all transitions of all agents as leaves [S local, samples, ...], with "target" and "weight"."""
         layout, batches = self.layout, self.batches
-        inputs = layout.map_shards(
-            lambda rows: jax.vmap(jax.vmap(self._critic_input))(*rows), (trajectory.timestep, trajectory.action), axis=1
-        )
-        inputs = inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
-        taken = {"critic_input": batches.flatten(inputs), "action": batches.flatten(trajectory.action)}
-        value = layout.apply(
-            lambda sample: select_action_value(self.values(params.target, sample["critic_input"]), sample["action"]),
-            taken,
-        )
-        last_value = self.last_value(params, last, key, progress)
+        taken = batches.flat(critic_input=self.nets.critic_inputs(trajectory, layout), action=trajectory.action)
+        of_taken = lambda sample: self.nets.values(params.target, sample["critic_input"])  # noqa: E731
+        value = layout.apply(lambda sample: select_action_value(of_taken(sample), sample["action"]), taken)
+        act = lambda step, keys: self.act(params.actor.params, (), step, keys, progress, "explore")[0]  # noqa: E731
+        last_value = self.nets.last_value(act, params.target, last, key, layout)
         target = self.targets(trajectory, last, batches.unflatten(value), last_value)
-        valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape).astype(jnp.float32)
-        share = layout.sample_mean(batches.flatten(valid))
-        rows = {"observation": trajectory.timestep.observation, **trajectory.extras, "target": target}
-        rows["weight"] = valid / jnp.maximum(share, 1e-8)
-        return taken | {name: batches.flatten(x) for name, x in rows.items()}
-
-    def last_value(self, params: ComaParameters, last: TimeStep, key: Key, progress: Progress) -> Array:
-        """Return the target value float32[B, A] of an action sampled in the time step after the trajectory."""
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.layout.env_indices())
-
-        def of_rows(rows: tuple[TimeStep, Array]) -> Array:
-            timestep, keys = rows
-            action, _, _ = self.act(params.actor.params, (), timestep, keys, progress, "explore")
-            inputs = jax.vmap(self._critic_input)(timestep, action)
-            values = self.values(params.target, inputs.reshape(-1, *inputs.shape[2:]))
-            return select_action_value(values, action.reshape(-1)).reshape(action.shape)
-
-        value = self.layout.apply(of_rows, self.layout.split((last, keys)), per_row=self.spec.num_agents)
-        return value.reshape(-1, self.spec.num_agents)
+        observation, weight = trajectory.timestep.observation, batches.weights(trajectory)
+        return taken | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
 
     def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
         """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and last [B, A]."""
@@ -272,60 +187,36 @@ class Coma(Algorithm):
             return returns.lambda_returns(following.reward, discount, next_value, lambda_t)
 
         next_value = jnp.concatenate([value[1:], last_value[None]])
-        return self.layout.map_shards(of_envs, (next_timesteps(trajectory, last), next_value), axis=1)
+        return self.layout.map_shards(of_envs, (base.next_timesteps(trajectory, last), next_value), axis=1)
 
-    def epoch(
-        self, params: ComaParameters, data: dict[str, Array], key: Key, progress: Progress, train_actor: bool
-    ) -> tuple[ComaParameters, dict[str, Array]]:
-        """Train the critic on all minibatches of one shuffle, then the actor on the same minibatches."""
-        minibatches = self.batches.shuffled(key)
-        if self.tau:
-            params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, self.tau))
-
-        def critic_step(critic: Learner, indices: Array) -> tuple[Learner, Any]:
-            batch = pick(data, indices, "critic_input", "action", "target", "weight")
-            critic, metrics = self.critic_update(critic, batch, progress)
-            of_batch = lambda sample: self.values(critic.params, sample["critic_input"])  # noqa: E731
-            return critic, (metrics, self.layout.apply(of_batch, batch) if train_actor else ())
-
-        def actor_step(actor: Learner, row: tuple[Array, Array]) -> tuple[Learner, dict[str, Array]]:
-            indices, values = row
-            batch = pick(data, indices, "observation", "action", "mask", "log_prob", "weight", "target")
-            return self.actor_update(actor, batch | {"values": values}, progress)
-
-        critic, (metrics, values) = jax.lax.scan(critic_step, params.critic, minibatches)
-        params = dataclasses.replace(params, critic=critic)
-        if not train_actor:
-            return params, metrics
-        actor, of_actor = jax.lax.scan(actor_step, params.actor, (minibatches, values))
-        return dataclasses.replace(params, actor=actor), metrics | of_actor
-
-    def critic_update(
-        self, critic: Learner, batch: dict[str, Array], progress: Progress
-    ) -> tuple[Learner, dict[str, Array]]:
+    def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step on the critic's loss."""
 
-        def loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, Any]:
-            values = self.values(critic, sample["critic_input"])
+        def loss(critic: Array, sample: Arrays) -> tuple[Array, Any]:
+            values = self.nets.values(critic, sample["critic_input"])
             return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
 
         gradient, (value, _) = self.layout.gradient(loss, critic.params, batch)
         critic, norm = self.step("critic", critic, gradient, progress)
         return critic, {"critic_loss": value, "critic_grad_norm": norm}
 
-    def actor_update(
-        self, actor: Learner, batch: dict[str, Array], progress: Progress
-    ) -> tuple[Learner, dict[str, Array]]:
-        """Take a gradient step on the policy loss minus the entropy bonus, unless the actor is frozen."""
-        if self.scale_advantage:
-            batch = batch | {"scale": self._advantage_scale(actor, batch, progress)}
+    def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
+        """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
 
-        def loss(actor: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            logits = self.networks["actor"].apply(actor, sample["observation"])
+        def probs(actor: Array, sample: Arrays) -> Array:
+            logits = self.nets.actor.apply(actor, sample["observation"])
+            return apply_action_mask(epsilon_mix(logits, self.epsilon(progress)), sample["mask"])
+
+        if self.scale_advantage:
+            advantages = self.layout.apply(lambda sample: self.advantages(sample, probs(actor.params, sample)), batch)
+            batch = batch | {"scale": self.batches.deviation(advantages, batch["weight"])}
+
+        def loss(actor: Array, sample: Arrays) -> tuple[Array, Arrays]:
+            logits = self.nets.actor.apply(actor, sample["observation"])
             value, means = self.policy_loss(logits, self.epsilon(progress), sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
             entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
-            if is_used(self.entropy_weight) or is_used(self.entropy_final):
+            if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
                 value = value - self.entropy_bonus(progress) * entropy
             return value, means | {"policy_entropy": entropy}
 
@@ -337,7 +228,7 @@ class Coma(Algorithm):
         actor, norm = self.step("actor", actor, gradient, progress, active)
         return actor, {"actor_loss": value, "actor_grad_norm": norm, **means}
 
-    def policy_loss(self, logits: Array, epsilon: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+    def policy_loss(self, logits: Array, epsilon: Array, sample: Arrays) -> tuple[Array, Arrays]:
         """Return the policy loss and its metrics; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
         action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])
@@ -345,35 +236,16 @@ class Coma(Algorithm):
         scaled = advantage / sample["scale"] if self.scale_advantage else advantage
         log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))
         value = policy_gradient_loss(log_prob, sample["log_prob"], scaled, weight, self.clip_ratio)
-        kl = divergence(log_prob, sample["log_prob"], weight)
-        return value, policy_metrics(advantage, log_prob, weight) | {"kl": kl}
+        kl = {"kl": divergence(log_prob, sample["log_prob"], weight)}
+        return value, policy_metrics(advantage, log_prob, weight) | kl
 
-    def advantages(self, sample: dict[str, Array], action_probs: Array) -> Array:
+    def advantages(self, sample: Arrays, action_probs: Array) -> Array:
         """Return the action's value, by the critic or by its return, minus the counterfactual baseline."""
-        worth = sample["target"]
-        if self.advantage == "critic":
-            worth = select_action_value(sample["values"], sample["action"])
+        returned = self.advantage == "return"
+        worth = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
         return worth - counterfactual_baseline(sample["values"], action_probs)
 
-    def _advantage_scale(self, actor: Learner, batch: dict[str, Array], progress: Progress) -> Array:
-        """Return the standard deviation of the advantages over the whole minibatch, float32[S local, samples]."""
-
-        def advantages(sample: dict[str, Array]) -> Array:
-            logits = self.networks["actor"].apply(actor.params, sample["observation"])
-            return self.advantages(
-                sample, apply_action_mask(epsilon_mix(logits, self.epsilon(progress)), sample["mask"])
-            )
-
-        advantage = self.layout.apply(advantages, batch)
-        mean = self.layout.sample_mean(batch["weight"] * advantage)
-        variance = self.layout.sample_mean(batch["weight"] * jnp.square(advantage - mean))
-        return jnp.full_like(advantage, jnp.maximum(jnp.sqrt(variance), 1e-6))
-
-    # Schedules
-
-    def learning_rate(self, part: str, progress: Progress) -> Array:
-        """Return the rate of a part's setting, which falls linearly over the run."""
-        return getattr(self, f"{part}_lr") * (1.0 - (1.0 - self.final_lr_fraction) * progress.fraction)
+    # Acting, networks and sizes
 
     def epsilon(self, progress: Progress) -> Array:
         """Return epsilon of the training step: that of its last episode, counted from 1."""
@@ -388,60 +260,27 @@ class Coma(Algorithm):
     def schedules(self, progress: Progress) -> dict[str, Array]:
         return {"epsilon": self.epsilon(progress)}
 
-    # Acting and networks
-
     def act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
     ) -> tuple[Array, Any, Any]:
-        """Compute the logits of all agents at once, then mask and sample agent after agent (or greedily)."""
-        agents = timestep.observation.shape[:2]
-        flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.networks["actor"].apply(policy, flat).reshape(*agents, -1)
-        action_probs = epsilon_mix(logits, self.epsilon(progress) if mode == "explore" else 0.0)
-        action, extras = team.sample_sequentially(self.spec, timestep, action_probs, keys, greedy=mode == "greedy")
+        epsilon = self.epsilon(progress) if mode == "explore" else 0.0
+        action, extras = self.nets.act(policy, timestep, keys, epsilon, greedy=mode == "greedy")
         return action, carry, extras
 
     @functools.cached_property
+    def nets(self) -> TeamNetworks:
+        """Return the networks, which act and give values."""
+        sizes = self.hidden_size, self.depth, self.initializer, self.convolution, self.layout.compute_dtype
+        return TeamNetworks.make(self.spec, self.make_network, self.dueling, *sizes)
+
+    @property
     def networks(self) -> dict[str, Packed]:
-        """Return the actor, [N, ...] -> logits float32[N, n], and the critic, -> [N, n], or [N, n + 1] if dueling."""
-
-        def made(part: str, outputs: int, box: Any) -> Packed:
-            standard = lambda outputs: self._standard(outputs, box.shape)  # noqa: E731
-            return self.make_network(part, outputs, standard, (1, *box.shape))
-
-        actions: Any = self.spec.action
-        critic = made("critic", actions.n + self.dueling, self.spec.critic_input_spec)
-        return {"actor": made("actor", actions.n, self.spec.observation), "critic": critic}
-
-    def _standard(self, outputs: int, shape: tuple[int, ...]) -> Any:
-        sizes = self.hidden_size, self.depth, self.initializer, self.convolution
-        return team.network(outputs, shape, *sizes, self.layout.compute_dtype)
-
-    def values(self, critic: Params, critic_input: Array) -> Array:
-        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
-        out = self.networks["critic"].apply(critic, critic_input)
-        if not self.dueling:
-            return out
-        advantages = out[:, 1:]
-        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
-
-    def _critic_input(self, timestep: TimeStep, action: Array) -> Array:
-        """Return the environment's centralised critic input of one environment, [A, ...]."""
-        assert self.spec.critic_input is not None
-        return self.spec.critic_input(timestep, action)
-
-    def optimizer(self, part: str) -> optax.GradientTransformation:
-        """Return Adam, with clipping where `max_grad_norm` asks for it."""
-        del part
-        return optimizers.adam(self.adam_epsilon, self.max_grad_norm)
+        return {"actor": self.nets.actor, "critic": self.nets.critic}
 
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks, or those of `inputs` ({"actor", "critic"}) with fresh optimizers."""
-        fresh = self.fresh_networks(key, inputs)
-        actor, critic = (self.learner(part, fresh[part]) for part in ("actor", "critic"))
+        actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
         return AlgoState(ComaParameters(actor, critic, target=jnp.copy(critic.params)), sharded=())
-
-    # Sizes
 
     @property
     def batches(self) -> Minibatches:
@@ -453,20 +292,9 @@ class Coma(Algorithm):
         """Return the number of whole episodes that a training step needs."""
         return episodes_for(settings.get("batch_transitions", cls.batch_transitions), spec)
 
-    def largest_chunk(self) -> int:
-        return self.batches.size
-
-    def sample_bytes(self) -> int:
-        """Return the bytes of activations, gradients and convolution patches (matrix-product methods) of one sample."""
-        shape: Any = self.networks["critic"].inputs[0][1:]
-        return activation_bytes(self._standard(1, shape), shape)
-
-    def data_bytes(self) -> int:
-        """Return the bytes of the critic inputs of all transitions, and the shuffled copy of one minibatch."""
-        samples, actions = self.batches.samples * self.layout.local_shards, self.spec.action
-        assert isinstance(actions, Discrete)
-        row = math.prod(self.networks["critic"].inputs[0]) * 2 + 16 * actions.n
-        return samples * row + samples // self.num_minibatches * row
+    @property
+    def memory(self) -> MemoryNeeds:
+        return self.batches.memory(self.nets)
 
     def summary(self) -> list[str]:
         return self.batches.summary(self.num_epochs)

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Trajectory, next_timesteps
-from jaxrl.algos.coma import Coma, ComaParameters, Samples, policy_metrics
+from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.common.shapes import Bool, Float32, Int32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key
 from jaxrl.nn import distributions
+from jaxrl.rl.policy_gradient import Samples, policy_metrics
 
 
 def original_actor_loss(

@@ -8,6 +8,7 @@ settings are the published ones of the snakes baseline.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -15,14 +16,17 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Discrete, TimeStep, independent_mask, pytree
+from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
-from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, Mode, Trajectory, is_used, setting
-from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax
-from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors
+from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
+from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
+from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
+from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import distributions, networks
+from jaxrl.nn import distributions
+from jaxrl.nn.networks import TeamNet
+from jaxrl.nn.packed import Packed
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector, m samples of a shard.
 
@@ -91,7 +95,6 @@ class Ddpg(OffPolicy):
         "discrete actions. softmax: critics see the softmax vector (published); gumbel: one-hot actions, relaxed for "
         "the actor (arXiv 1611.01144); expected: a value per action, the actor maximizes their mean (arXiv 1709.00503)",
     )
-    temperature: float = setting(1.0, "temperature of relaxed Gumbel actions", between=(1e-6, 1e6))
     network: Literal["mlp", "bicnet"] = setting("mlp", "bicnet: an LSTM over the agents (arXiv 1703.10069)")
     first_layer: Literal["linear", "relu"] = setting("linear", "linear: no ReLU after the first layer (published)")
     layer_norm: bool = setting(False, "layer norm before each ReLU (arXiv 1607.06450)")
@@ -110,66 +113,25 @@ class Ddpg(OffPolicy):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not self._discrete:
-            _ = self.actions.size  # refuses actions without bounds
-            for name in ("masking", "entropy_weight"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name} needs discrete actions, '{self.spec.name}' has continuous ones: remove it"
-                    )
-        if self.masking and self.spec.next_mask is not independent_mask:
-            raise ValueError(
-                f"masking needs masks that do not depend on other agents' actions, unlike '{self.spec.name}'s: give "
-                "--masking false"
-            )
+        check_action_settings(self, self.spec)
         super().__post_init__()
 
     # One update (algorithm 1)
 
-    def update(
-        self, params: DdpgParameters, batch: dict[str, Array], number: Array, progress: Progress
-    ) -> tuple[DdpgParameters, dict[str, Array]]:
-        """Update the critics, then the actor where `number` is due, then the targets likewise."""
-
-        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)
-            values = self.taken_values(critic, sample)
-            errors = squared_errors(values, target, sample["weight"])
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
-
-        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
-        critic, norm = self.step("critic", params.critic, gradient, progress)
-
-        def actor_update() -> tuple[Learner, dict[str, Array]]:
-            loss = lambda actor, sample: self.actor_loss(actor, critic.params, sample)  # noqa: E731
-            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)
-            actor, norm = self.step("actor", params.actor, gradient, progress)
-            return actor, found | {"actor_grad_norm": norm}
-
-        kept = params.actor, params.shown
-        actor, shown = self.when_due(self.actor_update_period, number, actor_update, kept)
-        rate = self.target_rate(number)
-        new = DdpgParameters(
-            actor=actor,
-            critic=critic,
-            target_actor=self.soft_update(params.target_actor, actor.params, rate),
-            target_critic=self.soft_update(params.target_critic, critic.params, rate),
-            shown=shown,
-        )
-        return new, metrics | {"critic_grad_norm": norm} | shown
+    def value(self, critic: Params, observation: Array, vector: Array, over_critics: Callable[[Array], Array]) -> Array:
+        """Q(o, x) of vectors [N, A, n], `over_critics` of the critics' values float32[C, N, A]."""
+        if self.actions.critic_sizes[0]:
+            return over_critics(self.values(critic, observation, vector))
+        values = over_critics(self.values(critic, observation))
+        return expected_value(jnp.broadcast_to(vector, values.shape), values)
 
     def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
-        """Return y = R + gamma^k Q'(o', x'), x' the action of the target actor, Q' the smallest target critic's."""
+        """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
         observation, mask, noise = sample["next_observation"], sample.get("next_mask"), sample.get("noise")
         outputs = self.actor_of(params.target_actor, observation)
         action = self.actions.target(outputs, mask, None if noise is None else noise[:, 0])
         value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
         return bootstrap(sample["reward"], sample["end"], value, self.gamma)
-
-    def taken_values(self, critic: Params, sample: dict[str, Array]) -> Array:
-        """Return the critics' values of the stored actions, float32[C, N, A]."""
-        vector = self.actions.taken(sample["action"])
-        return self.value(critic, sample["observation"], vector, lambda values: values)
 
     def actor_loss(self, actor: Params, critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
@@ -187,18 +149,45 @@ class Ddpg(OffPolicy):
             loss = loss + self.logit_weight * used * jnp.mean(jnp.square(outputs), axis=-1)
         return loss.mean(), means(actor_loss=loss, **shown)
 
-    def value(self, critic: Params, observation: Array, vector: Array, over_critics: Callable[[Array], Array]) -> Array:
-        """Q(o, x) of vectors [N, A, n], `over_critics` of the critics' values float32[C, N, A]."""
-        if self.critic_sizes[0]:
-            return over_critics(self.values(critic, observation, vector))
-        values = over_critics(self.values(critic, observation))
-        return expected_value(jnp.broadcast_to(vector, values.shape), values)
+    def update(
+        self, params: DdpgParameters, batch: dict[str, Array], number: Array, progress: Progress
+    ) -> tuple[DdpgParameters, dict[str, Array]]:
+        """Update the critics, then the actor where `number` is due, then the targets likewise."""
 
-    def actor_of(self, actor: Params, observation: Array) -> Array:
-        """Return the actor's outputs float32[N, A, n] of observations [N, A, ...]."""
-        return self.networks["actor"].apply(actor, self.flat(observation))
+        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            target = self.target(params, sample)
+            taken = self.actions.taken(sample["action"])
+            values = self.value(critic, sample["observation"], taken, lambda values: values)
+            errors = squared_errors(values, target, sample["weight"])  # equation 4
+            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+
+        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
+        critic, norm = self.step("critic", params.critic, gradient, progress)
+
+        def actor_update() -> tuple[Learner, dict[str, Array]]:
+            loss = lambda actor, sample: self.actor_loss(actor, critic.params, sample)  # noqa: E731
+            gradient, (_, found) = self.layout.gradient(loss, params.actor.params, batch)  # equation 6
+            actor, norm = self.step("actor", params.actor, gradient, progress)
+            return actor, found | {"actor_grad_norm": norm}
+
+        kept = params.actor, params.shown
+        actor, shown = when_due(self.actor_update_period, number, actor_update, kept)
+        rate = self.target_rate(number)
+        new = DdpgParameters(
+            actor=actor,
+            critic=critic,
+            target_actor=self.soft_update(params.target_actor, actor.params, rate),
+            target_critic=self.soft_update(params.target_critic, critic.params, rate),
+            shown=shown,
+        )
+        return new, metrics | {"critic_grad_norm": norm} | shown
 
     # Acting
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:  # type: ignore[override]
+        """Return the modes of evaluation; continuous actions are deterministic."""
+        return ("greedy", "sample") if self._discrete else ("greedy",)
 
     @property
     def _discrete(self) -> bool:
@@ -209,9 +198,7 @@ class Ddpg(OffPolicy):
         """Return how outputs become actions."""
         if not self._discrete:
             return Continuous(self.spec, self.target_noise, self.target_noise_clip)
-        if self.action_gradient == "gumbel":
-            return Gumbel(self.spec, self.temperature)
-        return (Expected if self.action_gradient == "expected" else Softmax)(self.spec)
+        return {"softmax": Softmax, "gumbel": Gumbel, "expected": Expected}[self.action_gradient](self.spec)
 
     def epsilon(self, progress: Progress) -> Array:
         """Return the exploration rate now: eps_start x eps_decay^steps, at least eps_min; or exploration_noise."""
@@ -241,7 +228,7 @@ class Ddpg(OffPolicy):
         epsilon, random = jnp.zeros(len(keys)), None
         if mode == "explore":
             epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys)))
-            random = self.random_phase(progress)
+            random = self.timing.acts_randomly(progress)
         action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}
 
@@ -271,44 +258,34 @@ class Ddpg(OffPolicy):
     def action_size(self) -> int:
         return self.actions.size
 
-    @property
-    def critic_sizes(self) -> tuple[int, int]:
-        return self.actions.critic_sizes
+    @functools.cached_property
+    def networks(self) -> dict[str, Packed]:
+        """Return the actor and the critics, see `actor_and_critics`."""
 
-    def team_net(self, part: str, outputs: int) -> networks.TeamNet:
-        return networks.TeamNet(
-            outputs,
-            self.hidden_size,
-            self.depth,
-            communication=self.network == "bicnet",
-            rectify_first=self.first_layer == "relu",
-            layer_norm=self.layer_norm,
-            initializer=self.initializer,
-            dtype=self.layout.compute_dtype,
-        )
+        def standard(part: str, outputs: int) -> TeamNet:
+            del part
+            return TeamNet(
+                outputs, self.hidden_size, self.depth,
+                communication=self.network == "bicnet",
+                rectify_first=self.first_layer == "relu",
+                layer_norm=self.layer_norm,
+                initializer=self.initializer,
+                dtype=self.layout.compute_dtype,
+            )  # fmt: skip
 
-    @property
-    def noise(self) -> Callable[[Key, int], Array | None]:
-        return self.actions.noise
+        return self.actor_and_critics(standard, self.action_size, *self.actions.critic_sizes)
 
     @property
-    def observation_rows(self) -> dict[str, jax.ShapeDtypeStruct]:
-        mask = jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_)
-        return super().observation_rows | ({"mask": mask} if self.masking else {})
-
-    def observed(self, timestep: TimeStep) -> dict[str, Array]:
-        mask = self._mask(timestep)
-        return super().observed(timestep) | ({} if mask is None else {"mask": mask})
+    def replay(self) -> ReplayLearner:
+        """Return the replay, of what `actions` stores and of masks."""
+        mask = Entry(jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.bool_), self._mask)
+        action = Entry(self.actions.rows, lambda trajectory: trajectory.extras["stored"])
+        return self.make_replay(action, self.actions.noise, **({"mask": mask} if self.masking else {}))
 
     @property
-    def action_rows(self) -> jax.ShapeDtypeStruct:
-        return self.actions.rows
-
-    def stored_action(self, trajectory: Trajectory) -> Array:
-        return trajectory.extras["stored"]
-
-    def sample_bytes(self) -> int:
-        return super().sample_bytes() * (1 + 4 * (self.network == "bicnet"))
+    def memory(self) -> MemoryNeeds:
+        memory = super().memory
+        return dataclasses.replace(memory, sample_bytes=memory.sample_bytes * (1 + 4 * (self.network == "bicnet")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,44 @@ discrete actions of it, `Continuous` a point of the environment's box.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Discrete, EnvSpec
+from envs_jax.base import Array, Discrete, EnvSpec, independent_mask
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.shapes import Bool, Float32, assert_equal_shape
 from jaxrl.common.types import Key
 from jaxrl.nn import distributions
+
+# Settings that one kind of action has no use for.
+DISCRETE: tuple[str, ...] = (
+    "masking",
+    "entropy_weight",
+    "action_gradient",
+    "eps_start",
+    "eps_decay",
+    "eps_min",
+    "eps_spread",
+)
+CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
+
+
+def check_action_settings(settings: Any, spec: EnvSpec) -> None:
+    """Raise ValueError for settings that do not fit the environment's actions, and for actions without bounds."""
+    kind, needed, ignored = "discrete", "continuous", CONTINUOUS
+    if not isinstance(spec.action, Discrete):
+        _ = BoxActions.of(spec, "ddpg")
+        kind, needed, ignored = "continuous", "discrete", DISCRETE
+    for field in dataclasses.fields(settings):
+        if field.name in ignored and getattr(settings, field.name) != field.default:
+            raise ValueError(f"{field.name} needs {needed} actions, '{spec.name}' has {kind} ones: remove it")
+    if settings.masking and spec.next_mask is not independent_mask:
+        raise ValueError(
+            f"masking needs masks that do not depend on other agents' actions, unlike '{spec.name}'s: give "
+            "--masking false"
+        )
 
 
 def masked_softmax(
@@ -27,15 +56,15 @@ def masked_softmax(
 
 
 def relaxed_one_hot(
-    logits: Float32[Array, "*batch n"], noise: Float32[Array, "*batch n"], temperature: float
+    logits: Float32[Array, "*batch n"], noise: Float32[Array, "*batch n"]
 ) -> Float32[Array, "*batch n"]:
-    """softmax((logits + Gumbel noise) / temperature): a differentiable relaxation of a sampled action.
+    """softmax(logits + Gumbel noise), of temperature 1: a differentiable relaxation of a sampled action.
 
     References:
         Jang et al. 2017, arXiv 1611.01144, equation 2; Maddison et al. 2017, arXiv 1611.00712.
     """
     assert_equal_shape([logits, noise])
-    return jax.nn.softmax((logits + noise) / temperature)
+    return jax.nn.softmax(logits + noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,13 +180,7 @@ class Expected(Softmax):
 
 @dataclasses.dataclass(frozen=True)
 class Gumbel(Expected):
-    """Discrete actions; critics see one-hot actions, the actor's loss relaxed ones.
-
-    Attributes:
-        temperature: of the relaxation.
-    """
-
-    temperature: float = 1.0
+    """Discrete actions; critics see one-hot actions, the actor's loss relaxed ones."""
 
     @property
     def critic_sizes(self) -> tuple[int, int]:
@@ -172,7 +195,7 @@ class Gumbel(Expected):
 
     def differentiable(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         assert noise is not None
-        return relaxed_one_hot(_open(outputs, mask), noise, self.temperature)
+        return relaxed_one_hot(_open(outputs, mask), noise)
 
 
 def _open(logits: Array, mask: Array | None) -> Array:

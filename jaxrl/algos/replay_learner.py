@@ -1,8 +1,9 @@
 """Learning from a replay buffer: store what is played, sample batches, run updates on them in one scan."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,32 @@ from jaxrl.runtime.data_parallel import DataParallel
 Update = Callable[[Any, dict[str, Any], Array], tuple[Any, dict[str, Array]]]
 
 
+class Entry(NamedTuple):
+    """A part of what is stored of a step.
+
+    Attributes:
+        shape: ShapeDtypeStruct of one environment, or a pytree of them.
+        of: what it is read from, with any leading axes -> its values.
+    """
+
+    shape: Any
+    of: Callable[[Any], Any]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["names"])
+@dataclasses.dataclass(frozen=True)
+class MetricRow:
+    """Metrics of one update in one array, so that a scan writes once per update.
+
+    Attributes:
+        values: float32[M], or float32[updates, M] after a scan.
+        names: of the M metrics.
+    """
+
+    values: Array
+    names: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class ReplayLearner:
     """A replay buffer and its use.
@@ -27,72 +54,73 @@ class ReplayLearner:
     Attributes:
         layout: of the environments.
         num_agents: A.
-        observation: {name: ShapeDtypeStruct} of a row, agents first.
-        action: ShapeDtypeStructs of a row's action part.
+        observation: {name: Entry} of time steps, agents first.
+        action: Entry of trajectories, the action part.
         rows: R of each environment.
         batch_size: transitions per update, of all shards.
         n_step: n of the returns.
-        windows: entries of the action part that batches hold for all n steps, [S, m, n, ...].
         noise: (key, m) -> random numbers [m, ...] of an update, its batch's "noise"; or None.
+        windows: entries of the action part that batches hold for all n steps, [S, m, n, ...].
     """
 
     layout: DataParallel
     num_agents: int
-    observation: dict[str, jax.ShapeDtypeStruct]
-    action: Any
+    observation: dict[str, Entry]
+    action: Entry
     rows: int
     batch_size: int
     n_step: int
     noise: Callable[[Key, int], Array | None]
     windows: tuple[str, ...] = ()
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of one row of one environment."""
+        return replay.row_bytes(self._observation_shapes, self.action.shape, self.num_agents)
+
+    @property
+    def _observation_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        return {name: entry.shape for name, entry in self.observation.items()}
+
     def init(self) -> Replay:
         """Return this device's part of an empty replay."""
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        return replay.create(self.observation, self.action, self.num_agents, shards, self.rows, envs)
+        return replay.create(self._observation_shapes, self.action.shape, self.num_agents, shards, self.rows, envs)
 
-    def store(
-        self,
-        ring: Replay,
-        trajectory: Trajectory,
-        last: TimeStep,
-        observed: Callable[[TimeStep], dict[str, Array]],
-        action: Any,
-    ) -> Replay:
+    def store(self, ring: Replay, trajectory: Trajectory, last: TimeStep) -> Replay:
         """Write rows [T + 1, B, ...]: the trajectory's, and the next time step, which has no action yet.
 
         Args:
             ring: donated by the caller.
             trajectory, last: of an iteration.
-            observed: time steps -> the entries of `observation`.
-            action: the action part [T, B, ...].
         """
         step = trajectory.timestep
         join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
-        rows = {name: x.astype(self.observation[name].dtype) for name, x in observed(step).items()}
-        observations = jax.tree.map(join, rows, observed(last))
+        observations = {
+            name: join(entry.of(step).astype(entry.shape.dtype), entry.of(last))
+            for name, entry in self.observation.items()
+        }
         end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
-        return replay.write(ring, observations, action, join(step.reward, last.reward), end)
+        return replay.write(ring, observations, self.action.of(trajectory), join(step.reward, last.reward), end)
 
     def run(self, update: Update, params: Any, ring: Replay, key: Key, numbers: Array) -> tuple[Any, dict[str, Array]]:
         """Run one update for each number uint32[updates]; return parameters and metrics float32[updates]."""
         keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n)))(jnp.arange(len(numbers)))
         # all batches are sampled at once: fewer, larger operations
         indices = jax.vmap(lambda pair: self.sample(ring, pair[0]))(keys)
-        names: list[str] = []
 
-        def one(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, Array]:
+        def one(params: Any, row: tuple[Array, Any, Array]) -> tuple[Any, MetricRow]:
             (_, key_noise), (index, weight), number = row
             batch = self.gather(ring, index) | {"weight": weight}
             noise = jax.vmap(lambda k: self.noise(k, index.shape[1]))(self.layout.shard_keys(key_noise))
             if noise is not None:
                 batch["noise"] = noise
             params, metrics = update(params, batch, number)
-            names[:] = sorted(metrics)
-            return params, jnp.stack([metrics[name] for name in names])  # one write
+            names = tuple(sorted(metrics))
+            return params, MetricRow(jnp.stack([metrics[name] for name in names]), names)
 
         params, table = jax.lax.scan(one, params, (keys, indices, numbers))
-        return params, {name: table[:, k] for k, name in enumerate(names)}
+        return params, {name: table.values[:, k] for k, name in enumerate(table.names)}
 
     def sample(self, ring: Replay, key: Key) -> tuple[Array, Array]:
         """Sample first rows of windows in this device's shards, int32[S, m], with weights float32[S, m]."""

@@ -7,9 +7,9 @@ parameters; each agent's critic sees its own observation and action only. Losses
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +17,36 @@ import optax
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos.base import AlgoState, Learner, Mode, Trajectory, setting
+from jaxrl.algos.base import AlgoState, Learner, Mode, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, smallest, squared_errors
+from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
+from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
-from jaxrl.nn import distributions, networks, optimizers
+from jaxrl.nn import distributions, optimizers
+from jaxrl.nn.networks import TeamNet
+from jaxrl.nn.packed import Packed
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
+
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # of the policy before squashing
+LOSS_LIMIT = 1e8  # a critic loss above this counts as infinite, which ends the run
 
 
 def soft_value(
     values: Float32[Array, "C N A"], log_prob: Float32[Array, "N A"], alpha: Float32[Array, "N"]
 ) -> Float32[Array, "N A"]:
-    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3)."""
+    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3).
+
+    The gradient goes to the first of the smallest critics. (That of `values.min(0)` compares values with the minimum
+    and divides by the number of matches: zero by zero where the compiler recomputes the values for that comparison
+    with different rounding.)
+    """
     assert_shape(values, (None, *log_prob.shape))
     assert_shape(alpha, log_prob.shape[:-1])
-    return smallest(values) - alpha[:, None] * log_prob
+    index = jax.lax.stop_gradient(values).argmin(0)
+    critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
+    return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
 
 
 def actor_losses(
@@ -94,55 +107,18 @@ class Sac(OffPolicy):
     actor_update_period: int = setting(
         1, "critic updates per update of the actor and the temperatures", between=(1, 1e9)
     )
-    critic_loss_limit: float = setting(
-        1e8, "a critic loss above this counts as infinite and ends the run; 0 = never", between=(0, 1e30)
-    )
-    initializer: Literal["torch", "he", "xavier"] = setting(
-        "xavier", "xavier: Glorot uniform; he: He normal, small last layer; torch: PyTorch's default"
-    )
     layer_norm: bool = setting(False, "layer norm before each ReLU of the critics (arXiv 2302.02948)")
-    log_std_min: float = setting(
-        -20.0, "smallest logarithm of the policy's standard deviation before squashing", between=(-50, 50)
-    )
-    log_std_max: float = setting(
-        2.0, "largest logarithm of the policy's standard deviation before squashing", between=(-50, 50)
-    )
 
     parts: ClassVar[tuple[str, ...]] = ("actor", "critic", "alpha")
     traced: ClassVar[tuple[str, ...]] = (*OffPolicy.traced, "alpha_lr", "target_entropy")
-    compatible_settings: ClassVar[tuple[str, ...]] = ("scale_observation", "log_std_min", "log_std_max")
 
     def __post_init__(self) -> None:
         BoxActions.of(self.spec, "sac")
         super().__post_init__()
         if "alpha" in self.custom.networks:
             raise ValueError("networks: 'alpha' is a number for each task, not a network: leave it out")
-        if not self.log_std_min < self.log_std_max:
-            raise ValueError(f"log_std_min {self.log_std_min} must lie below log_std_max {self.log_std_max}")
 
     # One update
-
-    def update(
-        self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
-    ) -> tuple[SacParameters, dict[str, Array]]:
-        """Update the critics and their targets, then actor and temperatures, each where `number` is due."""
-
-        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)
-            values = self.values(critic, sample["observation"], sample["action"])
-            errors = squared_errors(values, target, sample["weight"])
-            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
-
-        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
-        critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
-        params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
-        actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
-        params = self.when_due(self.actor_update_period, number, actor_update, params)
-        loss, limit = metrics["critic_loss"], self.critic_loss_limit or math.inf
-        metrics["critic_loss"] = jnp.where(loss > limit, jnp.inf, loss)  # the loop stops at a non-finite metric
-        metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
-        return params, metrics | params.shown
 
     def target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
         """Return R + gamma^k V', V' the soft value of an action sampled after the window (equations 2, 3, 5)."""
@@ -152,8 +128,30 @@ class Sac(OffPolicy):
         alpha = jnp.exp(self.of_task(params.alpha.params, sample))
         return bootstrap(sample["reward"], sample["end"], soft_value(values, log_prob, alpha), self.gamma)
 
+    def update(
+        self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
+    ) -> tuple[SacParameters, dict[str, Array]]:
+        """Update the critics and their targets, then actor and temperatures, each where `number` is due."""
+
+        def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+            target = self.target(params, sample)
+            values = self.values(critic, sample["observation"], sample["action"])
+            errors = squared_errors(values, target, sample["weight"])  # equation 5
+            return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
+
+        gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
+        critic, norm = self.step("critic", params.critic, gradient, progress)
+        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
+        params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
+        actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
+        params = when_due(self.actor_update_period, number, actor_update, params)
+        loss = metrics["critic_loss"]
+        metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
+        metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
+        return params, metrics | params.shown
+
     def actor_update(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
-        """Take one step on the actor (equation 9) and on the temperatures (equation 18)."""
+        """Take one step on the actor and on the temperatures."""
 
         def losses(learned: tuple[Array, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
@@ -162,13 +160,13 @@ class Sac(OffPolicy):
             used = (sample["weight"] > 0).astype(jnp.float32)
             log_alpha = self.of_task(learned[1], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            of_actor = actor_losses(values, log_prob, alpha, used)
-            of_alpha = temperature_losses(log_alpha, fixed, self.entropy_target, used)
+            of_actor = actor_losses(values, log_prob, alpha, used)  # equation 9
+            of_alpha = temperature_losses(log_alpha, fixed, self.entropy_target, used)  # equation 18
             found = means(actor_loss=of_actor, policy_entropy=-used[:, None] * log_prob)
             return of_actor.mean() + of_alpha.mean(), found
 
         learned = params.actor.params, params.alpha.params
-        (of_actor, of_alpha), (_, found) = self.layout.gradient(losses, learned, batch)
+        (of_actor, of_alpha), (_, found) = self.layout.gradient(losses, learned, batch)  # equation 10
         actor, norm = self.step("actor", params.actor, of_actor, progress)
         alpha, _ = self.step("alpha", params.alpha, of_alpha, progress)
         return dataclasses.replace(params, actor=actor, alpha=alpha, shown=found | {"actor_grad_norm": norm})
@@ -177,7 +175,7 @@ class Sac(OffPolicy):
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
         given: Any = self.target_entropy  # an array in a sweep
-        standard = -float(self.action_size)
+        standard = -float(math.prod(self.spec.action.shape))
         return jnp.where(given == 0, standard, given) if isinstance(given, Array) else given or standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
@@ -191,9 +189,8 @@ class Sac(OffPolicy):
 
     def gaussian(self, actor: Params, observation: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
-        mean, raw = jnp.split(self.networks["actor"].apply(actor, self.flat(observation)), 2, axis=-1)
-        half = (self.log_std_max - self.log_std_min) / 2
-        return mean, self.log_std_min + half * (jnp.tanh(raw) + 1)
+        mean, raw = jnp.split(self.actor_of(actor, observation), 2, axis=-1)
+        return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
 
     def act(
         self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
@@ -202,7 +199,7 @@ class Sac(OffPolicy):
         mean, log_std = self.gaussian(policy, timestep.observation)
         if mode == "greedy":
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
-        random = self.random_phase(progress) if mode == "explore" else None
+        random = self.timing.acts_randomly(progress) if mode == "explore" else None
 
         def one(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)
@@ -241,39 +238,30 @@ class Sac(OffPolicy):
 
     @property
     def action_size(self) -> int:
-        return self.actions.size
+        return math.prod(self.spec.action.shape)
 
-    @property
-    def actor_outputs(self) -> int:
-        return 2 * self.action_size
+    @functools.cached_property
+    def networks(self) -> dict[str, Packed]:
+        """Return the actor, with means and raw deviations, and the critics, see `actor_and_critics`."""
 
-    def team_net(self, part: str, outputs: int) -> networks.TeamNet:
-        layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
-        return networks.TeamNet(
-            outputs, self.hidden_size, self.depth, layer_norm=layer_norm, initializer=self.initializer, dtype=dtype
-        )
+        def standard(part: str, outputs: int) -> TeamNet:
+            layer_norm, dtype = self.layer_norm and part == "critic", self.layout.compute_dtype
+            sizes = outputs, self.hidden_size, self.depth
+            return TeamNet(*sizes, layer_norm=layer_norm, initializer="xavier", dtype=dtype)
+
+        return self.actor_and_critics(standard, 2 * self.action_size, self.action_size)
 
     def optimizer(self, part: str) -> optax.GradientTransformation:
         """Return Adam; gradients of temperatures are never clipped."""
-        return optimizers.adam(self.adam_epsilon) if part == "alpha" else super().optimizer(part)
+        return optimizers.adam(max_grad_norm=0.0 if part == "alpha" else self.max_grad_norm)
 
     @property
-    def noise(self) -> Callable[[Key, int], Array | None]:
-        """Normal noise [m, 2, A, n] for the target's actions and for the actor's."""
-        return lambda key, m: jax.random.normal(key, (m, 2, self.spec.num_agents, self.action_size))
-
-    @property
-    def observation_rows(self) -> dict[str, jax.ShapeDtypeStruct]:
-        task = jax.ShapeDtypeStruct((), jnp.uint8 if self.spec.num_tasks <= 256 else jnp.int32)
-        return super().observation_rows | ({"task": task} if self.spec.num_tasks > 1 else {})
-
-    def observed(self, timestep: TimeStep) -> dict[str, Array]:
-        return super().observed(timestep) | ({"task": timestep.task} if self.spec.num_tasks > 1 else {})
-
-    @property
-    def action_rows(self) -> Any:
-        """Return the shape of stored actions, which lie in [-1, 1]."""
-        return jax.ShapeDtypeStruct((self.spec.num_agents, self.action_size), jnp.float32)
-
-    def stored_action(self, trajectory: Trajectory) -> Any:
-        return self.actions.normalize(trajectory.action)
+    def replay(self) -> ReplayLearner:
+        """Return the replay, of actions in [-1, 1] and tasks; noise [m, 2, A, n] for targets and for the actor."""
+        shape, tasks = (self.spec.num_agents, self.action_size), self.spec.num_tasks
+        action = Entry(
+            jax.ShapeDtypeStruct(shape, jnp.float32), lambda trajectory: self.actions.normalize(trajectory.action)
+        )
+        task = Entry(jax.ShapeDtypeStruct((), jnp.uint8 if tasks <= 256 else jnp.int32), lambda timestep: timestep.task)
+        noise = lambda key, m: jax.random.normal(key, (m, 2, *shape))  # noqa: E731
+        return self.make_replay(action, noise, **({"task": task} if tasks > 1 else {}))

@@ -22,7 +22,8 @@ from jaxrl.algos.base import AlgoState, Learner, Mode, Phase, Trajectory, settin
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
-from jaxrl.algos.replay_learner import ReplayLearner
+from jaxrl.algos.replay_learner import Entry, ReplayLearner
+from jaxrl.algos.replay_phases import ReplayPhases
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -156,28 +157,30 @@ class Student(Sac, MultiStage):
         return -(-each // self.update_interval) if self.imitation_episodes else 0
 
     @property
+    def timing(self) -> ReplayPhases:
+        return dataclasses.replace(super().timing, steps_before=self.steps_before)
+
+    @property
     def steps_before(self) -> int:
+        """Return the environment steps of the teacher's episodes."""
         return self._shown_calls * self.update_interval * self.layout.num_envs
 
     # Replay contents
 
     @property
-    def action_rows(self) -> Any:
-        """Return the shapes of actions and, with a teacher, of the agreement and of the teacher's action to imitate."""
-        action = super().action_rows
-        if self.teacher_algo is None:
-            return action
-        taught = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
-        return taught | ({"mu": action, "log_std": action} if self.imitation_episodes else {})
-
-    def stored_action(self, trajectory: Trajectory) -> Any:
-        action = super().stored_action(trajectory)
-        return action if self.teacher_algo is None else {"action": action, **trajectory.extras}
-
-    @property
     def replay(self) -> ReplayLearner:
-        """Return SAC's replay; with a teacher batches hold "rho" [S, m, n_step, A] of every action in the window."""
-        return dataclasses.replace(super().replay, windows=() if self.teacher_algo is None else ("rho",))
+        """Return SAC's replay; with a teacher it also holds its agreement "rho", and its action, to be imitated.
+
+        Batches have "rho" [S, m, n_step, A] of every action in the window.
+        """
+        plain = super().replay
+        if self.teacher_algo is None:
+            return plain
+        action = plain.action.shape
+        shapes = {"action": action, "rho": jax.ShapeDtypeStruct(action.shape[:1], jnp.float32)}
+        shapes |= {"mu": action, "log_std": action} if self.imitation_episodes else {}
+        stored = lambda trajectory: {"action": plain.action.of(trajectory), **trajectory.extras}  # noqa: E731
+        return dataclasses.replace(plain, action=Entry(shapes, stored), windows=("rho",))
 
     def update(
         self, params: Any, batch: dict[str, Any], number: Array, progress: Progress

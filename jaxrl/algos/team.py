@@ -1,13 +1,30 @@
-"""Teams with discrete actions: networks for their observations, and sampling the agents' actions in sequence."""
+"""Teams with discrete actions: their networks, and sampling the agents' actions in sequence.
 
+Layout letters: B environments, A agents, N samples, n actions of an agent.
+"""
+
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.common.types import Key
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
+from jaxrl.algos.base import Trajectory
+from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
+from jaxrl.nn.packed import Packed
+from jaxrl.nn.precision import stored_dtype
+from jaxrl.runtime.data_parallel import DataParallel
+
+
+def check_spec(spec: EnvSpec) -> None:
+    """Raise ValueError unless actions are discrete and the environment has a centralised observation."""
+    if not isinstance(spec.action, Discrete):
+        raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use another algo")
+    if spec.critic_input is None or spec.critic_input_spec is None:
+        raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
 
 
 def network(
@@ -23,6 +40,81 @@ def network(
     else:
         methods = (convolution,) * 3
     return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TeamNetworks:
+    """One actor for all agents, and a centralised critic with a value for each action of an agent.
+
+    Attributes:
+        spec: of the environment.
+        actor: observations [N, ...] -> logits float32[N, n].
+        critic: critic inputs [N, ...] -> values float32[N, n], or [N, 1 + n] if dueling.
+        dueling: values are a state's value plus mean-free action values (arXiv 1511.06581, equation 9).
+        standard: (outputs, shape of an input) -> the flax module of both, unless the user gives another one.
+    """
+
+    spec: EnvSpec
+    actor: Packed
+    critic: Packed
+    dueling: bool
+    standard: Callable[[int, tuple[int, ...]], Any]
+
+    @classmethod
+    def make(cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, *sizes: Any) -> "TeamNetworks":
+        """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
+        actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
+        assert isinstance(actions, Discrete)
+
+        def made(part: str, outputs: int, box: Any) -> Packed:
+            return make_network(part, outputs, lambda outputs: standard(outputs, box.shape), (1, *box.shape))
+
+        critic = made("critic", actions.n + dueling, spec.critic_input_spec)
+        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, standard)
+
+    def critic_inputs(self, trajectory: Trajectory, layout: DataParallel) -> Array:
+        """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
+        assert self.spec.critic_input is not None
+        of_rows = lambda rows: jax.vmap(jax.vmap(self.spec.critic_input))(*rows)  # noqa: E731
+        inputs = layout.map_shards(of_rows, (trajectory.timestep, trajectory.action), axis=1)
+        return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
+
+    def values(self, critic: Params, critic_input: Array) -> Array:
+        """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
+        out = self.critic.apply(critic, critic_input)
+        if not self.dueling:
+            return out
+        advantages = out[:, 1:]
+        return out[:, :1] + advantages - advantages.mean(-1, keepdims=True)
+
+    def act(
+        self, policy: PolicyParams, timestep: TimeStep, keys: Key, epsilon: Array | float, greedy: bool = False
+    ) -> tuple[Array, dict[str, Array]]:
+        """Compute the logits of all agents [B, A, ...] at once, then select actions as in `sample_sequentially`."""
+        agents = timestep.observation.shape[:2]
+        flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
+        logits = self.actor.apply(policy, flat).reshape(*agents, -1)
+        action_probs = distributions.epsilon_mix(logits, epsilon)
+        return sample_sequentially(self.spec, timestep, action_probs, keys, greedy)
+
+    def last_value(
+        self, act: Callable[[TimeStep, Key], Array], critic: Params, last: TimeStep, key: Key, layout: DataParallel
+    ) -> Array:
+        """Return the value float32[B, A] of actions in the time step after a trajectory.
+
+        act: (time steps [B, ...], keys [B]) -> actions [B, A].
+        """
+
+        def of_rows(rows: tuple[TimeStep, Array]) -> Array:
+            action = act(*rows)
+            assert self.spec.critic_input is not None
+            inputs = jax.vmap(self.spec.critic_input)(rows[0], action)
+            values = self.values(critic, inputs.reshape(-1, *inputs.shape[2:]))
+            return distributions.select_action_value(values, action.reshape(-1)).reshape(action.shape)
+
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
+        value = layout.apply(of_rows, layout.split((last, keys)), per_row=self.spec.num_agents)
+        return value.reshape(-1, self.spec.num_agents)
 
 
 def sample_sequentially(

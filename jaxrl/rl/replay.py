@@ -11,7 +11,7 @@ never leave their shard, and do not depend on the number of devices.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_rank,
 from jaxrl.common.types import Key
 from jaxrl.nn.precision import stored_dtype
 
-Floats = Literal["auto", "float16", "float32"]
 CONTINUES, TERMINATED, TRUNCATED = 0, 1, 2
 MOST_ROWS = 2**31  # of a logical shard, limited by int32 indices
 TRIES = 4  # draws per sample; the first valid window start is taken
@@ -70,14 +69,14 @@ class Sample:
 # Sizes
 
 
-def storage_dtype(box: Box, floats: Floats = "auto") -> Any:
+def storage_dtype(box: Box) -> Any:
     """Return the smallest dtype that holds the values of a box.
 
-    Integers are exact: the smallest type with the box's bounds. Floats are float16 where they lie in [0, 1] ("auto"),
-    or as requested; float16 rounds to a relative 5e-4.
+    Integers are exact: the smallest type with the box's bounds. Floats are float16 where they lie in [0, 1], which
+    rounds to a relative 5e-4.
     """
     if jnp.issubdtype(box.dtype, jnp.floating):
-        return stored_dtype(box, jnp.dtype("float16")) if floats == "auto" else jnp.dtype(floats)
+        return stored_dtype(box, jnp.dtype("float16"))
     if not jnp.issubdtype(box.dtype, jnp.integer) or not math.isfinite(box.low) or not math.isfinite(box.high):
         return box.dtype
     kinds = (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16)

@@ -100,7 +100,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def _smaller_store(setup: Run, custom: Custom) -> str:
     """Return advice if the run fits with smaller storage of its algorithm (memory is linear in it)."""
-    name, config, made = setup.algo.storage_setting, setup.config, setup.plan
+    name, config, made = setup.algo.memory.storage_setting, setup.config, setup.plan
     if name is None:
         return ""
     value = config.algo_settings[name]

@@ -259,14 +259,14 @@ def choose_chunks(
         affordable = SHARE * limit / max(per_env, 1)
         rollout = _chunk(flown, affordable, CPU_ROLLOUT if cpu else flown, measured.rollout)
     if not learn and learned > 1:  # else the algorithm cannot split its gradients
-        affordable = SHARE * limit / max(algo.sample_bytes(), 1)
+        affordable = SHARE * limit / max(algo.memory.sample_bytes, 1)
         learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
     return Chunks(rollout or flown, learn)
 
 
 def most_samples(algo: Algorithm) -> int:
     """Return the samples of one gradient evaluation of a device without chunks."""
-    return algo.largest_chunk() * (1 if algo.layout.exact else algo.layout.local_shards)
+    return algo.memory.largest_chunk * (1 if algo.layout.exact else algo.layout.local_shards)
 
 
 def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
@@ -308,8 +308,8 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     work = {
         "flying": 0 if kept else trials * flying * (trainer.rollout_chunk or layout.local_envs),
         "trajectory": max((trajectory_bytes(trainer, phase) for phase in longest.values()), default=0),
-        "learner": trials * algo.data_bytes(),
-        "activations": trials * algo.sample_bytes() * (layout.learn_chunk or most_samples(algo)),
+        "learner": trials * algo.memory.data_bytes,
+        "activations": trials * algo.memory.sample_bytes * (layout.learn_chunk or most_samples(algo)),
     }
     parts = {
         "parameters": 2 * replicated,  # and gradients, optimizer step

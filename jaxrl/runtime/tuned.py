@@ -50,7 +50,7 @@ def device_kind() -> str:
 
 def job(config: Config, env: BatchedEnvironment, algo: Algorithm) -> str:
     """Return the name of a kind of job: equal names need equal memory for each environment and each sample."""
-    sizes = f"{memory_plan.rollout_env_bytes(env)} bytes an environment, {algo.sample_bytes()} a sample"
+    sizes = f"{memory_plan.rollout_env_bytes(env)} bytes an environment, {algo.memory.sample_bytes} a sample"
     return f"{config.algo} on {config.env}, {sizes}"
 
 

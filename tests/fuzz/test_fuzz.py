@@ -90,7 +90,7 @@ FLAGS = (
     "devices exact_sharding logical_shards rollout_chunk learn_chunk compute_dtype rollout_dtype memory_gb "
     "block_iterations block_seconds log_every self_play self_play_every eval_every eval_episodes checkpoint_every "
     "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index updates_per_step update_interval "
-    "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size buffer_gb warmup capacity "
+    "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size warmup capacity "
     "length horizon num_agents q budget task goals opponent teams snakes beans class_weights state_entries labelled "
     "workers collective width minibatches transitions learning_rate help compile quick last episodes policy against "
     "at json out chunk simulator expert episode evaluation frames-per-second format greedy rounds vary at_once "

@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from envs_jax import Environment
 from envs_jax.base import Array
 from envs_jax.batch import batched
 from envs_jax.progress import Progress, count, start
 from helpers.tiny import Corridor, PointMass
-from jaxrl.algos.base import Phase
+from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.algos.off_policy import OffPolicy
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
+from jaxrl.nn import optimizers
 from jaxrl.runtime.data_parallel import DataParallel, logical_shards, make_mesh
 from jaxrl.runtime.trainer import BlockMetrics, Trainer, TrainState
 
@@ -44,7 +46,7 @@ SAC = SMALL | {
     "initial_alpha": 0.1, "target_entropy": -3.0,
 }  # fmt: skip
 SAC_MODERN = SAC | {
-    "layer_norm": True, "initializer": "he", "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
+    "layer_norm": True, "num_critics": 3, "n_step": 3, "max_grad_norm": 10.0,
     "actor_update_period": 2, "target_update_period": 3,
 }  # fmt: skip
 CONTINUOUS = SMALL | {
@@ -176,3 +178,14 @@ def digest(tree: Any) -> dict[str, str]:
 def at_step(steps: int) -> Progress:
     """After so many steps of the batch of one environment."""
     return dataclasses.replace(start(), vector_steps=count(steps), env_steps=count(steps))
+
+
+def with_epsilon(algorithm: type[Algorithm], epsilon: float) -> type[Any]:
+    """The algorithm with another epsilon of Adam, above the rounding of gradients, for comparisons of learners."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(algorithm):  # type: ignore[valid-type,misc]
+        def optimizer(self, part: str) -> optax.GradientTransformation:
+            return optimizers.adam(epsilon, 0.0 if part == "alpha" else self.max_grad_norm)
+
+    return Own

@@ -12,8 +12,8 @@ Stages, losses and sizes are those of the published collective-learning pipeline
 * an environment begins at a random task and goal before it takes them in order (with --goals order of reach);
 * codes are computed once when the transformer is frozen, not at every update.
 
-Expert datasets from elsewhere may replace workers, or be added to the data collected with them. Losses are in
-`losses`, worker checks and labels in `workers`, training of one network in `stages`.
+Expert datasets from elsewhere may replace workers, or be added to the data collected with them. Phases and sizes are
+in `phases`, losses in `losses`, worker checks and labels in `workers`, training of one network in `stages`.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ from jaxrl.algos.base import (
     RATE,
     UNIT,
     AlgoState,
+    MemoryNeeds,
     Mode,
     Phase,
     Progress,
@@ -41,21 +42,19 @@ from jaxrl.algos.base import (
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
 from jaxrl.algos.collective.networks import Networks
+from jaxrl.algos.collective.phases import CollectivePhases
 from jaxrl.algos.collective.stages import Stage, fit, fit_encoder
 from jaxrl.algos.collective.state import Carry, CollectiveParameters
 from jaxrl.algos.collective.transformer import TrajectoryTransformer
 from jaxrl.algos.collective.workers import RESOLVED, Experts, adopted_of, resolve_workers
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
-from jaxrl.algos.sac import Sac
+from jaxrl.algos.sac import LOG_STD_MAX, LOG_STD_MIN, Sac
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import MLP
 from jaxrl.rl import replay
-from jaxrl.rl.replay import Replay
 
 # Layout letters besides T, B, S: K workers, N samples, n action dims, c code dims, R rows of the dataset.
-
-CODED = 2048  # windows per call of `learn` in the phase "codes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Collective(MultiStage):
 
     def to_dataset(self, recording: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the dataset per environment, see `dataset.to_dataset`."""
-        return dataset.to_dataset(recording, self.tasks, self.labelled_rows, self.layout)
+        return dataset.to_dataset(recording, self.tasks, self.timing.labelled_rows, self.layout)
 
     @property
     def _resolved(self) -> dict[str, Any]:
@@ -172,65 +171,36 @@ class Collective(MultiStage):
         """Return the names of all tasks: those of the workers, then those found in expert datasets only."""
         return tuple(self._resolved["tasks"])
 
-    @property
-    def _workers(self) -> int:
-        """Return K. (If no worker is named, one for each of the environment's tasks.)"""
-        return len(self.workers.split(",")) if self.workers else 0 if self.expert_datasets else self.spec.num_tasks
-
     # Phases
 
-    def _calls(self, steps: int) -> int:
-        """Return the calls of `learn` in which each environment makes its share of the steps, at least one episode."""
-        each = -(-steps * self._workers // self.layout.num_envs)
-        return -(-max(each, self.spec.horizon + 1) // self.update_interval) if each else 0
+    @property
+    def timing(self) -> CollectivePhases:
+        """Return how long each phase lasts, and the sizes that follow. (No worker named: one for each task.)"""
+        rows, longest = self._resolved["expert_datasets"]
+        unnamed = 0 if self.expert_datasets else self.spec.num_tasks
+        return CollectivePhases(
+            num_envs=self.layout.num_envs,
+            horizon=self.spec.horizon,
+            workers=len(self.workers.split(",")) if self.workers else unnamed,
+            interval=self.update_interval,
+            steps={"random": self.random_steps, "learner": self.learner_steps, "worker": self.worker_steps},
+            updates={
+                "burst": self.initial_updates,
+                "transformer": self.transformer_updates,
+                "actor": self.actor_updates,
+                "critic": self.critic_updates,
+            },
+            updates_per_step=self.updates_per_step,
+            updates_per_call=self.updates_per_call,
+            labelled_rows=-(-rows // self.layout.num_envs) + longest,  # in the worst split
+        )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Return the phases: random steps, updates, the learner's steps, the workers'; transformer, codes, networks."""
-        interval = self.update_interval
-
-        def collect(name: str, steps: int, updates: int = 0) -> Phase:
-            return Phase(name, interval, updates, iterations=self._calls(steps))
-
-        def study(name: str, updates: int) -> Phase:
-            return Phase(name, 0, self.updates_per_call, iterations=-(-updates // self.updates_per_call))
-
-        phases = (
-            collect("random", self.random_steps),
-            study("burst", self.initial_updates if self._calls(self.learner_steps) else 0),
-            collect("learner", self.learner_steps, max(1, round(interval * self.updates_per_step))),
-            collect("worker", self.worker_steps),
-            study("transformer", self.transformer_updates),
-            Phase("codes", 0, 0, iterations=-(-self.rows // self._coded_rows)),
-            study("actor", self.actor_updates),
-            study("critic", self.critic_updates),
-        )
-        return tuple(phase for phase in phases if phase.iterations)
-
-    @property
-    def _until(self) -> tuple[int, int]:
-        """Return the batch steps at which random actions end, and at which the learner's steps end."""
-        random, learner = self._calls(self.random_steps), self._calls(self.learner_steps)
-        return random * self.update_interval, (random + learner) * self.update_interval
-
-    @property
-    def rows(self) -> int:
-        """Return R: rows of expert datasets, all collected rows, and one for the last observation."""
-        return self.labelled_rows + self._until[1] + self._calls(self.worker_steps) * self.update_interval + 1
-
-    @property
-    def labelled_rows(self) -> int:
-        """Return the rows of each environment for episodes of expert datasets, in the worst split."""
-        rows, longest = self._resolved["expert_datasets"]
-        return -(-rows // self.layout.num_envs) + longest
-
-    @property
-    def _coded_rows(self) -> int:
-        """Return the number of rows that one call of `learn` encodes."""
-        return min(self.rows, max(1, CODED // self.layout.num_envs))
+        return self.timing.phases
 
     def summary(self) -> list[str]:
-        steps, names = (self.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
+        steps, names = (self.timing.rows - 1) * self.layout.num_envs, ", ".join(self.tasks)
         phases = ", ".join(
             f"{phase.name} {phase.iterations * (phase.steps * self.layout.num_envs or phase.updates):,}"
             + (" steps" if phase.steps else " updates")
@@ -244,15 +214,17 @@ class Collective(MultiStage):
     def _rows(self) -> tuple[dict[str, jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
         return dataset.row_shapes(math.prod(self.spec.observation.shape), self._actions, self.code_size)
 
-    def largest_chunk(self) -> int:
-        """Return 0: gradients are never split, since InfoNCE compares all windows of a batch."""
-        return 0
+    @property
+    def memory(self) -> MemoryNeeds:
+        """Count the transformer's activations for a batch, two views per window, and their gradients.
 
-    def data_bytes(self) -> int:
-        """Return the bytes of the transformer's activations for a batch, two views per window, and their gradients."""
+        Gradients are never split, since InfoNCE compares all windows of a batch.
+        """
         tokens = 3 * self.context_length - 1
         layer = tokens * (6 * self.embedding_size + 2 * self.feedforward_size) + 3 * self.num_heads * tokens**2
-        return 4 * 2 * 2 * self.num_layers * layer * self.transformer_batch // self.layout.devices
+        return MemoryNeeds(
+            data_bytes=4 * 2 * 2 * self.num_layers * layer * self.transformer_batch // self.layout.devices
+        )
 
     # Networks
 
@@ -264,15 +236,13 @@ class Collective(MultiStage):
     def model(self) -> Networks:
         """Return the transformer, actor and critics."""
         states = len(self.state_entries) or math.prod(self.spec.observation.shape)
-        dtype, worker = self.layout.compute_dtype, self.experts.worker
+        dtype = self.layout.compute_dtype
         encoder = TrajectoryTransformer(
             states, self._actions, self.code_size, self.context_length, self.embedding_size, self.feedforward_size,
-            self.num_heads, self.num_layers,
-            self.dropout, dtype,
+            self.num_heads, self.num_layers, self.dropout, dtype,
         )  # fmt: skip
         actor, critic = (MLP(size, self.hidden_size, self.depth, "xavier", dtype) for size in (2 * self._actions, 1))
-        log_std = worker.log_std_min, worker.log_std_max
-        return Networks(encoder, actor, critic, self.num_critics, self.state_entries, log_std)
+        return Networks(encoder, actor, critic, self.num_critics, self.state_entries, (LOG_STD_MIN, LOG_STD_MAX))
 
     @functools.cached_property
     def experts(self) -> Experts:
@@ -286,9 +256,8 @@ class Collective(MultiStage):
     def init(self, key: Key, inputs: Any) -> AlgoState:
         """Return fresh networks and a dataset that holds only the expert datasets.
 
-        `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets",
-        from `to_dataset`. Without
-        inputs the workers are fresh too, which is enough for shapes.
+        `inputs` may hold "workers", weights of each in the order of the tasks, and "expert_datasets", from
+        `to_dataset`. Without inputs the workers are fresh too, which is enough for shapes.
         """
         key_workers, key = jax.random.split(key)
         given = (inputs or {}).get("workers")
@@ -297,14 +266,14 @@ class Collective(MultiStage):
         else:
             worker = self.experts.worker
             fresh = lambda key: worker.weights(worker.init(key, None))  # noqa: E731
-            stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self._workers, 1)))
+            stacked = jax.vmap(fresh)(jax.random.split(key_workers, max(self.timing.workers, 1)))
         learners = {
             name: dataclasses.replace(self.learner(name, optimizers.ravel(tree)), params=tree)
             for name, tree in self.model.init(key).items()
         }
         params = CollectiveParameters(workers=stacked, learners=learners, coded=jnp.int32(0))
         shards, envs = self.layout.local_shards, self.layout.num_envs // self.layout.shards
-        ring = replay.create(*self._rows, 1, shards, self.rows, envs)
+        ring = replay.create(*self._rows, 1, shards, self.timing.rows, envs)
         if inputs and "expert_datasets" in inputs:
             ring = dataset.fill(ring, inputs["expert_datasets"], self.layout)
         return AlgoState(params, ring)
@@ -350,7 +319,7 @@ class Collective(MultiStage):
         extras: Any = ()
         if mode == "explore":
             done = total(progress.vector_steps)
-            stage = jnp.sum(done >= jnp.array(self._until, jnp.float32), dtype=jnp.int32)
+            stage = jnp.sum(done >= jnp.array(self.timing.until, jnp.float32), dtype=jnp.int32)
             # codes of the workers' steps are not used before the transformer is trained
             code = jax.lax.cond(
                 stage < 2,
@@ -371,10 +340,6 @@ class Collective(MultiStage):
             action = distributions.squashed_normal(mean, log_std, noise)[0] if mode == "sample" else jnp.tanh(mean)
         return action[:, None].astype(self.spec.action.dtype), dataclasses.replace(memory, action=action), extras
 
-    def coded_windows(self, ring: Replay) -> dict[str, np.ndarray]:
-        """Return all full windows with codes: "code" float32[N, c], "task" int32[N], "held_out" bool[N]."""
-        return dataset.coded_windows(ring, self.context_length)
-
     # Learning
 
     def learn(
@@ -387,31 +352,25 @@ class Collective(MultiStage):
         phase: Phase,
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Label and store the collected steps, then run the phase's updates."""
-        params, ring = state.replicated, state.sharded
+        params, ring, timing = state.replicated, state.sharded, self.timing
         key_labels, key_updates = jax.random.split(key)
         if trajectory is not None and last_timestep is not None:
             ring = self.experts.store(params.workers, ring, trajectory, last_timestep, key_labels)
         metrics: Means = {}
         if phase.name == "codes":
-            params, ring = self._encode(params, ring)
+            codes = functools.partial(self.model.codes, params.learners["encoder"].params)
+            begin = jnp.minimum(params.coded, timing.rows - timing.coded_rows)
+            places = begin + jnp.arange(timing.coded_rows, dtype=jnp.int32)
+            ring = dataset.encode(ring, places, codes, self.model.states, self.context_length, self.layout)
+            params = dataclasses.replace(params, coded=params.coded + timing.coded_rows)
         elif phase.updates:
             stage = next(stage for stage in self.stages if phase.name in stage.phases)
+            given = stage, self.layout, self.model, params.learners[stage.network], ring
             if stage.network == "encoder":
-                check = self._encoder_loss.check
-                learner, metrics = fit_encoder(
-                    stage, self.layout, self.model, params.learners["encoder"], ring, check, key_updates, phase.updates
-                )
+                learner, metrics = fit_encoder(*given, key_updates, phase.updates)
             else:
-                learner, metrics = fit(
-                    stage,
-                    self.layout,
-                    self.model,
-                    params.learners[stage.network],
-                    ring,
-                    self._coded(params),
-                    key_updates,
-                    phase.updates,
-                )
+                coded = dataset.with_code(timing.rows, timing.labelled_rows, params.coded)
+                learner, metrics = fit(*given, coded, key_updates, phase.updates)
             params = dataclasses.replace(params, learners=params.learners | {stage.network: learner})
         return AlgoState(params, ring), metrics
 
@@ -419,15 +378,17 @@ class Collective(MultiStage):
     def stages(self) -> tuple[Stage, ...]:
         """Return the training stages of transformer, actor and critics."""
 
-        def stage(name: str, network: str, loss: Any, batch_size: int, *phases: str) -> Stage:
+        def stage(name: str, network: str, loss: Any, batch_size: int, *phases: str, check: Any = None) -> Stage:
             updates = sum(phase.updates * (phase.iterations or 0) for phase in self.phases if phase.name in phases)
             step = functools.partial(self.step, network, progress=start())
-            return Stage(name, network, loss, phases, updates, batch_size, step)
+            return Stage(name, network, loss, phases, updates, batch_size, step, check)
 
+        encoder_loss = EncoderLoss(self.model, self.layout.all_gather, self.contrast_weight, self.temperature)
         actor_loss = functools.partial(losses.actor_loss, self.model)
         critic_loss = functools.partial(losses.critic_loss, self.model)
+        windows = self.transformer_batch
         return (
-            stage("transformer", "encoder", self._encoder_loss, self.transformer_batch, "transformer"),
+            stage("transformer", "encoder", encoder_loss, windows, "transformer", check=encoder_loss.check),
             stage("actor", "actor", actor_loss, self.batch_size, "burst", "learner", "actor"),
             stage("critic", "critic", critic_loss, self.batch_size, "critic"),
         )
@@ -442,27 +403,3 @@ class Collective(MultiStage):
         """Return a network's initial learning rate."""
         rates = {"encoder": self.transformer_lr, "actor": self.actor_lr, "critic": self.critic_lr}
         return jnp.float32(rates[part])
-
-    @property
-    def _encoder_loss(self) -> EncoderLoss:
-        return EncoderLoss(self.model, self.layout.all_gather, self.contrast_weight, self.temperature)
-
-    def _coded(self, params: Any) -> Array:
-        """bool[1, R, 1]: collected rows, and dataset rows already encoded by the phase "codes"."""
-        row = jnp.arange(self.rows)[None, :, None]
-        return (row >= self.labelled_rows) | (row < params.coded)
-
-    def _encode(self, params: Any, ring: Replay) -> tuple[Any, Replay]:
-        """Encode the next rows of the dataset with the trained transformer."""
-        shards, _, envs = ring.end.shape
-        begin = jnp.minimum(params.coded, self.rows - self._coded_rows)
-
-        def of_row(row: Array) -> Array:
-            index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
-            window = dataset.windows(ring, index, self.model.states, self.context_length)
-            return self.layout.apply(lambda window: self.model.codes(params.learners["encoder"].params, window), window)
-
-        codes = jax.lax.map(of_row, begin + jnp.arange(self._coded_rows, dtype=jnp.int32)).swapaxes(0, 1)
-        stored = jax.lax.dynamic_update_slice_in_dim(ring.action["code"], codes, begin, axis=1)
-        ring = dataclasses.replace(ring, action=ring.action | {"code": stored})
-        return dataclasses.replace(params, coded=params.coded + self._coded_rows), ring

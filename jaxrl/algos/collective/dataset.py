@@ -7,6 +7,7 @@ Letters: S logical shards, R rows, E environments of one shard, B all environmen
 D observation dims, s state dims, n action dims, c code dims.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,12 @@ def usable(ring: Replay) -> Array:
     return complete[:, :, None] & (ring.end == replay.CONTINUES)
 
 
+def with_code(rows: int, labelled: int, coded: Array) -> Array:
+    """bool[1, R, 1]: rows with a code: collected ones, and of the `labelled` ones of datasets the first `coded`."""
+    row = jnp.arange(rows)[None, :, None]
+    return (row >= labelled) | (row < coded)
+
+
 def count_up(wanted: Array) -> Array:
     """int32[S, R E]: cumulative number of selected rows, bool[S, R, E]."""
     return jnp.cumsum(wanted.reshape(len(wanted), -1), axis=1, dtype=jnp.int32)
@@ -122,6 +129,26 @@ def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps:
         return transformer.stored_windows(state, stored["action"], ring.reward[..., 0], stored["step"], index, steps)
 
     return jax.vmap(of_shard)(ring, index)
+
+
+def encode(
+    ring: Replay,
+    rows: Array,
+    codes: Callable[[Window], Array],
+    states: Callable[[Array], Array],
+    steps: int,
+    layout: DataParallel,
+) -> Replay:
+    """Store the codes [m, c] of the windows [m, ...] that end at consecutive rows, int32[rows]."""
+    shards, _, envs = ring.end.shape
+
+    def of_row(row: Array) -> Array:
+        index = jnp.broadcast_to(row * envs + jnp.arange(envs, dtype=jnp.int32)[None], (shards, envs))
+        return layout.apply(codes, windows(ring, index, states, steps))
+
+    found = jax.lax.map(of_row, rows).swapaxes(0, 1)
+    stored = jax.lax.dynamic_update_slice_in_dim(ring.action["code"], found, rows[0], axis=1)
+    return dataclasses.replace(ring, action=ring.action | {"code": stored})
 
 
 def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:

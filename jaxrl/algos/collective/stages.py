@@ -30,6 +30,7 @@ class Stage:
         updates: total over these phases.
         batch_size: samples per update.
         step: (learner, gradient) -> learner, gradient norm; see `Algorithm.step`.
+        check: (its parameters, held-out samples) -> loss, means; None: only the loss is computed.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Stage:
     updates: int
     batch_size: int
     step: Callable[[Learner, Params], tuple[Learner, Array]]
+    check: Callable[[Any, Any], tuple[Array, Means]] | None = None
 
     def train(
         self, layout: DataParallel, learner: Learner, batch: Callable[[Array], Any], keys: Key
@@ -96,11 +98,11 @@ def fit_encoder(
     networks: Networks,
     learner: Learner,
     ring: Replay,
-    check: Callable[[Any, Any], tuple[Array, Means]],
     key: Key,
     updates: int,
 ) -> tuple[Learner, Means]:
-    """Update the transformer on full windows of training episodes; also return `check` of held-out ones."""
+    """Update the transformer on full windows of training episodes; also return the stage's `check` of held-out ones."""
+    assert stage.check is not None
     steps = networks.encoder.steps
     full, held_out = dataset.usable(ring) & (ring.action["step"] >= steps - 1), ring.action["held_out"]
     training, checking = dataset.count_up(full & ~held_out), dataset.count_up(full & held_out)
@@ -118,5 +120,5 @@ def fit_encoder(
     learner, metrics = stage.train(layout, learner, lambda key: batch(key, training), jax.random.split(key, updates))
     known, asked = batch(key_known, training), batch(key_held_out, checking)
     known = {"known": known["window"], "known_task": known["task"], "known_weight": known["weight"]}
-    _, (_, means) = layout.gradient(check, learner.params, asked | known)
+    _, (_, means) = layout.gradient(stage.check, learner.params, asked | known)
     return learner, metrics | {f"held_out_{name}": value for name, value in means.items()}

@@ -21,22 +21,10 @@ from jaxrl.nn import distributions
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
 
-RESOLVED = (
-    "tasks",
-    "worker",
-    "expert_datasets",
-)  # task names, worker settings, rows of files and of their longest episode
+# Task names, worker settings, rows of files and of their longest episode.
+RESOLVED = ("tasks", "worker", "expert_datasets")
 # Settings that workers must share, so that their networks can be stacked and their labels are comparable.
-ALIKE = (
-    "hidden_size",
-    "depth",
-    "num_critics",
-    "layer_norm",
-    "scale_observation",
-    "log_std_min",
-    "log_std_max",
-    "gamma",
-)
+ALIKE = ("hidden_size", "depth", "num_critics", "layer_norm", "scale_observation", "gamma")
 
 
 # Compatibility checks

@@ -1,0 +1,43 @@
+"""Losses of policy gradients, and how far a policy has moved; means over samples of a minibatch."""
+
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from jaxrl.common.shapes import Float32, assert_equal_shape
+
+Samples = Float32[Array, "N"]
+
+
+def policy_gradient_loss(
+    log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, weight: Samples, clip_ratio: float
+) -> Float32[Array, ""]:
+    """- mean of A log pi(a), or with `clip_ratio` > 0 the clipped surrogate (arXiv 1707.06347, equation 7).
+
+    The ratio is taken to the policy that chose the action.
+    """
+    assert_equal_shape([log_prob, behaviour_log_prob, advantage, weight])
+    if clip_ratio == 0:
+        return -jnp.mean(weight * advantage * log_prob)
+    ratio = jnp.exp(log_prob - behaviour_log_prob)
+    clipped = jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio)
+    return -jnp.mean(weight * jnp.minimum(ratio * advantage, clipped * advantage))
+
+
+def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) -> Float32[Array, ""]:
+    """Divergence of the current policy from the behaviour policy: mean of r - 1 - log r, at least 0, in nats.
+
+    With r = pi(a) / behaviour(a), its expectation is KL(behaviour || pi).
+    """
+    assert_equal_shape([log_prob, behaviour_log_prob, weight])
+    log_ratio = log_prob - behaviour_log_prob
+    return jnp.mean(weight * (jnp.expm1(log_ratio) - log_ratio))
+
+
+def policy_metrics(advantage: Samples, log_prob: Samples, weight: Samples) -> dict[str, Float32[Array, ""]]:
+    """Means over samples."""
+    assert_equal_shape([advantage, log_prob, weight])
+    return {
+        "advantage": jnp.mean(weight * advantage),
+        "advantage_square": jnp.mean(weight * jnp.square(advantage)),
+        "log_prob": jnp.mean(weight * log_prob),
+    }
