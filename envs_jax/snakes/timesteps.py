@@ -2,16 +2,52 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, TimeStep
+from envs_jax.base import Array, Box, Reduction, TimeStep
 from envs_jax.snakes import full, observation, reward, rules
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
 from envs_jax.snakes.types import Settings
 from envs_jax.stages import stage
+
+
+class Counts(NamedTuple):
+    """Sums int32[...] over the own team and over the other."""
+
+    score: tuple[Array, Array]
+    deaths: tuple[Array, Array]
+    meals: tuple[Array, Array]
+
+
+class Metric(NamedTuple):
+    """How steps become a game's value, its label, and its value at a step."""
+
+    reduction: Reduction
+    label: str
+    of: Callable[[Counts], Array]
+
+
+METRICS = {
+    "score": Metric("last", "score, points", lambda c: c.score[0]),
+    "deaths": Metric("sum", "deaths", lambda c: c.deaths[0]),
+    "meals": Metric("sum", "beans eaten", lambda c: c.meals[0]),
+    "opponent_score": Metric("last", "opponents' score, points", lambda c: c.score[1]),
+    "score_difference": Metric("last", "score difference, points", lambda c: c.score[0] - c.score[1]),
+    "win": Metric("last", "games won", lambda c: c.score[0] > c.score[1]),
+    "draw": Metric("last", "games drawn", lambda c: c.score[0] == c.score[1]),
+    "defeat": Metric("last", "games lost", lambda c: c.score[0] < c.score[1]),
+    "opponent_deaths": Metric("sum", "opponents' deaths", lambda c: c.deaths[1]),
+    "opponent_meals": Metric("sum", "opponents' beans eaten", lambda c: c.meals[1]),
+}
+
+
+def metrics_of(env: Settings) -> tuple[str, ...]:
+    """Return the names of the metrics; without a second team, only those of the own."""
+    return tuple(METRICS) if env.teams == 2 else ("score", "deaths", "meals")
 
 
 def observation_box(env: Settings) -> Box:
@@ -103,18 +139,6 @@ def _observe_team(env: Settings, game: Game, agents: int) -> Array:
 
 def _measure(env: Settings, game: Game, engine: Array, hit: Array) -> dict[str, Array]:
     """float32[...] for each metric."""
-    own, others = _both(env, rules.score(game))
-    deaths, other_deaths = _both(env, hit.astype(jnp.int32))
-    meals, other_meals = _both(env, (engine > 0).astype(jnp.int32))
-    values = {"score": own, "deaths": deaths, "meals": meals}
-    if env.teams == 2:
-        values |= {
-            "opponent_score": others,
-            "score_difference": own - others,
-            "win": own > others,
-            "draw": own == others,
-            "defeat": own < others,
-            "opponent_deaths": other_deaths,
-            "opponent_meals": other_meals,
-        }
-    return {name: value.astype(jnp.float32) for name, value in values.items()}
+    each = rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32)
+    counts = Counts(*(_both(env, values) for values in each))
+    return {name: METRICS[name].of(counts).astype(jnp.float32) for name in metrics_of(env)}

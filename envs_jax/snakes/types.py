@@ -12,6 +12,7 @@ from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
+TEAMS = "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
 MOST_SNAKES = 14
 MOST_BEANS = 32
 MOST_STEPS = 1_000_000
@@ -50,9 +51,7 @@ class Settings(Environment):
     snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
     beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
-    teams: int = setting(
-        2, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
-    )
+    teams: int = setting(2, TEAMS)
     opponent: str = setting(
         "2", f"player of the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
     )
