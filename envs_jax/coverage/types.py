@@ -136,5 +136,5 @@ class Settings(Environment):
     @property
     def mapper(self) -> Mapper:
         """Static settings of the map backends."""
-        tile = maps.choose(self.map_backend, self.q, batched=False).tile(self.n)
+        tile = maps.tile(self.map_backend, self.n)
         return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)

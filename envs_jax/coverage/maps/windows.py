@@ -32,12 +32,6 @@ from envs_jax.stages import stage
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def tile(n: int) -> tuple[int, int]:
-    """Return a tile of one cell: maps are stored without padding."""
-    del n
-    return 1, 1
-
-
 def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy; under vmap every branch is taken: use `update_batch` instead."""
     batch = jax.tree.map(lambda leaf: leaf[None], (maps, survey))
