@@ -11,7 +11,7 @@ from envs_jax.viewing.record import GREY, INK, SOFT, Level, Line, Record, colour
 
 WIDTH, HEIGHT = 460.0, 270.0
 _LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves
-_SIZE, _LETTER = 11.0, 6.4  # height and width of letters
+_SIZE, _LETTER = 11.0, 7.4  # height and width of letters
 STYLES = {
     "grid": Style(stroke="#e3e6ea", width=1),
     "axis": Style(stroke=GREY, width=1),

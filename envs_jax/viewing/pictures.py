@@ -64,15 +64,16 @@ class _Sheet:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        self.record, self.drawing, self.columns, self.left = record, drawing, columns, size[0] + 0.1
+        self.record, self.drawing, self.columns = record, drawing, columns
         metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
         self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()), drawing.levels.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
-        across = sum(width / height for width, height in (panel.size for panel in drawing.panels))
-        free = size[0] / columns - _GAP * (1 + len(drawing.panels)), size[1] / rows - _ABOVE - _GAP
-        self.height = min(free[0] / across, free[1])  # of a panel, inches
+        shapes, gaps = [panel.size[0] / panel.size[1] for panel in drawing.panels], _GAP * len(drawing.panels)
+        self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # of a panel
+        self.wide = [self.height * shape for shape in shapes]
+        self.left = 0.25 + columns * (sum(self.wide) + gaps)  # of the curve
         boards = max(rows * (self.height + _ABOVE + _GAP), 2.9)
-        whole = size[0] + 3.9, _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
+        whole = max(self.left + 3.8, 9.0), _TOP + boards + 0.15 + _ROW * -(-len(drawing.legend) // 4)
         self.figure: Any = Figure(figsize=whole, dpi=dpi, facecolor="white")
         FigureCanvasAgg(self.figure)
         self._text(0.25, 0.27, record.title, fontsize=12, color=INK, weight="bold", va="center")
@@ -114,13 +115,12 @@ class _Sheet:
     def board(self, number: int, step: int, words: str) -> list[Any]:
         """Draw all panels at a time step in the place of a board, with words above; return what was drawn."""
         drawing = self.drawing
-        wide = [self.height * width / height for width, height in (panel.size for panel in drawing.panels)]
-        left = 0.25 + number % self.columns * (sum(wide) + len(wide) * _GAP)
+        left = 0.25 + number % self.columns * (sum(self.wide) + len(self.wide) * _GAP)
         top = _TOP + _ABOVE + number // self.columns * (self.height + _ABOVE + _GAP)
         told = drawing.step_labels[step] if drawing.step_labels else self.record.env.step_label(step)
         words += f" · {told}" if told else ""
         drawn = [self._text(left, top - 0.13, words, fontsize=10, color=INK, weight="bold", va="center")]
-        for panel, width in zip(drawing.panels, wide, strict=True):
+        for panel, width in zip(drawing.panels, self.wide, strict=True):
             drawn.append(self._panel(panel, left, top, width, step))
             left += width + _GAP
         return drawn
