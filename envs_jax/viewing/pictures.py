@@ -20,12 +20,11 @@ def frames(record: Record, drawing: Drawing) -> list[Any]:
     empty = canvas.copy_from_bbox(sheet.figure.bbox)
     for step in range(record.steps + 1):
         canvas.restore_region(empty)
-        drawn = [*sheet.board(0, step, f"step {step} of {record.steps}"), sheet.curve(step)]
-        for artist in drawn:
+        words, *panels = sheet.board(0, step, f"step {step} of {record.steps}")
+        for artist in (words, *panels, sheet.curve(step)):
             sheet.figure.draw_artist(artist)
+        words.remove()
         images.append(image(sheet.figure))
-        for artist in drawn:
-            artist.remove()
     return images
 
 
@@ -65,6 +64,7 @@ class _Sheet:
         from matplotlib.figure import Figure
 
         self.record, self.drawing, self.columns = record, drawing, columns
+        self.axes: dict[tuple[float, float], Any] = {}
         metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
         self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()), drawing.levels.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
@@ -85,9 +85,16 @@ class _Sheet:
         return self._panel(self.chart, self.left, _TOP + _ABOVE, 3.6, step)
 
     def _axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes in inches from the figure's top left corner."""
-        w, h = self.figure.get_size_inches()
-        return self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
+        """Axes in inches from the figure's top left corner, empty; made once for a place."""
+        if (left, top) not in self.axes:
+            w, h = self.figure.get_size_inches()
+            self.axes[left, top] = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
+            self.axes[left, top].set(xticks=(), yticks=(), facecolor="#fafbfc")
+            self.axes[left, top].spines[:].set_color("#dfe3e8")
+        axes = self.axes[left, top]
+        for artist in (*axes.images, *axes.patches, *axes.texts):
+            artist.remove()
+        return axes
 
     def _text(self, left: float, top: float, words: str, **look: Any) -> Any:
         """Text in inches from the figure's top left corner."""
@@ -131,8 +138,7 @@ class _Sheet:
         if len(panel.images):
             x0, y0, x1, y1 = panel.image_box
             axes.imshow(panel.images[step], extent=(x0, x1, y1, y0), interpolation="nearest", aspect="auto")
-        axes.set(xlim=panel.box[::2], ylim=panel.box[:0:-2], xticks=(), yticks=(), facecolor="#fafbfc")
-        axes.spines[:].set_color("#dfe3e8")
+        axes.set(xlim=panel.box[::2], ylim=panel.box[:0:-2])
         for shape in (*panel.still, *panel.steps[step]):
             _draw(axes, shape, self.styles[shape.style], step, 72 * width / panel.size[0])
         axes.text(0.02, 0.97, panel.title, transform=axes.transAxes, va="top", fontsize=8, color=SOFT)
