@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -32,12 +32,15 @@ Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
 
 
-def setting(default: Any, text: str, flag: bool = True, between: Bounds | None = None) -> Any:
+def setting(
+    default: Any, text: str, flag: bool = True, between: Bounds | None = None, choices: Collection[str] = ()
+) -> Any:
     """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one).
 
-    `between` are the smallest and the largest number that it may be, see `check_settings`.
+    `between` are the smallest and the largest number that it may be, `choices` all words, see `check_settings`.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "between": between})
+    metadata = {"help": text, "flag": flag, "between": between, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:
@@ -56,10 +59,13 @@ def format_bound(number: float) -> str:
 
 
 def check_settings(instance: Any) -> None:
-    """Raise ValueError unless all fields of a dataclass lie between the bounds of their `setting`."""
+    """Raise ValueError unless all fields of a dataclass are within the bounds or choices of their `setting`."""
     for field in dataclasses.fields(instance):
+        value, choices = getattr(instance, field.name), field.metadata.get("choices")
         if field.metadata.get("between"):
-            check_bounds(field.name, getattr(instance, field.name), field.metadata["between"])
+            check_bounds(field.name, value, field.metadata["between"])
+        if choices and value not in choices:
+            raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
 
 
 def short_repr(value: Any, most: int = 80) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers.coverage import sequential_masks
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -171,5 +172,5 @@ def check_mission(backend: str, rule: dict[str, Any], seed: int) -> None:
 @functools.partial(jax.jit, static_argnums=2)
 def masks_of(positions: jax.Array, chosen: jax.Array, num_actions: int) -> tuple[jax.Array, jax.Array]:
     boundary = actions.boundary_mask(positions, num_actions)
-    masks = actions.sequential_masks(positions, boundary, chosen, num_actions)
+    masks = sequential_masks(positions, boundary, chosen, num_actions)
     return masks, actions.move(positions, chosen, num_actions)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.coverage import begin, proceed
+from helpers.coverage import begin, proceed, sequential_masks
 from helpers.programs import compiled
 
 import envs_jax
@@ -147,7 +147,7 @@ def test_expected_gain_by_hand():
 
 def test_sequential_greedy_respects_collisions():
     env = make(start="corners")
-    masks = jax.jit(functools.partial(actions.sequential_masks, num_actions=6))
+    masks = jax.jit(functools.partial(sequential_masks, num_actions=6))
     policy = compiled(make()).policy("ig_sequential")
     for state, timestep in play(env, "ig_sequential", 8, jax.random.key(3)):
         action = np.asarray(policy(state, timestep, jax.random.key(0)))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import golden
+from helpers.coverage import sequential_masks
 
 from bench.parity import coverage
 from bench.parity.coverage import environment, lattice
@@ -47,7 +48,7 @@ def test_original_reward_timing(name):
 def masks(positions, chosen, num_actions):
     boundary = actions.boundary_mask(positions, num_actions)
     moved = actions.move(positions, chosen, num_actions)
-    return actions.sequential_masks(positions, boundary, chosen, num_actions), moved
+    return sequential_masks(positions, boundary, chosen, num_actions), moved
 
 
 @pytest.mark.parametrize("name", MISSIONS)

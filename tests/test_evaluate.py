@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from helpers.coverage import sequential_masks
 
 from envs_jax.base import make
-from envs_jax.coverage.actions import boundary_mask, sequential_masks
+from envs_jax.coverage.actions import boundary_mask
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import policies, reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables

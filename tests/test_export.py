@@ -16,8 +16,9 @@ from bench.parity import agent_games
 from bench.parity.snakes import stack
 from bench.reference.snakes import oracle
 from bench.reference.snakes.opponents import choose, scripted
+from bench.reference.snakes.segments import from_segments
 from envs_jax.base import make
-from envs_jax.snakes import full, segments, teams, timesteps
+from envs_jax.snakes import full, teams, timesteps
 from envs_jax.snakes.types import State
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
@@ -90,7 +91,7 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
     """Observations [2, N, A, F] and masks bool[2, N, A, 4] of the JAX environment in both sides."""
     games = stack(
         [
-            segments.from_segments(env.board, s.bodies, heading(s, settings), s.beans, env.beans, s.step_count - 1)
+            from_segments(env.board, s.bodies, heading(s, settings), s.beans, env.beans, s.step_count - 1)
             for s in states * 2
         ]
     )
@@ -188,7 +189,7 @@ def hand_made(env: Any, algo: Ddpg) -> Any:
     """Weights that avoid blocked cells and go to the nearest bean: a policy anyone can read off `obs_full`."""
     params = jax.tree.map(np.zeros_like, begun(algo))
     kernel, out = params["params"]["fc1_kernel"], params["params"]["out_kernel"]
-    blocked = np.prod(full.Layout(env.snakes, env.beans).planes) + 4
+    blocked = full.PLANES * full.SIDE**2 + 4
     bean = blocked + 4 + 1
     for d in range(4):
         kernel[blocked + d, d] = -10

@@ -123,13 +123,18 @@ def test_goals_in_order_are_the_pool_in_turn_each_for_all_tasks() -> None:
     assert len(set(number[0].tolist())) > LANES // 2  # they begin in different places
 
 
+def place_of(task, puck, goal):
+    """float64[..., 3]: where the tool centre should be, for positions [..., 3]."""
+    return np.array(task.scale) * (goal if task.anchor == "goal" else puck) + np.array(task.offset)
+
+
 @pytest.mark.parametrize("task", tasks.TASKS.values(), ids=lambda task: task.name)
 def test_places_can_be_reached_and_are_not_where_episodes_begin(task):
     rng = np.random.default_rng(0)
     corners = np.array(np.meshgrid(*goals.PUCK, *goals.GOAL)).reshape(6, -1).T
     rows = np.concatenate([corners, rng.uniform(*np.concatenate([goals.PUCK, goals.GOAL]).T, (1000, 6))])
     rows = rows[np.hypot(*(rows[:, :2] - rows[:, 3:5]).T) >= goals.APART]
-    place = task.place(rows[:, :3], rows[:, 3:])
+    place = place_of(task, rows[:, :3], rows[:, 3:])
     assert (place >= (-0.45, 0.45, 0.05)).all() and (place <= (0.45, 0.95, 0.45 + 1e-9)).all()
     assert (np.linalg.norm(place - (0, 0.6, 0.15), axis=1) > reward.RADIUS).all()
     assert (np.linalg.norm(place - rows[:, :3], axis=1) > 0.1).all()
@@ -150,7 +155,7 @@ def test_points_are_those_of_the_tasks():
     state, timestep = jax.tree.map(np.asarray, begin(env))
     for lane in range(LANES):
         task = env.tasks[int(state.task[lane])]
-        place = task.place(np.asarray(state.puck[:, lane]), np.asarray(state.goal[:, lane]))
+        place = place_of(task, np.asarray(state.puck[:, lane]), np.asarray(state.goal[:, lane]))
         np.testing.assert_allclose(state.point[:, lane], place, atol=1e-6)
         np.testing.assert_allclose(state.width[:, lane], task.width, atol=1e-6)
     assert set(np.asarray(state.task)) == set(range(len(env.tasks)))
@@ -214,7 +219,9 @@ def test_a_gripper_that_should_be_closed():
     width = np.float32([0.0, 0.4])
     amiss = jax.jit(reward.outside)(np.float32([0.3, 0.4, 0.65, 0.9]), width[:, None])
     np.testing.assert_allclose(amiss, [0, 0, 0.25, 0.5], atol=1e-6)
-    np.testing.assert_allclose(jax.jit(reward.grip_share)(amiss), [1, 1, 1 / 3.25, 0.1], rtol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(lambda x: reward.tail(x / reward.MARGIN))(amiss), [1, 1, 1 / 3.25, 0.1], rtol=1e-5
+    )
 
 
 def test_success_by_hand():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import BatchState
 from envs_jax.snakes import draws, opponents, respawn, rules, segments
 from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
@@ -72,7 +73,7 @@ def test_reversals_turn_into_the_other_three_directions():
 def test_new_beans_are_uniform_without_replacement():
     board = Board(3, 4)
     bodies = [[(0, 0), (0, 1), (0, 2)], [(2, 3), (2, 2), (2, 1)]]
-    game = segments.from_segments(board, bodies, [2, 3], [(1, 1)], 3)
+    game = from_segments(board, bodies, [2, 3], [(1, 1)], 3)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[..., None], DRAWS, -1), game)
     beans = np.asarray(jax.jit(lambda game, w: draws.refill(board, game, w))(lanes, words(3, DRAWS)).beans)
     assert (beans[0] == 32 + 1).all()
@@ -115,7 +116,7 @@ def test_steps_draw_every_part_on_its_own():
     """Two turns and a new bean, of the environment's own random words; a random opponent may turn or not."""
     env = envs_jax.make("snakes_1v1", beans=1, opponent="0")
     bodies = [[(1, 1), (1, 2), (1, 3)], [(4, 5), (4, 4), (4, 3)]]
-    game = segments.from_segments(env.board, bodies, [2, 3], [], 1)
+    game = from_segments(env.board, bodies, [2, 3], [], 1)
     lanes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], DRAWS, 0), game)
     state, _ = jax.eval_shape(lambda k: env.batched().reset(k, env.context(ENDED)), keys())
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.env.level, state.env.second, state.episode))
@@ -130,7 +131,7 @@ def test_steps_draw_every_part_on_its_own():
 
 def test_random_opponents_are_uniform_and_independent():
     bodies = [[(r, 0), (r, 1), (r, 2)] for r in (0, 2, 4)]
-    game = jax.tree.map(jnp.asarray, segments.from_segments(Board(6, 8), bodies, [0] * 3, [], 1))
+    game = jax.tree.map(jnp.asarray, from_segments(Board(6, 8), bodies, [0] * 3, [], 1))
     act = jax.jit(jax.vmap(lambda word: opponents.act(Board(6, 8), game, slice(0, 3), jnp.int32(0), word, (0,))))
     chosen = act(words(DRAWS))
     assert_uniform(np.bincount(np.asarray(chosen) @ [1, 4, 16], minlength=64), 64)
@@ -146,7 +147,7 @@ def test_beans_fill_what_is_left_and_no_more():
 def test_fixed_respawns_are_connected_and_look_ahead():
     board = Board(4, 6)
     rng = np.random.default_rng(3)
-    game = segments.from_segments(board, [[]], [0], [], 1)
+    game = from_segments(board, [[]], [0], [], 1)
     free = rng.random((2000, 4, 6)) < 0.45
     body = np.stack([(~free * (1 << np.arange(6))).sum(-1)] * 1, -1).astype(
         np.uint32
@@ -169,7 +170,7 @@ def test_fixed_respawns_are_connected_and_look_ahead():
 def test_lists_of_cells_go_in_and_out():
     board = Board(10, 20)
     bodies = [[(0, 19), (0, 0), (0, 1), (1, 1)], [(5, 5), (5, 6), (5, 4)], []]  # the second has its head in the middle
-    game = segments.from_segments(board, bodies, [2, 0, 1], [(3, 3), (9, 19)], 5, 17)
+    game = from_segments(board, bodies, [2, 0, 1], [(3, 3), (9, 19)], 5, 17)
     assert game.split.tolist() == [False, True, False]
     assert segments.to_segments(board, game) == (bodies, [2, 0, 1], [(3, 3), (9, 19)])
     assert game.steps == 17
@@ -186,7 +187,7 @@ def test_lists_of_cells_go_in_and_out():
 )
 def test_lists_that_are_no_game(bodies, beans, words):
     with pytest.raises(ValueError, match=words):
-        segments.from_segments(Board(10, 20), bodies, [0], beans, 2)
+        from_segments(Board(10, 20), bodies, [0], beans, 2)
 
 
 def test_room_for_every_start():
@@ -209,7 +210,7 @@ WORKED = [  # bodies, directions taken, bean, hit, rewards
 @pytest.mark.parametrize(("bodies", "taken", "beans", "hit", "paid"), WORKED)
 def test_worked_cases(bodies, taken, beans, hit, paid):
     board = Board(10, 20)
-    game = jax.tree.map(jnp.asarray, segments.from_segments(board, bodies, taken, beans, 5))
+    game = jax.tree.map(jnp.asarray, from_segments(board, bodies, taken, beans, 5))
     after, reward, died, _ = jax.jit(functools.partial(rules.move, board))(game, jnp.asarray(taken, jnp.int32))
     assert np.asarray(died).tolist() == [bool(h) for h in hit]
     assert np.asarray(reward).tolist() == paid

@@ -11,8 +11,9 @@ from helpers.snakes import context
 
 import envs_jax
 from bench.reference.snakes import opponents
+from bench.reference.snakes.segments import from_segments
 from envs_jax.batch import batched
-from envs_jax.snakes import full, reward, schedule, segments, teams
+from envs_jax.snakes import full, reward, schedule, teams
 from envs_jax.snakes.board import Board
 
 
@@ -157,12 +158,12 @@ room = jax.jit(lambda game: full.room(BOARD, game, 2, full.leaving(BOARD, game))
 
 
 def _see(bodies, directions, beans, agents=1, teams=2):
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, beans, 3))
+    game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, directions, beans, 3))
     columns = np.asarray(see(game, agents, teams))
-    layout = full.Layout(len(bodies), 3)
-    assert len(columns) == layout.size
-    crop = columns[: np.prod(layout.planes)].reshape(*layout.planes, agents)
-    return crop, columns[np.prod(layout.planes) :]
+    size = full.size(len(bodies), 3)
+    assert len(columns) == size
+    shape = full.PLANES, full.SIDE, full.SIDE
+    return columns[: np.prod(shape)].reshape(*shape, agents), columns[np.prod(shape) :]
 
 
 def test_the_full_observation_by_hand():
@@ -220,7 +221,7 @@ def test_room_is_what_moves_come_to(bean, hungry):
         [(2, 2), (2, 3), (2, 4), (1, 4), (0, 4), (0, 3), (0, 2), (0, 1), (1, 1), (2, 1), (3, 1)],
         [(3, 3), (3, 4), (3, 5), (3, 6)],
     ]
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, [2, 2], [bean], 3))
+    game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, [2, 2], [bean], 3))
     found = np.asarray(room(game))
     for agent, (r, c) in enumerate(body[0] for body in bodies):
         beside = [((r + dr) % 6, (c + dc) % 8) for dr, dc in ((-1, 0), (1, 0), (0, -1), (0, 1))]
@@ -260,7 +261,7 @@ OPEN_DIRECTIONS = {  # of the first snake: bodies, directions, bean, open: up, d
 
 @pytest.mark.parametrize(("bodies", "directions", "bean", "wanted"), OPEN_DIRECTIONS.values(), ids=OPEN_DIRECTIONS)
 def test_open_directions_by_hand(bodies, directions, bean, wanted):
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, bodies, directions, [bean], 3))
+    game = jax.tree.map(jnp.asarray, from_segments(BOARD, bodies, directions, [bean], 3))
     np.testing.assert_array_equal(open_directions(game), wanted)
 
 
@@ -271,7 +272,7 @@ def test_lives_are_paid_by_points_and_deaths():
 
 
 def test_fixed_reward_counts_deaths():
-    game = jax.tree.map(jnp.asarray, segments.from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
+    game = jax.tree.map(jnp.asarray, from_segments(BOARD, [[(0, 0), (0, 1), (0, 2)]], [2], [(3, 4)], 1))
     paid = [
         float(reward.shaped("v1.1_fixed", game, jnp.int32([engine]), jnp.array([hit]), jnp.int32(0))[0])
         for engine, hit in ((0, False), (1, False), (0, True), (-2, True))

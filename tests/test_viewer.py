@@ -1,9 +1,7 @@
 """What the coverage viewer draws, against geometry and beliefs computed another way; what all viewers share."""
 
-import base64
 import dataclasses
 import functools
-import io
 import itertools
 import json
 import math
@@ -17,11 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage import terrain, viewer
+from envs_jax.viewing import charts, pictures
 from jaxrl.evaluation import records
 from jaxrl.evaluation.policies import load
 
@@ -144,15 +142,12 @@ def test_lost_messages_are_those_of_the_environment():
     assert lost > 0
 
 
-def test_pictures_lie_as_on_a_chart():
-    cells = np.zeros((4, 4), np.uint8)
-    cells[3, 0] = 255  # large x, small y: bottom right
-    cells[0, 3] = 1  # small x, large y: top left
-    uri = viewer._data_uri(cells)
-    picture = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).convert("RGB")
-    assert picture.getpixel((3, 3)) == tuple(viewer.palette()[255])
-    assert picture.getpixel((0, 0)) == tuple(viewer.palette()[1])
-    assert picture.getpixel((0, 3)) == tuple(viewer.palette()[0])
+def test_images_lie_as_on_a_chart(record, scene):
+    (panel,) = viewer.CoverageViewer().drawing(record).panels
+    for k, cells in enumerate(scene.belief):
+        colours = viewer.palette()[cells]  # axis 0 is x, axis 1 is y
+        for x, y in itertools.product((0, 5, len(cells) - 1), repeat=2):
+            assert np.array_equal(panel.images[k][len(cells) - 1 - y, x], colours[x, y])
 
 
 def test_the_border_encloses_the_true_region(record, scene):
@@ -173,11 +168,20 @@ def test_agents_in_one_place_stand_side_by_side():
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_labels_do_not_touch(places):
-    found = viewing.spread(sorted(places), 0.1)
+    found = charts.spread(sorted(places), 0.1)
     assert len(found) == len(places)
     assert all(b - a >= 0.1 - 1e-9 for a, b in itertools.pairwise(found))
     if all(b - a >= 0.1 for a, b in itertools.pairwise(sorted(places))):
         np.testing.assert_allclose(found, sorted(places))
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_round_and_few(low, width):
+    found = charts.ticks(low, low + width)
+    assert 2 <= len(found) <= 7
+    assert all(low - 1e-6 * width <= value <= low + (1 + 1e-6) * width for value, _ in found)
+    gaps = np.diff([value for value, _ in found])
+    assert float(f"{gaps[0]:.1g}") == pytest.approx(gaps[0], rel=1e-3) and np.allclose(gaps, gaps[0], rtol=1e-3)
 
 
 # Pages and figures of every environment
@@ -230,25 +234,43 @@ def test_pages_fit_a_phone_and_have_a_dark_mode(any_record):
         assert grey(dark[1], name) < 0.2 < 0.9 < grey(light[1], name)
     for name in ("ink", "soft"):
         assert grey(dark[1], name) > 0.6 > grey(light[1], name)
-    colours = re.findall(r"[^-](?:background|color|fill): *#(\w+)", style.replace(dark[0], "").replace(light[0], ""))
-    assert set(colours) <= {"fff", "0072b2", "fafbfc", "1d2733"}  # the button, and what lies on pictures
+    own = re.sub(r"\.drawn [^}]*\}", "", style.replace(dark[0], "").replace(light[0], ""))  # what lies on no drawing
+    colours = re.findall(r"[^-](?:background|color|fill): *#(\w+)", own)
+    assert set(colours) <= {"fff", "0072b2", "fafbfc"}  # the button, and the ground of drawings
 
 
-def test_charts_of_pages_show_what_pictures_show(any_record):
+def test_charts_of_pages_hold_all_curves(any_record):
     """Baselines with names and units, and the limit of success."""
     page = any_record.env.viewer().html(any_record)
-    player = json.loads(re.search(r"^const all = (.*);$", page, re.MULTILINE)[1])["player"]
+    data = json.loads(re.search(r"^const data = (.*);$", page, re.MULTILINE)[1])
     spec = any_record.env.spec
-    assert player["labels"] == {name: spec.label(name) for name in player["curves"]}
-    assert not any("_" in words for words in player["labels"].values())
-    levels = {name: [(line["label"], line["value"]) for line in lines] for name, lines in player["levels"].items()}
+    assert data["labels"] == {name: spec.label(name) for name in data["charts"]}
+    assert not any("_" in words for words in data["labels"].values())
+    words = {name: [shape[3] for shape in chart if shape[0] == "text"] for name, chart in data["charts"].items()}
+    assert all(words[name][0] == spec.label(name) for name in words)
+    score = words[data["metric"]]
     if spec.name == "snakes":
-        assert levels["score"] == [("sampled (mean)", 4.5), ("random (mean)", 1.0)]
-        assert levels["score_difference"] == levels["score"]
+        assert "sampled (mean)" in score and "sampled (mean)" in words["score_difference"]
     else:
-        assert [line["name"] for line in player["references"]] == [f"{name} (mean)" for name in any_record.references]
-    if spec.name == "reach":
-        assert levels == {"distance": [("success below 5 cm", 0.05)]}
+        assert {f"{name} (mean)" for name in any_record.references} <= set(score)
+    assert ("success below 5 cm" in score) == (spec.name == "reach")
+    used = {shape[1] for chart in data["charts"].values() for shape in chart}
+    used |= {shape[1] for panel in data["panels"] for shape in itertools.chain(panel["still"], *panel["steps"])}
+    assert all(f".drawn .{name} {{" in page for name in used)
+
+
+def test_curves_lie_where_the_axis_says(any_record):
+    """The places of the ticks' words, extended to the ends of the episode's curve, give its values."""
+    metric = any_record.env.viewer().drawing(any_record).metrics
+    metric = metric[0] if metric else any_record.env.spec.score
+    line = viewing.Line("x", "#123456", np.asarray(any_record.curves[metric], float))
+    panel, _ = charts.chart(any_record, metric, [line], ())
+    ticks = np.array([[shape.parts[0][1] - 4, float(shape.value)] for shape in panel.still if shape.style == "left"])
+    (curve,) = (np.reshape(shape.parts[0], (-1, 2)) for shape in panel.still if shape.kind == "trail")
+    slope, start = np.polyfit(ticks[:, 0], ticks[:, 1], 1)
+    span = np.ptp(ticks[:, 1]) or 1.0
+    np.testing.assert_allclose(slope * curve[:, 1] + start, line.values, atol=0.02 * span)
+    assert np.all(np.diff(curve[:, 0]) > 0)
 
 
 def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
@@ -256,27 +278,25 @@ def test_figures_have_a_legend_and_cut_no_label(any_record, monkeypatch):
     seen = []
 
     def look(figure):
-        drawn = image(figure)
         texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_visible() and text.get_text()]
         boxes = [(text.get_text(), text.get_window_extent()) for text in texts]
         shown = figure.bbox
         for words, box in boxes:
-            if box.width > 0 and any(axes.get_visible() for axes in figure.axes):
-                assert box.x0 >= shown.x0 - 1 and box.x1 <= shown.x1 + 1, (words, box)
-                assert box.y0 >= shown.y0 - 1 and box.y1 <= shown.y1 + 1, (words, box)
+            assert box.x0 >= shown.x0 - 1 and box.x1 <= shown.x1 + 1, (words, box)
+            assert box.y0 >= shown.y0 - 1 and box.y1 <= shown.y1 + 1, (words, box)
         seen.append([words for words, _ in boxes])
-        return drawn
+        return image(figure)
 
-    image = viewing.image
-    monkeypatch.setattr(viewing, "image", look)
+    image = pictures.image
+    monkeypatch.setattr(pictures, "image", look)
     viewer_ = any_record.env.viewer()
-    viewer_.frames(any_record)
+    frames = viewer_.frames(any_record)
+    viewer_.picture(any_record)
     legend = {
         "coverage": ["believed of interest", "never seen", "footprint seen from 15 m", "message", "random (mean)"],
         "snakes": ["chosen by a learner", "bean", "died here, paler with time", "random (mean)"],
-        "reach": ["red: path of the tool centre", "green: success sphere", "success below 5 cm", "random (mean)"],
+        "reach": ["path of the tool centre", "success sphere", "success below 5 cm", "random (mean)"],
     }[any_record.env.spec.name]
     for words in seen:
         assert all(any(sign in text for text in words) for sign in legend)
-    assert len(seen) == (1 if any_record.env.spec.name == "reach" else any_record.steps + 1)
-    viewer_.picture(any_record)
+    assert len(frames) == any_record.steps + 1 == len(seen) - 1 and len({frame.size for frame in frames}) == 1

@@ -15,6 +15,7 @@ import numpy as np
 import envs_jax
 from bench.parity.comparison import Comparison
 from bench.parity.records import load
+from bench.reference.snakes.segments import from_segments
 from envs_jax.snakes import observation, opponents, reward, segments
 from envs_jax.snakes.board import Board
 from envs_jax.snakes.types import State
@@ -74,7 +75,7 @@ def recorded(
     per_step = {k: v[rows] for k, v in record.items() if len(v) == len(record["board_h"])}
 
     games = [
-        segments.from_segments(
+        from_segments(
             board,
             [_cells(board, per_step["seg_before"][t, i]) for i in range(snakes)],
             per_step["dir_before"][t, :snakes].tolist(),
@@ -190,7 +191,7 @@ def compare_rewards(found: Comparison, configuration: Configuration, source: str
     board, _, _, record = recorded(configuration, source)
     after = stack(
         [
-            segments.from_segments(
+            from_segments(
                 board,
                 [_cells(board, snake) for snake in record["seg_after"][t]],
                 record["dir_after"][t].tolist(),

@@ -6,7 +6,6 @@ Sets of 4, 6 and 27 actions; each moves an agent by one lattice step or keeps it
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -90,9 +89,3 @@ def next_mask(positions: Array, boundary: Array, chosen: Array, agent: Array, nu
     earlier = move(positions, chosen, num_actions)
     own = jnp.take(positions, agent, axis=0)
     return collision_mask(own, earlier, moved, jnp.take(boundary, agent, axis=0), num_actions)
-
-
-def sequential_masks(positions: Array, boundary: Array, chosen: Array, num_actions: int) -> Array:
-    """bool[A, n]: `next_mask` of every agent, given what all chose."""
-    agents = jnp.arange(positions.shape[0])
-    return jax.vmap(lambda i: next_mask(positions, boundary, chosen, i, num_actions))(agents)

@@ -63,10 +63,6 @@ class Weights:
         zero, one = (jnp.float32(value) for value in self.classes)
         return jnp.where(above, one, jnp.where(below, zero, jnp.float32(self.unknown)))
 
-    def of_probability(self, p: Array) -> Array:
-        """float32: weight of cells of probability p."""
-        return self.pick(p > jnp.float32(KNOWN), p < jnp.float32(1.0 - KNOWN))
-
 
 def entropy(p: Array) -> Array:
     """Entropy in bits of probabilities, clipped to [P_MIN, 1 - P_MIN] first."""

@@ -67,7 +67,7 @@ class Coverage(Settings):
                 "positions": Box((agents, 3), jnp.int32, low=0, high=side - 1),
             },
             critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS), low=0.0, high=1.0),
-            next_mask=functools.partial(_next_mask, num_actions=self.num_actions),
+            next_mask=functools.partial(actions.next_mask, num_actions=self.num_actions),
             critic_input=functools.partial(observation.critic_input, num_actions=self.num_actions),
             score="entropy",
             score_mode="min",
@@ -209,10 +209,6 @@ class Coverage(Settings):
         )
         state = dataclasses.replace(state, t=t, positions=survey.positions, maps=updated, earned=earned)
         return state, timestep
-
-
-def _next_mask(mask_state: Array, action_mask: Array, chosen: Array, agent: Array, *, num_actions: int) -> Array:
-    return actions.next_mask(mask_state, action_mask, chosen, agent, num_actions)
 
 
 @dataclasses.dataclass(frozen=True)

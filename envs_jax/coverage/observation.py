@@ -14,7 +14,7 @@ import numpy as np
 
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
-from envs_jax.coverage.belief import Weights, clip_probability, entropy
+from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
 from envs_jax.stages import stage
@@ -29,13 +29,12 @@ _COLUMNS = np.arange(LATTICE, dtype=np.int32)[None, :]
 
 def _weighted_entropy(p: Array, weights: Weights) -> Array:
     """float32[..., 11, 11]: w(p) H(p)."""
-    flat = stage(lambda p: weights.of_probability(p) * entropy(p))(p.reshape(-1))
-    return flat.reshape(p.shape)
 
+    @stage
+    def weighted(p: Array) -> Array:
+        return weights.pick(p > jnp.float32(KNOWN), p < jnp.float32(1.0 - KNOWN)) * entropy(p)
 
-def _plane(values: Array) -> Array:
-    """float32[A, 11, 11] from one value per agent."""
-    return jnp.broadcast_to(values.astype(jnp.float32)[:, None, None], (*values.shape, LATTICE, LATTICE))
+    return weighted(p.reshape(-1)).reshape(p.shape)
 
 
 def budget(t: Array, total: int, num_agents: int) -> Array:
@@ -46,7 +45,8 @@ def budget(t: Array, total: int, num_agents: int) -> Array:
 
 def identity(num_agents: int) -> Array:
     """Channel 1, float32[A, 11, 11]: (i + 1) / A."""
-    return _plane(jnp.arange(1, num_agents + 1, dtype=jnp.float32) / num_agents)
+    values = jnp.arange(1, num_agents + 1, dtype=jnp.float32) / num_agents
+    return jnp.broadcast_to(values[:, None, None], (num_agents, LATTICE, LATTICE))
 
 
 def neighbours(positions: Array, received: Array) -> Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
+from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr
 from envs_jax.coverage import actions, maps, starts, terrain, world
 from envs_jax.coverage.belief import Storage, Weights
 from envs_jax.coverage.maps.types import Mapper, Maps
@@ -11,8 +11,6 @@ from envs_jax.coverage.terrain import Terrain
 TERRAINS = (*terrain.FAMILIES, "mixed")
 PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
 STARTS = ("uniform", "corners", "original", *PATHS)
-TIMINGS = ("aligned", "original")
-DTYPES = ("int16", "float32")
 MAX_AGENTS = 8
 MAX_Q = 200
 
@@ -38,11 +36,6 @@ class State:
     positions: Array
     maps: Maps
     earned: Array
-
-
-def _known(name: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise ValueError(f"coverage: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +68,23 @@ class Settings(Environment):
     reward_offset: float = setting(
         -0.5, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
     )
-    terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}")
-    start: str = setting("uniform", f"start positions: {', '.join(STARTS)}")
+    terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}", choices=TERRAINS)
+    start: str = setting("uniform", f"start positions: {', '.join(STARTS)}", choices=STARTS)
     reward_timing: str = setting(
-        "aligned", "aligned: a step is rewarded for the measurement it causes; original: for the previous one"
+        "aligned",
+        "aligned: a step is rewarded for the measurement it causes; original: for the previous one",
+        choices=("aligned", "original"),
     )
     belief_dtype: str = setting(
-        "int16", "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)"
+        "int16",
+        "storage of the belief maps: int16 (half the memory; for a prior of 0.5) or float32 (exact)",
+        choices=("int16", "float32"),
     )
     map_backend: str = setting(
         "auto",
         f"map backend: {', '.join(maps.BACKENDS)} (pallas: for GPUs, not yet run on one); auto: by q on CPUs, "
         "elsewhere the faster of dense and pallas",
+        choices=maps.BACKENDS,
     )
 
     def __post_init__(self) -> None:
@@ -102,11 +100,6 @@ class Settings(Environment):
             raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, both exclusive")
         if len(self.class_weights) != 2:
             raise ValueError(f"coverage: class_weights {short_repr(self.class_weights)} must be two numbers")
-        _known("terrain", self.terrain, TERRAINS)
-        _known("start", self.start, STARTS)
-        _known("reward_timing", self.reward_timing, TIMINGS)
-        _known("belief_dtype", self.belief_dtype, DTYPES)
-        _known("map_backend", self.map_backend, maps.BACKENDS)
         if self.start == "corners" and self.num_agents > len(starts.CORNERS):
             raise ValueError(
                 f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "
@@ -143,5 +136,5 @@ class Settings(Environment):
     @property
     def mapper(self) -> Mapper:
         """Static settings of the map backends."""
-        tile = maps.choose(self.map_backend, self.q, batched=False).tile(self.n)
+        tile = maps.tile(self.map_backend, self.n)
         return Mapper(self.q, self.num_agents, self.storage, self.weights, tile)

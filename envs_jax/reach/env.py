@@ -124,10 +124,9 @@ class Reach(Settings):
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
-        paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld)) * reward.grip_share(
-            grip_error
-        )
-        success = (far <= reward.RADIUS) & (grip_error <= 0.0) & ~start
+        paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld))
+        paid = paid * reward.tail(grip_error / reward.MARGIN)
+        success = ((far <= reward.RADIUS) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
             observation=observation.observe(state.frame, before, goal)[None],
@@ -135,11 +134,7 @@ class Reach(Settings):
             terminated=jnp.zeros_like(start),
             truncated=state.t >= self.horizon,
             first=start,
-            metrics={
-                "success": success.astype(jnp.float32),
-                "success_at_end": success.astype(jnp.float32),
-                "distance": far,
-            },
+            metrics={"success": success, "success_at_end": success, "distance": far},
             task=state.task if len(self.tasks) > 1 else (),
         )
 

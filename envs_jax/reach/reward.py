@@ -10,7 +10,7 @@ NAMES = ("v2", "v1")
 RADIUS = 0.05  # of success, m
 MOST = 10.0  # v2, a step
 _NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, approximately, m
-_MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left
+MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left
 
 
 def _length(v: Array) -> Array:
@@ -51,8 +51,3 @@ def reward_of(name: str, far: Array, point: Array, reset: Reset) -> Array:
 def outside(opening: Array, width: Array) -> Array:
     """[...]: distance of an opening of the gripper from the range width [2, ...]; 0 inside."""
     return jnp.maximum(jnp.maximum(width[0] - opening, opening - width[1]), 0.0)
-
-
-def grip_share(grip_error: Array) -> Array:
-    """[...]: share of the reward that is left for a gripper that stands `grip_error` of `outside`."""
-    return tail(grip_error / _MARGIN)

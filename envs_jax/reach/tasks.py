@@ -12,8 +12,6 @@ x -0.45 .. 0.45, y 0.45 .. 0.95, z 0.05 .. 0.45 m for every draw, 10 cm clear of
 import dataclasses
 from typing import Literal
 
-import numpy as np
-
 from envs_jax.base import closest, short_repr
 
 ALL = "all"
@@ -39,10 +37,6 @@ class Task:
     scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
     width: tuple[float, float] = ANY_WIDTH
-
-    def place(self, puck: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """float64[..., 3]: where the tool centre should be, for positions [..., 3]."""
-        return np.array(self.scale) * (goal if self.anchor == "goal" else puck) + np.array(self.offset)
 
 
 TASKS = {

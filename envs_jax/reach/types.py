@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
+from envs_jax.base import Array, Environment, check_settings, pytree, setting
 from envs_jax.reach import constants, reward, tasks
 
-GOALS = ("pool", "order", "uniform")
 MOST_STEPS = 500
 TARGET_UNIT = 2.0**-30  # m; as whole numbers, 500 moves of the target sum without rounding error
 
@@ -37,11 +36,6 @@ class State:
     frame: Array
 
 
-def _known(name: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise ValueError(f"reach: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings(Environment):
     """Settings of an arm's task, and values derived from them.
@@ -58,20 +52,20 @@ class Settings(Environment):
         "pool",
         "puck and goal positions: pool (drawn from 50 pairs), order (the pool in order, from a drawn pair on, "
         "every pair for all tasks; a single environment draws) or uniform (a fresh pair in every episode)",
+        choices=("pool", "order", "uniform"),
     )
     pool_seed: int = setting(0, "seed of the pool of 50 pairs", between=(0, 2**32 - 1))
-    reward: str = setting("v2", "reward function: v2 (0 to 10 per step) or v1 (thousands)")
+    reward: str = setting("v2", "reward function: v2 (0 to 10 per step) or v1 (thousands)", choices=reward.NAMES)
     weld: str = setting(
-        "v3", "strength of the weld that turns the hand to its target: as in Meta-World v3, or the older v2"
+        "v3",
+        "strength of the weld that turns the hand to its target: as in Meta-World v3, or the older v2",
+        choices=tuple(constants.WELDS),
     )
     partially_observable: bool = setting(False, "hide the goal from the observation")
 
     def __post_init__(self) -> None:
         tasks.parse(self.task)
         check_settings(self)
-        _known("goals", self.goals, GOALS)
-        _known("reward", self.reward, reward.NAMES)
-        _known("weld", self.weld, tuple(constants.WELDS))
 
     # Derived values
 

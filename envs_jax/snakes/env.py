@@ -6,24 +6,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Discrete, EnvSpec, Reduction, TimeStep, setting
+from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, draws, respawn, rules, stale_observation, teams, timesteps
-from envs_jax.snakes.types import MOST_SNAKES, MOST_STEPS, Settings, State
-
-_LABELS = {
-    "score": "score, points",
-    "opponent_score": "opponents' score, points",
-    "score_difference": "score difference, points",
-    "meals": "beans eaten",
-    "opponent_meals": "opponents' beans eaten",
-    "opponent_deaths": "opponents' deaths",
-    "win": "games won",
-    "draw": "games drawn",
-    "defeat": "games lost",
-}
+from envs_jax.snakes.types import MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +27,15 @@ class Snakes(Settings):
 
     @functools.cached_property
     def spec(self) -> EnvSpec:
-        metrics: dict[str, Reduction] = {"score": "last", "deaths": "sum", "meals": "sum"}
-        if self.teams == 2:
-            metrics |= {
-                "opponent_score": "last",
-                "score_difference": "last",
-                "win": "last",
-                "draw": "last",
-                "defeat": "last",
-                "opponent_deaths": "sum",
-                "opponent_meals": "sum",
-            }
+        metrics = {name: timesteps.METRICS[name] for name in timesteps.metrics_of(self)}
         return EnvSpec(
             name=self.name,
             num_agents=self.num_agents,
             observation=timesteps.observation_box(self),
             action=Discrete(4),
             horizon=self.max_steps,
-            metrics=metrics,
-            labels=_LABELS,
+            metrics={name: metric.reduction for name, metric in metrics.items()},
+            labels={name: metric.label for name, metric in metrics.items()},
             score="score_difference" if self.teams == 2 else "score",
         )
 
@@ -157,9 +135,7 @@ class Snakes1v1(Snakes):
 class Snakes2p(Snakes1v1):
     """Two snakes on the small board, each for itself."""
 
-    teams: int = setting(
-        1, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
-    )
+    teams: int = setting(1, TEAMS)
 
     name = "snakes_2p"
 
@@ -169,9 +145,7 @@ class Snakes5p(Snakes):
     """Five snakes, each for itself."""
 
     snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
-    teams: int = setting(
-        1, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
-    )
+    teams: int = setting(1, TEAMS)
 
     name = "snakes_5p"
 

@@ -14,8 +14,6 @@ then columns (see `columns`): direction, blocked neighbours, lengths, beans by w
 room beyond each neighbour.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,20 +32,9 @@ MOVES = 10
 ONE = 100
 
 
-class Layout(NamedTuple):
-    """Layout of an observation of n snakes and K beans."""
-
-    snakes: int
-    beans: int
-
-    @property
-    def planes(self) -> tuple[int, int, int]:
-        """Shape of the crop, which comes first: planes, rows, columns."""
-        return PLANES, SIDE, SIDE
-
-    @property
-    def size(self) -> int:
-        return PLANES * SIDE * SIDE + 4 + 4 + 1 + 5 * self.beans + 5 * (self.snakes - 1) + 8
+def size(snakes: int, beans: int) -> int:
+    """Return the length of an observation of n snakes and K beans."""
+    return PLANES * SIDE * SIDE + 4 + 4 + 1 + 5 * beans + 5 * (snakes - 1) + 8
 
 
 def leaving(board: Board, game: Game) -> list[Array]:
@@ -65,7 +52,9 @@ def leaving(board: Board, game: Game) -> list[Array]:
             jnp.stack([board.seen_from(board.seen_from(cells & way, d ^ 1), d ^ 1) for d, way in ways.items()])
         )
 
-    there, hungry = game.length > 0, _may_eat(board, game)
+    beans = bean_plane(board, game)
+    near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
+    there, hungry = game.length > 0, union(board.mark(game.head) & near[:, None]) != 0  # a bean lies next to the head
     head, tail = (board.mark(jnp.where(there, place, NOWHERE)) for place in (game.head, game.tail))
     heads, split = union(head, 1), union(jnp.where(game.split[None], tail, jnp.uint32(0)), 1)
     late = union(jnp.where(hungry[None], tail, jnp.uint32(0)), 1)
@@ -78,13 +67,6 @@ def leaving(board: Board, game: Game) -> list[Array]:
         else:  # tails among them
             planes.append(step(moving & ~split) | twice(moving & split) | (late if k == 1 else jnp.uint32(0)))
     return planes
-
-
-def _may_eat(board: Board, game: Game) -> Array:
-    """bool[n, ...]: a bean lies next to the head."""
-    beans = bean_plane(board, game)
-    near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
-    return union(board.mark(game.head) & near[:, None]) != 0
 
 
 def _share(value: Array, most: int) -> Array:
@@ -143,7 +125,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
 
 
 def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
-    """int8[F, A, ...] with F of `Layout.size`; zeros for a snake that could not respawn."""
+    """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
     behind = room(board, game, agents, leave)

@@ -33,24 +33,17 @@ def _where_columns(condition: Array, place: Array) -> list[Array]:
     return [jnp.where(condition, row(place), 0), jnp.where(condition, column(place), 0)]
 
 
-def code_planes(board: Board, game: Game) -> Array:
-    """uint32[P, H, ...]: the codes of the cells in binary, lowest plane first."""
-    snakes = game.body.shape[1]
-    beans = bean_plane(board, game)
-    planes = []
+def _neighbours(board: Board, game: Game, agents: int) -> list[Array]:
+    """Codes at up, down, left, right: four int32[A, ...]."""
+    snakes, beans = game.body.shape[1], bean_plane(board, game)
+    planes = []  # uint32[H, ...], the codes of all cells in binary, lowest plane first
     for p in range((snakes + 1).bit_length()):
         plane = beans if p == 0 else jnp.zeros_like(beans)
         for k in range(snakes):
             if (k + 2) >> p & 1:
                 plane |= game.body[:, k]
         planes.append(plane)
-    return jnp.stack(planes)
-
-
-def _neighbours(board: Board, game: Game, agents: int) -> list[Array]:
-    """Codes at up, down, left, right: four int32[A, ...]."""
-    planes = jnp.moveaxis(code_planes(board, game), 0, 1)  # [H, P]
-    near = board.around(planes[:, :, None], game.head[None, :agents], 1)  # rows of [P, A]
+    near = board.around(jnp.stack(planes, 1)[:, :, None], game.head[None, :agents], 1)  # rows of [P, A]
     codes = []
     for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True):
         bits = bit(near[1 + r], 1 + c).astype(jnp.int32)

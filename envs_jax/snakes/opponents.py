@@ -15,8 +15,6 @@ this order, and to the earlier bean. `blocked` is a neighbour cell that holds an
 `OPPONENTS`, at its end.
 """
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -95,68 +93,51 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
     return chosen
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """The game before the step for m scripted snakes, computed on demand. Four values: by direction.
+class View(NamedTuple):
+    """The game before the step for m scripted snakes; four or five values by direction or row.
 
     Attributes:
         board: its size.
-        game: before the step.
-        heads: int32[m, ...], places.
-        word: uint32[...], random; two bits of it for each snake.
-        exclusive: see the module's docstring.
+        near: uint32[m, ...] five times, rows of the cells around the head that hold a snake, see `Board.around`.
+        blocked: bool[m, ...] four times, the neighbour cell holds a snake.
+        cost: int32[m, ...] four times, squared distance of the neighbour cell from the bean nearest to the head.
+        cost_in_turn: the same where snakes choose their beans in turn, each its own.
+        cost_as_set: one of these two, see `exclusive` in the module's docstring.
+        draw: int32[m, ...], 0 to 3, random.
     """
 
     board: Board
-    game: Game
-    heads: Array
-    word: Array
-    exclusive: bool
+    near: list[Array]
+    blocked: list[Array]
+    cost: list[Array]
+    cost_in_turn: list[Array]
+    cost_as_set: list[Array]
+    draw: Array
 
-    @functools.cached_property
-    def near(self) -> list[Array]:
-        """uint32[m, ...] five times: rows of the cells around the head that hold a snake, see `Board.around`."""
-        return self.board.around(body_plane(self.game)[:, None], self.heads, 2)
 
-    @functools.cached_property
-    def blocked(self) -> list[Array]:
-        """bool[m, ...] four times: the neighbour cell holds a snake."""
-        return [bit(self.near[2 + ROW_STEP[d]], 2 + COLUMN_STEP[d]) for d in range(4)]
+def _view(board: Board, game: Game, heads: Array, word: Array, exclusive: bool) -> View:
+    near = board.around(body_plane(game)[:, None], heads, 2)
+    steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
 
-    @property
-    def unblocked(self) -> list[Array]:
-        """bool[m, ...] four times."""
-        return [~blocked for blocked in self.blocked]
-
-    @property
-    def everywhere(self) -> list[Array]:
-        """bool[m, ...] four times: true."""
-        return [jnp.ones_like(self.heads, bool)] * 4
-
-    @functools.cached_property
-    def cost(self) -> list[Array]:
-        """int32[m, ...] four times: squared distance of the neighbour cell from the bean nearest to the head."""
-        return self._cost(False)
-
-    @functools.cached_property
-    def cost_in_turn(self) -> list[Array]:
-        """`cost` where snakes choose their beans in turn, each its own."""
-        return self._cost(True)
-
-    @property
-    def cost_as_set(self) -> list[Array]:
-        """`cost_in_turn` if `exclusive`, else `cost`."""
-        return self.cost_in_turn if self.exclusive else self.cost
-
-    def _cost(self, in_turn: bool) -> list[Array]:
-        bean = targets(self.heads, self.game.beans, in_turn)
-        steps = [self.board.shift(self.heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+    def cost(in_turn: bool) -> list[Array]:
+        bean = targets(heads, game.beans, in_turn)
         return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
 
+    shift = 2 * counting(len(heads), word).astype(jnp.uint32)
+    alone, in_turn = cost(False), cost(True)
+    return View(
+        board=board,
+        near=near,
+        blocked=[bit(near[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
+        cost=alone,
+        cost_in_turn=in_turn,
+        cost_as_set=in_turn if exclusive else alone,
+        draw=(word[None] >> shift).astype(jnp.int32) & 3,
+    )
 
-def _random(view: View) -> Array:
-    shift = 2 * counting(len(view.heads), view.word).astype(jnp.uint32)
-    return (view.word[None] >> shift).astype(jnp.int32) & 3
+
+def _nearest(view: View) -> Array:
+    return _first_of([jnp.ones_like(view.draw, bool)] * 4, view.cost)
 
 
 def _evade(view: View) -> Array:
@@ -180,11 +161,11 @@ class Opponent(NamedTuple):
 
 
 OPPONENTS = (
-    Opponent("0", "random", _random),
-    Opponent("1", "level1", lambda view: _first_of(view.everywhere, view.cost)),
-    Opponent("2", "level2", lambda view: _first_of(view.unblocked, view.cost_in_turn)),
+    Opponent("0", "random", lambda view: view.draw),
+    Opponent("1", "level1", _nearest),
+    Opponent("2", "level2", lambda view: _first_of([~x for x in view.blocked], view.cost_in_turn)),
     Opponent("3", "level3", lambda view: _weigh(view.blocked, view.cost_as_set)),
-    Opponent("4", "level4", lambda view: _first_of(view.unblocked, view.cost_as_set)),
+    Opponent("4", "level4", lambda view: _first_of([~x for x in view.blocked], view.cost_as_set)),
     Opponent("evasion", "evasion", _evade),
 )
 NAMES = tuple(opponent.name for opponent in OPPONENTS)
@@ -205,7 +186,7 @@ def act(
         exclusive: see the module's docstring.
     """
     heads, alive = game.head[snakes], game.length[snakes] > 0
-    view = View(board, game, heads, word, exclusive)
+    view = _view(board, game, heads, word, exclusive)
     chosen = [OPPONENTS[k].choose(view) if k in used else jnp.zeros_like(heads) for k in range(len(OPPONENTS))]
     action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]
     return jnp.where(alive, action, 0)

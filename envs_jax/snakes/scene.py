@@ -1,18 +1,15 @@
 """Data drawn of a game: bodies, choices, meals, deaths, colours, and the scores of both sides."""
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import viewing
-from envs_jax.snakes import draws, rules, teams
 from envs_jax.snakes.baselines import BASELINES
-from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board, column, row
+from envs_jax.snakes.board import Board
 from envs_jax.snakes.rules import START_LENGTH
 from envs_jax.snakes.segments import Cell, to_segments
 from envs_jax.snakes.types import Settings
@@ -53,8 +50,7 @@ class Scene:
         beans: cells in their order, [K].
         chosen: int[K, n], a learner's action at a time step; NOBODY for other snakes and at the end.
         ate: bool[K, n], in the step before.
-        died: bool[K, n], in the step before.
-        dead: (snake, its body after the fatal move) for those that died in the step before, [K].
+        died: bool[K, n], in the step before; not those that came back just where they would have gone.
         sides: the learner's team and the other, or the only one.
         colours: of the snakes, [n].
     """
@@ -66,7 +62,6 @@ class Scene:
     chosen: np.ndarray
     ate: np.ndarray
     died: np.ndarray
-    dead: list[list[tuple[int, list[Cell]]]]
     sides: tuple[Side, ...]
     colours: tuple[str, ...]
 
@@ -107,39 +102,6 @@ def family(anchors: Sequence[str], count: int) -> list[str]:
     return ["#{:02x}{:02x}{:02x}".format(*row) for row in mixed.round().astype(int)]
 
 
-def fates(env: Settings, states: Any, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return who dies in each step and where, by replaying the environment's own draws.
-
-    The record alone is not enough: a snake may respawn exactly where it would have gone.
-
-    Args:
-        env: the environment.
-        states: its states, leaves [T + 1, ...].
-        actions: [T, A].
-
-    Returns:
-        hit: bool[T, n].
-        cells: int[T, n, 2], row and column of each head after its move.
-    """
-    steps = len(actions)
-    batch_last = lambda leaf: jnp.moveaxis(jnp.asarray(leaf[:steps]), 0, -1)  # noqa: E731
-
-    @jax.jit
-    def play(key: Any, rest: Any, action: Any) -> Any:
-        state = dataclasses.replace(states, key=key, **jax.tree.map(batch_last, rest))
-        words = jax.vmap(functools.partial(draws.step_words, env.snakes, env.beans))(key, state.game.steps).T
-        if env.scripted:
-            action = teams.with_opponents(env, state, words[-1], action)
-        turns = draws.turns(words[env.beans :], env.snakes)
-        direction = rules.resolved(state.game.direction, teams.swapped(env, action, state.second), turns)
-        moved, _, hit, _ = rules.move(env.board, state.game, direction)
-        return hit.T, jnp.stack([row(moved.head), column(moved.head)], axis=-1).swapaxes(0, 1)
-
-    rest = {name: getattr(states, name) for name in ("game", "level", "second", "stale")}
-    hit, cells = play(states.key[:steps], rest, jnp.asarray(actions, jnp.int32).T)
-    return np.asarray(hit), np.asarray(cells)
-
-
 def scene(record: Record) -> Scene:
     """Return the scene of a record."""
     env: Settings = record.env  # type: ignore[assignment]
@@ -157,12 +119,10 @@ def scene(record: Record) -> Scene:
     chosen[:-1, order[: env.num_agents]] = np.asarray(record.actions)[:, : env.num_agents]
 
     died, ate = np.zeros((2, record.steps + 1, n), bool)
-    died[1:], moved = fates(env, states, np.asarray(record.actions))
+    for k, i in itertools.product(range(1, record.steps + 1), range(n)):
+        before, now = bodies[k - 1][i], bodies[k][i]
+        died[k, i] = now[1:] != before[: len(now) - 1]  # of snakes that live on, all but the head was there before
     ate[1:] = ~died[1:] & (np.diff(lengths, axis=0) > 0)
-    dead: list[list[tuple[int, list[Cell]]]] = [[] for _ in died]
-    for k, i in np.argwhere(died):
-        head = int(moved[k - 1, i, 0]), int(moved[k - 1, i, 1])
-        dead[k].append((int(i), [head, *bodies[k - 1][i][:-1]]))
 
     teams = [order] if env.teams == 1 else [order[:half], order[half:]]
     players = [record.policy] * len(teams)
@@ -176,7 +136,7 @@ def scene(record: Record) -> Scene:
         Side(player, anchors[1], tuple(int(i) for i in team), scores[:, team].sum(-1))
         for player, team, anchors in zip(players, teams, (COOL, WARM), strict=False)
     )
-    return Scene(board, bodies, directions, beans, chosen, ate, died, dead, sides, tuple(colours))
+    return Scene(board, bodies, directions, beans, chosen, ate, died, sides, tuple(colours))
 
 
 def events(shown: Scene) -> list[str]:
@@ -191,24 +151,3 @@ def events(shown: Scene) -> list[str]:
                 parts.append(f"{listed} {one if len(numbers) == 1 else several}")
         found.append(", ".join(parts))
     return found
-
-
-def links(board: Board, body: Sequence[Cell]) -> list[tuple[int, tuple[float, float], tuple[float, float]]]:
-    """Return strokes (k, (x, y), (x, y)) from cell k - 1 to cell k of a body, on both sides where it crosses the edge.
-
-    Cells that are not beside each other have none.
-    """
-    found: list[tuple[int, tuple[float, float], tuple[float, float]]] = []
-    for k in range(1, len(body)):
-        (r0, c0), (r1, c1) = body[k - 1], body[k]
-        for dr, dc in zip(ROW_STEP, COLUMN_STEP, strict=True):
-            if ((r0 + dr) % board.height, (c0 + dc) % board.width) == (r1, c1):
-                found.append((k, (c0, r0), (c0 + dc, r0 + dr)))
-                if (r0 + dr, c0 + dc) != (r1, c1):
-                    found.append((k, (c1 - dc, r1 - dr), (c1, r1)))
-    return found
-
-
-def breadth(k: int, length: int) -> float:
-    """Breadth of a body at its cell k, in cells."""
-    return 0.80 - 0.40 * k / max(length - 1, 2)

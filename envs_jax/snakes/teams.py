@@ -1,6 +1,7 @@
 """The two teams: the game from each side, and scripted opponents' actions. For one game or a batch (see `board`)."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax.numpy as jnp
 
@@ -10,11 +11,16 @@ from envs_jax.snakes.rules import Game
 from envs_jax.snakes.types import Settings, State
 
 
+def _reordered(game: Game, order: Callable[[Array, int], Array]) -> Game:
+    """Return the game with its snakes in another order; `order` takes an array and its axis of snakes."""
+    names = ("head", "tail", "length", "direction", "split")
+    changed = {name: order(getattr(game, name), 0) for name in names}
+    return dataclasses.replace(game, body=order(game.body, 1), **changed)
+
+
 def half_turn(game: Game, half: int) -> Game:
     """Return the game from the other team's side."""
-    names = ("head", "tail", "length", "direction", "split")
-    changed = {name: jnp.roll(getattr(game, name), half, 0) for name in names}
-    return dataclasses.replace(game, body=jnp.roll(game.body, half, 1), **changed)
+    return _reordered(game, lambda values, axis: jnp.roll(values, half, axis))
 
 
 def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array:
@@ -27,18 +33,7 @@ def swapped(env: Settings, values: Array, second: Array, axis: int = 0) -> Array
 
 def learner_view(env: Settings, state: State) -> Game:
     """Return the game from the learner's side: its own snakes come first."""
-    game, second = state.game, state.second
-    names = ("head", "tail", "length", "direction", "split")
-    changed = {name: swapped(env, getattr(game, name), second) for name in names}
-    return dataclasses.replace(game, body=swapped(env, game.body, second, 1), **changed)
-
-
-def _shown_to_opponents(env: Settings, state: State) -> Game:
-    """Return the game that scripted opponents observe, whose snakes come last."""
-    if not env.stale_observation_bug:
-        return learner_view(env, state)
-    game = stale_observation.shown(env.board, state.stale, state.game)
-    return learner_view(env, dataclasses.replace(state, game=game))
+    return _reordered(state.game, lambda values, axis: swapped(env, values, state.second, axis))
 
 
 def with_opponents(env: Settings, state: State, word: Array, action: Array) -> Array:
@@ -47,15 +42,12 @@ def with_opponents(env: Settings, state: State, word: Array, action: Array) -> A
     players = tuple(k for k in env.schedule.used if k != schedule.SELF)
     if not players:
         return action
-    others = opponents.act(
-        env.board,
-        _shown_to_opponents(env, state),
-        slice(half, env.snakes),
-        state.level,
-        word,
-        players,
-        env.exclusive_beans,
-    )
+    seen = state.game
+    if env.stale_observation_bug:
+        seen = stale_observation.shown(env.board, state.stale, seen)
+    view = learner_view(env, dataclasses.replace(state, game=seen))
+    snakes = slice(half, env.snakes)
+    others = opponents.act(env.board, view, snakes, state.level, word, players, env.exclusive_beans)
     if env.accepts_opponent_actions:
         others = jnp.where((state.level == schedule.SELF)[None], action[half:], others)
     return jnp.concatenate([action[:half], others])

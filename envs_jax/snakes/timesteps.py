@@ -1,16 +1,53 @@
 """Observation, reward and metrics of a team. For one game, or many in the last axis (see `board`)."""
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, TimeStep
+from envs_jax.base import Array, Box, Reduction, TimeStep
 from envs_jax.snakes import full, observation, reward, rules
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
 from envs_jax.snakes.types import Settings
 from envs_jax.stages import stage
+
+
+class Counts(NamedTuple):
+    """Sums int32[...] over the own team and over the other."""
+
+    score: tuple[Array, Array]
+    deaths: tuple[Array, Array]
+    meals: tuple[Array, Array]
+
+
+class Metric(NamedTuple):
+    """How steps become a game's value, its label, and its value at a step."""
+
+    reduction: Reduction
+    label: str
+    of: Callable[[Counts], Array]
+
+
+METRICS = {
+    "score": Metric("last", "score, points", lambda c: c.score[0]),
+    "deaths": Metric("sum", "deaths", lambda c: c.deaths[0]),
+    "meals": Metric("sum", "beans eaten", lambda c: c.meals[0]),
+    "opponent_score": Metric("last", "opponents' score, points", lambda c: c.score[1]),
+    "score_difference": Metric("last", "score difference, points", lambda c: c.score[0] - c.score[1]),
+    "win": Metric("last", "games won", lambda c: c.score[0] > c.score[1]),
+    "draw": Metric("last", "games drawn", lambda c: c.score[0] == c.score[1]),
+    "defeat": Metric("last", "games lost", lambda c: c.score[0] < c.score[1]),
+    "opponent_deaths": Metric("sum", "opponents' deaths", lambda c: c.deaths[1]),
+    "opponent_meals": Metric("sum", "opponents' beans eaten", lambda c: c.meals[1]),
+}
+
+
+def metrics_of(env: Settings) -> tuple[str, ...]:
+    """Return the names of the metrics; without a second team, only those of the own."""
+    return tuple(METRICS) if env.teams == 2 else ("score", "deaths", "meals")
 
 
 def observation_box(env: Settings) -> Box:
@@ -20,7 +57,7 @@ def observation_box(env: Settings) -> Box:
         "obs26": Box((6 + 2 * env.beans + 2 * (env.snakes - 1),), jnp.int8, low=0, high=most - 1),
         "obs30": Box((30,)),
         "obs35": Box((35,)),
-        "obs_full": Box((full.Layout(env.snakes, env.beans).size,), jnp.int8, low=-full.ONE, high=full.ONE),
+        "obs_full": Box((full.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
     }
     return boxes[env.observation]
 
@@ -37,7 +74,7 @@ def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | No
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = _pay(env, game, engine, hit, done)
+    paid = _of_agents(env, functools.partial(_pay, done=done), game, engine, hit)
     return TimeStep(
         observation=stage(functools.partial(observe, env))(game),
         action_mask=stage(functools.partial(open_directions, env))(game) if env.masks else None,
@@ -57,21 +94,20 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def _pay(env: Settings, game: Game, engine: Array, hit: Array, done: Array) -> Array:
-    """float32[A, ...]"""
-    if env.outside:  # each half as the learner's team
-        half = env.snakes // 2
-        other = half_turn(game, half)
-        return jnp.concatenate(
-            [
-                _pay_team(env, game, engine, hit, done, half),
-                _pay_team(env, other, jnp.roll(engine, half, 0), jnp.roll(hit, half, 0), done, half),
-            ]
-        )
-    return _pay_team(env, game, engine, hit, done, env.num_agents)
+def _of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+    """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
+
+    Where both teams are agents, each half is taken as the learner's team in turn.
+    """
+    if not env.outside:
+        return of_team(env, game, *arrays, env.num_agents)
+    half = env.snakes // 2
+    other = half_turn(game, half), *(jnp.roll(x, half, 0) for x in arrays)
+    return jnp.concatenate([of_team(env, game, *arrays, half), of_team(env, *other, half)])
 
 
-def _pay_team(env: Settings, game: Game, engine: Array, hit: Array, done: Array, agents: int) -> Array:
+def _pay(env: Settings, game: Game, engine: Array, hit: Array, agents: int, *, done: Array) -> Array:
+    """float32[agents, ...]"""
     if env.reward == "score":
         if env.teams == 1:
             return engine.astype(jnp.float32)
@@ -84,18 +120,12 @@ def _pay_team(env: Settings, game: Game, engine: Array, hit: Array, done: Array,
 
 def open_directions(env: Settings, game: Game) -> Array:
     """bool[A, 4, ...]: the directions that every agent may choose."""
-    if env.outside:
-        half = env.snakes // 2
-        return jnp.concatenate([full.open_directions(env.board, g, half) for g in (game, half_turn(game, half))])
-    return full.open_directions(env.board, game, env.num_agents)
+    return _of_agents(env, lambda env, game, agents: full.open_directions(env.board, game, agents), game)
 
 
 def observe(env: Settings, game: Game) -> Array:
     """[A, F, ...]: every agent's observation."""
-    if env.outside:
-        half = env.snakes // 2
-        return jnp.concatenate([_observe_team(env, g, half) for g in (game, half_turn(game, half))])
-    return _observe_team(env, game, env.num_agents)
+    return _of_agents(env, _observe_team, game)
 
 
 def _observe_team(env: Settings, game: Game, agents: int) -> Array:
@@ -109,18 +139,6 @@ def _observe_team(env: Settings, game: Game, agents: int) -> Array:
 
 def _measure(env: Settings, game: Game, engine: Array, hit: Array) -> dict[str, Array]:
     """float32[...] for each metric."""
-    own, others = _both(env, rules.score(game))
-    deaths, other_deaths = _both(env, hit.astype(jnp.int32))
-    meals, other_meals = _both(env, (engine > 0).astype(jnp.int32))
-    values = {"score": own, "deaths": deaths, "meals": meals}
-    if env.teams == 2:
-        values |= {
-            "opponent_score": others,
-            "score_difference": own - others,
-            "win": own > others,
-            "draw": own == others,
-            "defeat": own < others,
-            "opponent_deaths": other_deaths,
-            "opponent_meals": other_meals,
-        }
-    return {name: value.astype(jnp.float32) for name, value in values.items()}
+    each = rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32)
+    counts = Counts(*(_both(env, values) for values in each))
+    return {name: METRICS[name].of(counts).astype(jnp.float32) for name in metrics_of(env)}

@@ -4,15 +4,15 @@ import dataclasses
 import functools
 from typing import Any
 
-from envs_jax.base import Array, Environment, check_settings, closest, pytree, setting, short_repr
+from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr
 from envs_jax.snakes import reward, schedule
 from envs_jax.snakes.board import MOST_COLUMNS, Board
 from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
-TIME_LIMITS = ("terminate", "truncate")
 OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
+TEAMS = "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
 MOST_SNAKES = 14
 MOST_BEANS = 32
 MOST_STEPS = 1_000_000
@@ -38,11 +38,6 @@ class State:
     stale: Any = ()
 
 
-def _known(name: str, value: str, names: tuple[str, ...]) -> None:
-    if value not in names:
-        raise ValueError(f"snakes: unknown {name} {short_repr(value)}: {closest(str(value), names)}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings(Environment):
     """Settings of a game, and values derived from them.
@@ -56,9 +51,7 @@ class Settings(Environment):
     snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
     beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
-    teams: int = setting(
-        2, "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
-    )
+    teams: int = setting(2, TEAMS)
     opponent: str = setting(
         "2", f"player of the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
     )
@@ -68,11 +61,17 @@ class Settings(Environment):
         False,
         "scripted opponents keep observing each snake where it first died, as those of the published weights did",
     )
-    side: str = setting("first", f"team that the learner plays: {', '.join(SIDES)} (drawn for each game)")
-    observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}")
-    reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}")
+    side: str = setting(
+        "first", f"team that the learner plays: {', '.join(SIDES)} (drawn for each game)", choices=SIDES
+    )
+    observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}", choices=OBSERVATIONS)
+    reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}", choices=reward.NAMES)
     masks: bool = setting(False, "provide action masks, for --masking")
-    time_limit: str = setting("terminate", "how max_steps ends a game: terminate (as published) or truncate")
+    time_limit: str = setting(
+        "terminate",
+        "how max_steps ends a game: terminate (as published) or truncate",
+        choices=("terminate", "truncate"),
+    )
     fixed_respawn: bool = setting(False, "respawn snakes connected and with correct directions")
 
     def __post_init__(self) -> None:
@@ -97,10 +96,6 @@ class Settings(Environment):
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
                 "snakes; choose a larger board or fewer snakes"
             )
-        _known("side", self.side, SIDES)
-        _known("observation", self.observation, OBSERVATIONS)
-        _known("reward", self.reward, reward.NAMES)
-        _known("time_limit", self.time_limit, TIME_LIMITS)
         if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
             raise ValueError(
                 f"snakes: {self.observation} is published for 2 teams, 6 snakes and 5 beans, not {self.teams}, "

@@ -224,32 +224,21 @@ class Check:
         if mask.dtype != bool or mask.shape != wanted:
             self.fail(f"next_mask returns {type_name(mask[0, 0])}, expected bool[{n}]: reshape or cast it")
         opened = np.ones(mask.shape, bool) if timestep.action_mask is None else timestep.action_mask
-        if not opened.any(-1).all():
-            copy, agent = np.argwhere(~opened.any(-1))[0]
-            self.fail(
-                f"action_mask closes every action of agent {agent} {when} (copy {copy}): leave at least one action "
-                "open in every time step, the last one included"
-            )
-        if not mask.any(-1).all():
-            copy, agent = np.argwhere(~mask.any(-1))[0]
-            self.fail(
-                f"next_mask closes every action of agent {agent} {when} (copy {copy}): leave at least one action "
-                "open, for example fall back to action_mask"
-            )
-        if (mask & ~opened).any():
-            copy, agent, index = np.argwhere(mask & ~opened)[0]
-            self.fail(
-                f"next_mask opens action {index} of agent {agent} that action_mask closes {when} (copy {copy}): "
-                "combine it with action_mask by &"
-            )
-        if seen["reads_ahead"].any():
-            copy, agent = np.argwhere(seen["reads_ahead"])[0]
-            self.fail(
-                f"next_mask of agent {agent} depends on actions of itself or later agents {when} (copy {copy}): "
-                "use chosen[j] only for j < agent"
-            )
-        if not np.take_along_axis(mask, action[..., None], -1).all():
-            self.fail(f"sampling agent after agent picks an action that next_mask closes {when}")
+        faults = (
+            (~opened.any(-1), "action_mask closes every action of agent {1} {when} (copy {0}): leave at least one "
+             "action open in every time step, the last one included"),
+            (~mask.any(-1), "next_mask closes every action of agent {1} {when} (copy {0}): leave at least one action "
+             "open, for example fall back to action_mask"),
+            (mask & ~opened, "next_mask opens action {2} of agent {1} that action_mask closes {when} (copy {0}): "
+             "combine it with action_mask by &"),
+            (seen["reads_ahead"], "next_mask of agent {1} depends on actions of itself or later agents {when} (copy "
+             "{0}): use chosen[j] only for j < agent"),
+            (~np.take_along_axis(mask, action[..., None], -1), "sampling agent after agent picks an action that "
+             "next_mask closes {when}"),
+        )  # fmt: skip
+        for bad, sentence in faults:
+            if bad.any():
+                self.fail(sentence.format(*np.argwhere(bad)[0], when=when))
 
     # Values
 

@@ -1,26 +1,52 @@
-"""Recorded episodes, the viewer interface, and a page that plays any record in a browser.
+"""Recorded episodes, and viewers that draw them as pages, animations and pictures.
 
-`Environment.viewer()` returns an environment's viewer. Pictures are PIL images; a page is one self-contained HTML
-text. `page` provides the controls, the figures and the curves; a viewer adds its scene.
+`Environment.viewer()` returns an environment's viewer. It describes an episode once, as a `Drawing`: panels of shapes
+beside the curve of a metric. Pictures are PIL images; a page is one self-contained HTML text.
 """
 
-from envs_jax.viewing.charts import figure, image, plot_metric, spread
+from typing import Any
+
+from envs_jax.viewing import pictures
+from envs_jax.viewing.drawing import Drawing, Panel, Shape, Sign, Style
 from envs_jax.viewing.page import RATES, page
-from envs_jax.viewing.record import GREY, INK, Level, Line, Record, Viewer, colours, label
+from envs_jax.viewing.record import GREY, INK, SOFT, Level, Line, Record, colours, label
 
 __all__ = [
     "GREY",
     "INK",
     "RATES",
+    "SOFT",
+    "Drawing",
     "Level",
     "Line",
+    "Panel",
     "Record",
+    "Shape",
+    "Sign",
+    "Style",
     "Viewer",
     "colours",
-    "figure",
-    "image",
     "label",
-    "page",
-    "plot_metric",
-    "spread",
 ]
+
+
+class Viewer:
+    """Draws records of one environment. A subclass needs `drawing` alone."""
+
+    rate = 2  # time steps per second that a reader can follow, one of RATES
+
+    def drawing(self, record: Record) -> Drawing:
+        """Return the episode as shapes."""
+        raise NotImplementedError("a viewer needs drawing(record), which returns an envs_jax.viewing.Drawing")
+
+    def html(self, record: Record) -> str:
+        """Return a page that plays the record, one self-contained HTML text."""
+        return page(record, self.drawing(record), self.rate)
+
+    def frames(self, record: Record) -> list[Any]:
+        """Return PIL images of equal size, one per time step [T + 1], for an animation."""
+        return pictures.frames(record, self.drawing(record))
+
+    def picture(self, record: Record) -> Any:
+        """Return a PIL image that summarises the episode."""
+        return pictures.picture(record, self.drawing(record))

@@ -1,106 +1,118 @@
-"""Curves of an episode by matplotlib, which is imported when the first one is drawn."""
+"""The curve of a metric as a panel: the episode's lines, means of other policies, levels, labels at the right ends."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from envs_jax.viewing.record import GREY, INK, Level, Line, Record, colours, label
+from envs_jax.viewing.drawing import Panel, Shape, Style, area, marker, path, text, trail
+from envs_jax.viewing.record import GREY, INK, SOFT, Level, Line, Record, colours, label
 
-_LABEL = 12.0  # height of a label's line, points
+WIDTH, HEIGHT = 460.0, 270.0
+_LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves
+_SIZE, _LETTER = 11.0, 7.4  # height and width of letters
+STYLES = {
+    "grid": Style(stroke="#e3e6ea", width=1),
+    "axis": Style(stroke=GREY, width=1),
+    "title": Style(INK, size=13, anchor="start"),
+    "left": Style(SOFT, size=_SIZE, anchor="end"),
+    "below": Style(SOFT, size=_SIZE),
+}
 
 
-def plot_metric(
-    axes: Any,
-    record: Record,
-    metric: str,
-    step: int | None = None,
-    lines: Sequence[Line] | None = None,
-    levels: Sequence[Level] = (),
-) -> None:
-    """Plot a metric over the episode on matplotlib axes: the episode up to `step`, means of `references` with bands.
+def inks(colour: str) -> dict[str, Style]:
+    """Return the styles of curves and words of a colour."""
+    name = colour[1:]
+    return {
+        f"pale-{name}": Style(stroke=colour, width=1.5, opacity=0.22),
+        f"line-{name}": Style(stroke=colour, width=2.8),
+        f"mean-{name}": Style(stroke=colour, width=1.8, dash=(6.0, 4.0)),
+        f"band-{name}": Style(colour, opacity=0.14),
+        f"dots-{name}": Style(stroke=colour, width=1.4, dash=(0.5, 3.0)),
+        f"mark-{name}": Style(colour),
+        f"word-{name}": Style(colour, size=_SIZE, anchor="start"),
+    }
 
-    A `step` of -1 draws the episode pale, without a point. Labels stand at the right ends of the
-    curves, moved apart where they would overlap. `lines`, `levels`: see `page`.
-    """
-    if lines is None:
-        lines = [Line(f"this episode ({record.policy})", INK, np.asarray(record.curves[metric]))]
+
+def chart(
+    record: Record, metric: str, lines: Sequence[Line], levels: Sequence[Level]
+) -> tuple[Panel, dict[str, Style]]:
+    """Return the chart of a metric and its styles; without `lines`, the episode's only one."""
+    curve = record.rewards if metric == "reward" else record.curves[metric]
+    lines = lines or [Line(f"this episode ({record.policy})", INK, np.asarray(curve))]
     steps, colour = np.arange(record.steps + 1), colours(record.references)
-    step = record.steps if step is None else step
-    ends = []
-    for name, curves in record.references.items():
-        if metric in curves:
-            mean, half = curves[metric][: record.steps + 1].T
-            axes.plot(steps, mean, color=colour[name], linewidth=1.6, linestyle=(0, (5, 1.5)), zorder=2)
-            axes.fill_between(steps, mean - half, mean + half, color=colour[name], alpha=0.14, linewidth=0)
-            ends.append((mean[-1], label(name), colour[name], "normal"))
+    means = {name: curves[metric][: len(steps)] for name, curves in record.references.items() if metric in curves}
+    values = [*(line.values for line in lines), *(mean[:, 0] for mean in means.values()), [x.value for x in levels]]
+    finite = [float(x) for curve in values for x in np.asarray(curve) if math.isfinite(x)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low, high = (low - 0.5, high + 0.5) if high - low < 1e-9 else (low, high)
+    margin = 0.05 * (high - low)
+    low, high = low - margin, high + margin
+    words = [*(line.label for line in lines), *map(label, means), *(level.label for level in levels)]
+    right = max(200.0, WIDTH - 10 - _LETTER * max(map(len, words)))
+
+    def at(x: Any, y: Any) -> np.ndarray:
+        """Points [..., 2] of time steps and values."""
+        x, y = np.broadcast_arrays(x, np.nan_to_num(np.asarray(y, np.float64), nan=low))
+        places = (
+            _LEFT + (right - _LEFT) * x / max(record.steps, 1),
+            _BOTTOM - (_BOTTOM - _TOP) * (y - low) / (high - low),
+        )
+        return np.stack(places, axis=-1)
+
+    shapes = [text("title", (10, 15), record.env.spec.label(metric))]
+    for value, told in ticks(low, high):
+        shapes.append(path("grid", at(steps[[0, -1]], value)))
+        shapes.append(text("left", at(steps[0], value) - (6, -4), told))
+    shapes.append(path("axis", [(_LEFT, _TOP), (_LEFT, _BOTTOM), (right, _BOTTOM)]))
+    for step in sorted({0, round(record.steps / 3), round(2 * record.steps / 3), record.steps}):
+        shapes.append(text("below", (at(steps[step], low)[0], _BOTTOM + 17), str(step)))
+    shapes.append(text("below", ((_LEFT + right) / 2, _BOTTOM + 33), "step"))
+    ends: list[tuple[float, str, str]] = []
+
+    def add(curve: np.ndarray, name: str, ink: str, *drawn: Shape) -> None:
+        shapes.extend(drawn)
+        ends.append((float(curve[-1, 1]), name, ink[1:]))
+
+    for name, mean in means.items():
+        ink = colour[name]
+        curve, upper, lower = (at(steps, mean[:, 0] + sign * mean[:, 1]) for sign in (0, 1, -1))
+        band = area(f"band-{ink[1:]}", [*upper, *lower[::-1]])
+        add(curve, label(name), ink, band, path(f"mean-{ink[1:]}", curve))
     for level in levels:
-        axes.axhline(level.value, color=level.colour, linewidth=1.2, linestyle=(0, (2, 2)), zorder=2)
-        ends.append((level.value, level.label, level.colour, "normal"))
+        curve = at(steps[[0, -1]], level.value)
+        add(curve, level.label, level.colour, path(f"dots-{level.colour[1:]}", curve))
     for line in lines:
-        own, ink = line.values, line.colour
-        axes.plot(steps, own, color=ink, linewidth=1.2, alpha=0.22, zorder=3)
-        axes.plot(steps[: step + 1], own[: step + 1], color=ink, linewidth=2.6, zorder=4, solid_capstyle="round")
-        if step >= 0:
-            axes.plot(step, own[step], "o", color=ink, markersize=7, zorder=5, clip_on=False)
-        ends.append((own[-1], line.label, ink, "bold"))
-    axes.margins(x=0.01, y=0.06)
-    axes.set_xlim(0, record.steps)
-    low, high = axes.get_ylim()
-    ends.sort(key=lambda end: end[0])
-    gap = max(0.075, _LABEL * axes.figure.dpi / 72 / axes.bbox.height)
-    places = spread([float((end[0] - low) / (high - low)) for end in ends], gap)
-    places = [max(place, 0.03 + gap * i) for i, place in enumerate(places)]  # above the axis
-    for place, (_, text, ink, weight) in zip(places, ends, strict=True):
-        axes.annotate(text, (1, place), (7, 0), xycoords="axes fraction", textcoords="offset points", color=ink,
-                      weight=weight, va="center", fontsize=9.5)  # fmt: skip
-    _make_room(axes)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors="#4a5560", labelsize=9)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
-    axes.set_axisbelow(True)
+        curve, ink = at(steps, line.values), line.colour[1:]
+        look = path(f"pale-{ink}", curve), trail(f"line-{ink}", curve), marker(f"mark-{ink}", 4.5, curve)
+        add(curve, line.label, line.colour, *look)
+    ends.sort()
+    places = spread([end[0] for end in ends], 1.27 * _SIZE)
+    beyond = max(0.0, places[-1] - (HEIGHT - 8))
+    for place, (_, name, ink) in zip(places, ends, strict=True):
+        shapes.append(text(f"word-{ink}", (right + 9, place - beyond + 4), name))
+    inked = {*(line.colour for line in lines), *(level.colour for level in levels), *(colour[name] for name in means)}
+    styles = STYLES | {name: style for ink in inked for name, style in inks(ink).items()}
+    return Panel("", (0.0, 0.0, WIDTH, HEIGHT), shapes, [()] * len(steps)), styles
 
 
-def _make_room(axes: Any) -> None:
-    """Make axes narrower where the labels beside them would leave the figure."""
-    beyond = max(text.get_window_extent().x1 for text in axes.texts) - axes.figure.bbox.x1
-    if beyond > 0:
-        box = axes.get_position()
-        axes.set_position((box.x0, box.y0, box.width - (beyond + 2) / axes.figure.bbox.width, box.height))
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Return round values between two numbers, about four, with their words."""
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    unit = next(x * power for x in (1, 2, 5, 10) if x * power >= 0.8 * raw)
+    digits = max(0, -math.floor(math.log10(unit) + 1e-9))
+    first, last = math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9)
+    return [(i * unit, f"{i * unit:.{digits}f}") for i in range(first, last + 1)]
 
 
 def spread(places: list[float], gap: float) -> list[float]:
-    """Move sorted places in [0, 1] apart as little as needed for gaps of at least `gap`."""
-    groups = [[place, 1.0] for place in places]  # centre and members of labels that touch
-    merged: list[list[float]] = []
-    for group in groups:
-        merged.append(group)
-        while len(merged) > 1:
+    """Move sorted places apart as little as needed for gaps of at least `gap`."""
+    merged: list[tuple[float, int]] = []  # centre and members of labels that touch
+    for place in places:
+        merged.append((place, 1))
+        while len(merged) > 1 and merged[-1][0] - merged[-2][0] < gap * (merged[-2][1] + merged[-1][1]) / 2:
             (a, m), (b, n) = merged[-2:]
-            if b - a >= gap * (m + n) / 2:
-                break
-            merged[-2:] = [[(a * m + b * n) / (m + n), m + n]]
-    found = []
-    for centre, members in merged:
-        found += [centre + gap * (i - (members - 1) / 2) for i in range(int(members))]
-    return found
-
-
-def image(figure: Any) -> Any:
-    """Return a matplotlib figure (on an Agg canvas) as a PIL image."""
-    from PIL import Image
-
-    figure.canvas.draw()
-    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3].copy())
-
-
-def figure(width: float, height: float, dpi: int) -> Any:
-    """Return a matplotlib figure, size in inches, that needs no display and no global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height), dpi=dpi, facecolor="white")
-    FigureCanvasAgg(made)
-    return made
+            merged[-2:] = [((a * m + b * n) / (m + n), m + n)]
+    return [centre + gap * (i - (members - 1) / 2) for centre, members in merged for i in range(members)]

@@ -1,14 +1,14 @@
-"""Recorded episodes, the curves beside them, and the viewer interface."""
+"""Recorded episodes and the curves beside them."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from envs_jax.base import Environment, TimeStep
 
-INK, GREY = "#1d2733", "#8a94a0"
+INK, SOFT, GREY = "#1d2733", "#4a5560", "#8a94a0"
 _PLAIN = {"random": GREY, "learned": "#0072b2", "sampled": "#56b4e9"}
 _OTHERS = ("#d55e00", "#cc79a7", "#009e73", "#e69f00", "#7a5195", "#8c564b")
 
@@ -51,10 +51,6 @@ class Record:
         """float[T + 1]: mean reward over agents of the action that led to each time step."""
         return np.asarray(self.timesteps.reward).mean(axis=-1)
 
-    def step_label(self, step: int) -> str:
-        """Return the environment's label of a time step."""
-        return self.env.step_label(step)
-
 
 @dataclasses.dataclass(frozen=True)
 class Line:
@@ -78,25 +74,6 @@ class Level:
     label: str
     colour: str
     value: float
-
-
-class Viewer(Protocol):
-    """Draws records of one environment.
-
-    Attributes:
-        rate: time steps per second that a reader can follow.
-    """
-
-    rate: int
-
-    def html(self, record: Record) -> str:
-        """Return a page that plays the record, one self-contained HTML text."""
-
-    def frames(self, record: Record) -> list[Any]:
-        """Return PIL images of equal size, one per time step [T + 1], for an animation."""
-
-    def picture(self, record: Record) -> Any:
-        """Return a PIL image that summarises the episode."""
 
 
 def colours(policies: Iterable[str]) -> dict[str, str]:

@@ -31,6 +31,12 @@ def fly(env, key, steps=None):
 move = jax.jit(actions.move, static_argnums=2)
 
 
+def sequential_masks(positions, boundary, chosen, num_actions):
+    """bool[A, n]: `actions.next_mask` of every agent, given what all chose."""
+    agents = jax.numpy.arange(positions.shape[0])
+    return jax.vmap(lambda i: actions.next_mask(positions, boundary, chosen, i, num_actions))(agents)
+
+
 @functools.cache
 def _measurement(env):
     def measure(state, positions):

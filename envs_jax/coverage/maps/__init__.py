@@ -8,13 +8,13 @@ Every agent keeps a local map; one more map fuses the measurements of all. One u
     3. the team map fuses all measurements in the same way.
 
 Backends obey the same rules, change cells by the same formula (`belief.Storage.fuse`) and differ in speed only. A
-backend is a module with three functions,
+backend is a module with two functions,
 
     update(mapper, maps, survey) -> (Maps, Report)          for one copy of the environment
     update_batch(mapper, maps, survey) -> (Maps, Report)    for [B] copies
-    tile(n) -> (rows, columns)                              see `Mapper.tile`
 
-`dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs.
+`dense` sweeps whole maps with plain array code and is the reference. `windows` touches footprints only: for CPUs,
+where it is several times as fast on large maps (bench/results/map_backends_cpu.md).
 `pallas` sweeps whole maps in three kernels: for GPUs. Backends cannot read each other's maps. `types` is what
 they share, `fixed_point` how sums over cells are kept.
 """
@@ -38,3 +38,8 @@ def choose(name: str, q: int, batched: bool) -> ModuleType:
     if name == "auto":
         name = "windows" if batched and on_cpu() and q >= WINDOWS_FROM else "dense"
     return _BACKENDS[name]
+
+
+def tile(name: str, n: int) -> tuple[int, int]:
+    """Return `Mapper.tile` of a backend for maps of side n."""
+    return pallas.tile(n) if name == "pallas" else (1, 1)

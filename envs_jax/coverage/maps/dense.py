@@ -19,12 +19,6 @@ from envs_jax.stages import on_cpu, stage
 _CHUNK_BYTES = 2**22  # of float32 maps, on CPUs
 
 
-def tile(n: int) -> tuple[int, int]:
-    """Return a tile of one cell: maps are stored without padding."""
-    del n
-    return 1, 1
-
-
 def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
     """Update the maps of one copy, leaves without batch axis; see the package."""
     storage, n = mapper.storage, mapper.n

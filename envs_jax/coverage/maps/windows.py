@@ -12,7 +12,6 @@ clip (`types.Excess`), so that clipping need not compute probabilities again.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +29,6 @@ from envs_jax.coverage.world import LATTICE
 from envs_jax.stages import stage
 
 _EXACT = jax.lax.Precision.HIGHEST
-
-
-def tile(n: int) -> tuple[int, int]:
-    """Return a tile of one cell: maps are stored without padding."""
-    del n
-    return 1, 1
 
 
 def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
@@ -176,9 +169,6 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, wo
         condition = work.excess.cells[target] & condition
         return when(condition, lambda zero, work: _clip(mapper, target + zero, work), work)
 
-    def look(sender: Array, work: _Work) -> _Work:
-        return at_its_level(_look, sender, work)
-
     def enter(k: Array, work: _Work) -> _Work:
         def turn(zero: Array, work: _Work) -> _Work:
             target, sender = first + receivers[k + zero], senders[k + zero]
@@ -188,15 +178,12 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, wo
         return when(plan.valid[b, k], turn, work)
 
     def enter_team(sender: Array, work: _Work) -> _Work:
-        return at_its_level(_enter_team, sender, clip(team, True, work))
+        return at_its_level(functools.partial(_enter, target=team, team=True), sender, clip(team, True, work))
 
-    def account(sender: Array, work: _Work) -> _Work:
-        return at_its_level(_account, sender, work)
-
-    work = jax.lax.fori_loop(0, agents, look, work)
+    work = jax.lax.fori_loop(0, agents, functools.partial(at_its_level, _look), work)
     work = jax.lax.fori_loop(0, len(receivers), enter, work)
     work = jax.lax.fori_loop(0, agents, enter_team, work)
-    return jax.lax.fori_loop(0, agents, account, work)
+    return jax.lax.fori_loop(0, agents, functools.partial(at_its_level, _account), work)
 
 
 # Windows
@@ -277,12 +264,6 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, plac
 # Operations on cells [side * side]
 
 
-def _fused(mapper: Mapper, old: Array, change: Array) -> Array:
-    """dtype: stored values after a measurement."""
-    storage = mapper.storage
-    return stage(lambda old, add: jnp.where(add != 0, storage.fuse(storage.value(old), add), old))(old, change)
-
-
 def _growth(mapper: Mapper, old: Array, new: Array) -> Array:
     """float32: change of the probability of clipped cells."""
     storage = mapper.storage
@@ -300,14 +281,6 @@ def _beyond(mapper: Mapper, stored: Array) -> Array:
     doubt = probability(storage.log_odds(-jnp.abs(value)))
     beyond = jnp.where(jnp.abs(value) > storage.limit, jnp.float32(P_MIN) - doubt, jnp.float32(0.0))
     return jnp.where(value > 0, beyond, -beyond)
-
-
-def _any_beyond(mapper: Mapper, stored: Array) -> Array:
-    """bool[]: whether any of the cells is beyond the clip."""
-    storage = mapper.storage
-    side = math.isqrt(stored.shape[0])
-    largest = stage(lambda stored: jnp.max(jnp.abs(storage.value(stored)).reshape(side, side), axis=0))(stored)
-    return jnp.max(largest) > jnp.asarray(storage.limit)
 
 
 # The steps of an update: (mapper, level, survey, plan, b, sender, work) -> work
@@ -356,46 +329,50 @@ def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
 
 
 def _enter(
-    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work, target: Array
+    mapper: Mapper,
+    level: int,
+    survey: Measurements,
+    plan: _Plan,
+    b: Array,
+    sender: Array,
+    work: _Work,
+    target: Array,
+    team: bool = False,
 ) -> _Work:
-    """Enter the measurement of `sender` into the local map `target`, clipped before if it is a message."""
-    side = _side(mapper, level)
-    top, left = plan.top[b, sender], plan.left[b, sender]
-    old = _cut(work.beliefs, target, top, left, side)
-    new = _fused(mapper, old, _cut(work.change, sender, 0, 0, side))
+    """Enter the measurement of `sender` into a map, clipped before if it is a message or the map the team's.
+
+    `_account` updates the resized probabilities of the team's map.
+    """
+    side, storage = _side(mapper, level), mapper.storage
+    top, left, place = plan.top[b, sender], plan.left[b, sender], plan.place[b, sender]
+    old, change = _cut(work.beliefs, target, top, left, side), _cut(work.change, sender, 0, 0, side)
+
+    @stage
+    def fused(old: Array, change: Array) -> Array:
+        return jnp.where(change != 0, storage.fuse(storage.value(old), change), old)
+
+    @stage
+    def largest(new: Array) -> Array:
+        return jnp.max(jnp.abs(storage.value(new)).reshape(side, side), axis=0)
+
+    new = fused(old, change)
+    any_beyond = jnp.max(largest(new)) > jnp.asarray(storage.limit)
 
     def exceed(zero: Array, excess: Excess) -> Excess:
         beyond = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
         grown = beyond(zero.astype(new.dtype), old, new)
-        resized = _add_resized(mapper, level, excess.probability, target, plan.place[b, sender], grown)
+        resized = _add_resized(mapper, level, excess.probability, target, place, grown)
         return Excess(excess.cells.at[target].set(True), resized)
 
-    return dataclasses.replace(
+    work = dataclasses.replace(
         work,
         beliefs=_paste(work.beliefs, target, top, left, side, new),
-        clipped=_add_resized(mapper, level, work.clipped, target, plan.place[b, sender], _growth(mapper, old, new)),
-        excess=when(work.excess.cells[target] | _any_beyond(mapper, new), exceed, work.excess),
+        excess=when(work.excess.cells[target] | any_beyond, exceed, work.excess),
     )
-
-
-def _enter_team(
-    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work
-) -> _Work:
-    """Enter the measurement of `sender` into the team's map; `_account` updates its sums."""
-    side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
-    top, left = plan.top[b, sender], plan.left[b, sender]
-    new = _fused(mapper, _cut(work.beliefs, team, top, left, side), _cut(work.change, sender, 0, 0, side))
-
-    def exceed(zero: Array, excess: Excess) -> Excess:
-        beyond = stage(lambda zero, new: _beyond(mapper, new + zero))(zero.astype(new.dtype), new)
-        resized = _add_resized(mapper, level, excess.probability, team, plan.place[b, sender], beyond)
-        return Excess(excess.cells.at[team].set(True), resized)
-
-    return dataclasses.replace(
-        work,
-        beliefs=_paste(work.beliefs, team, top, left, side, new),
-        excess=when(_any_beyond(mapper, new), exceed, work.excess),
-    )
+    if team:
+        return work
+    clipped = _add_resized(mapper, level, work.clipped, target, place, _growth(mapper, old, new))
+    return dataclasses.replace(work, clipped=clipped)
 
 
 def _account(

@@ -1,0 +1,158 @@
+"""Drawings of recorded episodes: panels of shapes, described once for pages, animations and pictures."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from envs_jax.viewing.record import Level, Line
+
+
+class Style(NamedTuple):
+    """Look of shapes; lengths in units of their panel.
+
+    Attributes:
+        fill, stroke: colours as in HTML, "#rrggbb", or "none".
+        width: of strokes.
+        dash: lengths of dashes and gaps in turn, () for a solid stroke.
+        opacity: from 0 to 1.
+        size: of text.
+        anchor: which part of a text is at its place.
+    """
+
+    fill: str = "none"
+    stroke: str = "none"
+    width: float = 0.0
+    dash: tuple[float, ...] = ()
+    opacity: float = 1.0
+    size: float = 0.0
+    anchor: Literal["start", "middle", "end"] = "middle"
+
+    def scaled(self, width: float) -> "Style":
+        """Return the style with strokes of another width."""
+        factor = width / self.width if self.width else 0.0
+        return self._replace(width=width, dash=tuple(length * factor for length in self.dash))
+
+    @property
+    def css(self) -> str:
+        """The style for an SVG element."""
+        dash = " ".join(f"{length:g}" for length in self.dash) or "none"
+        words = f"fill:{self.fill};stroke:{self.stroke};stroke-width:{self.width:g};stroke-dasharray:{dash}"
+        words += f";opacity:{self.opacity:g}" if self.opacity < 1 else ""
+        return words + (f";font-size:{self.size:g}px;text-anchor:{self.anchor}" if self.size else "")
+
+
+class Shape(NamedTuple):
+    """Things of one style.
+
+    Attributes:
+        kind: "path" lines, "area" closed lines, "trail" one line up to the point of the time step that is shown,
+            "disc" discs, "marker" a disc at the point of the time step that is shown, "text" words.
+        style: name of a style of the drawing.
+        parts: points of each line, or places of discs or words; [x, y, x, y, ...] each, y downwards.
+        value: radius of discs, or words.
+    """
+
+    kind: Literal["path", "area", "trail", "disc", "marker", "text"]
+    style: str
+    parts: list[list[float]]
+    value: Any = None
+
+
+def _flat(points: Any) -> list[float]:
+    return np.round(np.asarray(points, np.float64), 2).ravel().tolist()
+
+
+def path(style: str, *lines: Any) -> Shape:
+    """Return lines through points [N, 2]."""
+    return Shape("path", style, [_flat(line) for line in lines])
+
+
+def area(style: str, *outlines: Any) -> Shape:
+    """Return areas with corners [N, 2]."""
+    return Shape("area", style, [_flat(outline) for outline in outlines])
+
+
+def rectangle(style: str, left: float, top: float, right: float, bottom: float) -> Shape:
+    """Return a rectangle."""
+    return area(style, [(left, top), (right, top), (right, bottom), (left, bottom)])
+
+
+def trail(style: str, points: Any) -> Shape:
+    """Return a line through points [K, 2], one per time step."""
+    return Shape("trail", style, [_flat(points)])
+
+
+def disc(style: str, radius: float, *places: Any) -> Shape:
+    """Return discs of one radius around places (x, y)."""
+    return Shape("disc", style, [_flat(place) for place in places], radius)
+
+
+def marker(style: str, radius: float, points: Any) -> Shape:
+    """Return a disc around one of the points [K, 2], one per time step."""
+    return Shape("marker", style, [_flat(points)], radius)
+
+
+def text(style: str, place: Any, words: str) -> Shape:
+    """Return words at a place (x, y) of their baseline."""
+    return Shape("text", style, [_flat(place)], words)
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One view of an episode of K time steps.
+
+    Attributes:
+        title: a few words, or "".
+        box: left, top, right and bottom of what is shown, y downwards.
+        still: shapes below all others, equal at all time steps but for trails and markers.
+        steps: shapes of each time step, [K].
+        images: uint8[K, h, w, 3], drawn below all shapes; () for none.
+        image_box: left, top, right and bottom of the images.
+    """
+
+    title: str
+    box: tuple[float, float, float, float]
+    still: Sequence[Shape]
+    steps: Sequence[Sequence[Shape]]
+    images: np.ndarray | tuple[()] = ()
+    image_box: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height."""
+        left, top, right, bottom = self.box
+        return right - left, bottom - top
+
+
+class Sign(NamedTuple):
+    """One entry of a legend: words, and a sample of a style."""
+
+    words: str
+    style: str
+    kind: Literal["path", "area", "disc"] = "path"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """A recorded episode as shapes, K time steps.
+
+    Attributes:
+        panels: views, side by side.
+        styles: {name: look}.
+        legend: what the styles mean.
+        metrics: names of `record.curves` that a page shows, the one of pictures in front; () for all, the score in
+            front.
+        step_labels: words for the time steps [K]; () for the environment's.
+        lines: {metric: curves drawn in place of the episode's only one}.
+        levels: {metric: lines across its chart}.
+    """
+
+    panels: Sequence[Panel]
+    styles: Mapping[str, Style]
+    legend: Sequence[Sign]
+    metrics: Sequence[str] = ()
+    step_labels: Sequence[str] = ()
+    lines: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)
+    levels: Mapping[str, Sequence[Level]] = dataclasses.field(default_factory=dict)
