@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from envs_jax.base import EnvSpec
-from envs_jax.viewing import charts
 from jaxrl.common.files import write_atomically
 from jaxrl.evaluation.statistics import summarise
 from jaxrl.report import tables
@@ -105,7 +104,9 @@ def table(found: dict[str, Any], width: int) -> list[Any]:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Draw the curves of all combinations with their intervals, as PNG."""
-    figure = charts.figure(7.5, 4.5, 110)
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=110)
     axes = figure.subplots()
     for name, curve in found["combinations"].items():
         steps, mean, half = (np.array(curve[part], float) for part in ("env_steps", "mean", "ci95"))
