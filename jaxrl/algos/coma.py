@@ -17,12 +17,11 @@ from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos import base
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
-from jaxrl.algos.episodes import Minibatches, episodes_for
+from jaxrl.algos.episodes import Minibatches, episodes_for, pick, run_epochs
 from jaxrl.algos.team import TeamNetworks, check_spec
 from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
 from jaxrl.common.types import Key, PolicyParams
-from jaxrl.nn import distributions
-from jaxrl.nn.distributions import apply_action_mask, epsilon_mix, select_action_value
+from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, select_action_value
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import Samples, divergence, policy_gradient_loss, policy_metrics
@@ -33,7 +32,7 @@ Arrays = dict[str, Array]
 def critic_loss(
     values: Float32[Array, "N n"], action: Int32[Array, "N"], target: Samples, weight: Samples
 ) -> Float32[Array, ""]:
-    """Mean over samples of (Q(s)[a] - y)^2."""
+    """Mean over samples of w (Q(s)[a] - y)^2; w is 0 after an episode's end, with a mean of 1."""
     assert_equal_shape([action, target, weight])
     return jnp.mean(weight * jnp.square(select_action_value(values, action) - target))
 
@@ -69,11 +68,9 @@ class Coma(Algorithm):
     )  # fmt: skip
 
     batch_transitions: int = setting(
-        3000,
-        "agent transitions per training step; sets num_envs, unless given: whole episodes, whose surplus "
-        "transitions are dropped in each epoch",
-        between=(1, 1e9),
-    )
+        3000, "agent transitions per training step; sets num_envs, unless given: whole episodes, whose surplus "
+        "transitions are dropped in each epoch", between=(1, 1e9),
+    )  # fmt: skip
     num_minibatches: int = setting(5, "minibatches per epoch", between=(1, 1e6))
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
     actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
@@ -82,28 +79,18 @@ class Coma(Algorithm):
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
-    final_lr_fraction: float = setting(
-        1.0, "learning rates fall linearly to this fraction of their initial value at the end of the run", between=UNIT
-    )
-    target_update_period: int = setting(
-        10, "training steps between copies of the critic to the target network", between=(1, 1e9)
-    )
-    tau: float = setting(
-        0.0, "rate of a soft target update per epoch, instead of target_update_period; 0 = hard copies", between=UNIT
-    )
+    final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this share of the first", between=UNIT)
+    target_update_period: int = setting(10, "training steps between copies to the target network", between=(1, 1e9))
+    tau: float = setting(0.0, "rate of soft target updates, one per epoch; 0 = copies instead", between=UNIT)
     eps_max: float = setting(0.5, "initial exploration (probability of a uniform action)", between=UNIT)
     eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT)
     eps_anneal: int = setting(10_000, "episodes over which exploration falls", between=(1, 1e12))
     dueling: bool = setting(False, "critic = value + mean-free action values (arXiv 1511.06581)")
-    clip_ratio: float = setting(
-        0.0, "clip the importance ratio (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6)
-    )
+    clip_ratio: float = setting(0.0, "clip importance ratios (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6))
     target_kl: float = setting(
-        0.0,
-        "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this (nats), "
-        "where implementations of PPO stop; 0 = never",
-        between=(0, 1e6),
-    )
+        0.0, "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this "
+        "(nats), where implementations of PPO stop; 0 = never", between=(0, 1e6),
+    )  # fmt: skip
     entropy_weight: float = setting(
         0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
     )
@@ -115,13 +102,9 @@ class Coma(Algorithm):
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
-    depth: int = setting(
-        1, "hidden dense layers after the convolutions (or of the whole network for vectors)", between=(0, 100)
-    )
+    depth: int = setting(1, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
-    convolution: Literal["auto", "conv", "dense", "patches"] = setting(
-        "auto", "convolution method: that of the backend, or matrix products (CPU)"
-    )
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
         check_spec(self.spec)
@@ -136,31 +119,46 @@ class Coma(Algorithm):
     # A training step
 
     def learn(
-        self,
-        state: AlgoState,
-        trajectory: Trajectory | None,
-        last_timestep: TimeStep | None,
-        key: Key,
-        progress: Progress,
-        phase: Phase,
-    ) -> tuple[AlgoState, dict[str, Array]]:
+        self, state: AlgoState, trajectory: Trajectory | None, last_timestep: TimeStep | None, key: Key,
+        progress: Progress, phase: Phase,
+    ) -> tuple[AlgoState, Arrays]:  # fmt: skip
         """Compute targets, then run epochs over minibatches; the first epochs may train the critic only."""
         assert trajectory is not None and last_timestep is not None
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
         data = self.data(params, trajectory, last_timestep, key_last, progress)
-        if self.tau == 0:
+        if self.tau == 0:  # the targets above are the old network's: a copy counts from the next training step on
             copy = progress.learn_calls[1] % self.target_update_period == 0
             params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
-
-        def begin(params: ComaParameters) -> ComaParameters:
-            soft = lambda: self.soft_update(params.target, params.critic.params, self.tau)  # noqa: E731
-            return dataclasses.replace(params, target=soft()) if self.tau else params
-
-        params, metrics = self.batches.run(
-            params, data, key_shuffle, progress, begin, self.critic_update, self.nets.values, self.actor_update,
-            epochs=self.num_epochs, actor_epochs=self.actor_epochs,
-        )  # fmt: skip
+        epoch = functools.partial(self.epoch, data=data, progress=progress)
+        params, metrics = run_epochs(epoch, params, key_shuffle, self.num_epochs, self.actor_epochs)
         return AlgoState(params, ()), metrics | {"target_mean": self.layout.sample_mean(data["target"])}
+
+    def epoch(
+        self, params: ComaParameters, key: Key, data: Arrays, progress: Progress, train_actor: bool
+    ) -> tuple[ComaParameters, Arrays]:
+        """Train the critic on all minibatches of one shuffle, then the actor on the same ones.
+
+        The actor gets the values that the critic had for a minibatch just after its own step on it.
+        """
+        minibatches = self.batches.shuffled(key)
+        if self.tau:
+            params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, self.tau))
+
+        def critic_step(critic: Learner, indices: Array) -> tuple[Learner, Any]:
+            batch = pick(data, indices, "critic_input", "action", "target", "weight")
+            critic, metrics = self.critic_update(critic, batch, progress)
+            values = lambda sample: self.nets.values(critic.params, sample["critic_input"])  # noqa: E731
+            return critic, (metrics, self.layout.apply(values, batch) if train_actor else ())
+
+        def actor_step(actor: Learner, row: tuple[Array, Array]) -> tuple[Learner, Arrays]:
+            batch = pick(data, row[0], "observation", "action", "mask", "log_prob", "weight", "target")
+            return self.actor_update(actor, batch | {"values": row[1]}, progress)
+
+        critic, (metrics, values) = jax.lax.scan(critic_step, params.critic, minibatches)
+        if not train_actor:
+            return dataclasses.replace(params, critic=critic), metrics
+        actor, of_actor = jax.lax.scan(actor_step, params.actor, (minibatches, values))
+        return dataclasses.replace(params, critic=critic, actor=actor), metrics | of_actor
 
     def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress
@@ -177,7 +175,10 @@ class Coma(Algorithm):
         return taken | batches.flat(observation=observation, **trajectory.extras, target=target, weight=weight)
 
     def targets(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """TD(lambda) targets float32[T, B, A] from target values of the taken actions, [T, B, A] and last [B, A]."""
+        """TD(lambda) targets y [T, B, A] of target values q of the taken actions, [T, B, A], and after them, [B, A].
+
+        y_t = r + gamma (1 - terminated) ((1 - l) q_{t+1} + l y_{t+1}), l = lambda (1 - done); after the last step q.
+        """
 
         def of_envs(rows: tuple[TimeStep, Array]) -> Array:
             following, next_value = rows
@@ -202,27 +203,26 @@ class Coma(Algorithm):
 
     def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
-
-        def probs(actor: Array, sample: Arrays) -> Array:
-            logits = self.nets.actor.apply(actor, sample["observation"])
-            return apply_action_mask(epsilon_mix(logits, self.epsilon(progress)), sample["mask"])
-
+        epsilon = self.epsilon(progress)
+        logits_of = lambda actor, sample: self.nets.actor.apply(actor, sample["observation"])  # noqa: E731
         if self.scale_advantage:
-            advantages = self.layout.apply(lambda sample: self.advantages(sample, probs(actor.params, sample)), batch)
-            batch = batch | {"scale": self.batches.deviation(advantages, batch["weight"])}
+            mixed = lambda sample: epsilon_mix(logits_of(actor.params, sample), epsilon)  # noqa: E731
+            probs = lambda sample: apply_action_mask(mixed(sample), sample["mask"])  # noqa: E731
+            of_batch = lambda sample: self.advantages(sample, probs(sample))  # noqa: E731
+            batch = batch | {"scale": self.batches.deviation(self.layout.apply(of_batch, batch), batch["weight"])}
 
         def loss(actor: Array, sample: Arrays) -> tuple[Array, Arrays]:
-            logits = self.nets.actor.apply(actor, sample["observation"])
-            value, means = self.policy_loss(logits, self.epsilon(progress), sample)
+            logits = logits_of(actor, sample)
+            value, means = self.policy_loss(logits, epsilon, sample)
             unmixed = jax.nn.softmax(jnp.where(sample["mask"], logits, -jnp.inf))
-            entropy = jnp.mean(sample["weight"] * distributions.entropy(unmixed))
+            mean_entropy = jnp.mean(sample["weight"] * entropy(unmixed))
             if base.is_used(self.entropy_weight) or base.is_used(self.entropy_final):
-                value = value - self.entropy_bonus(progress) * entropy
-            return value, means | {"policy_entropy": entropy}
+                value = value - self.entropy_bonus(progress) * mean_entropy
+            return value, means | {"policy_entropy": mean_entropy}
 
         gradient, (value, means) = self.layout.gradient(loss, actor.params, batch)
         active = total(progress.learn_calls) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
-        if self.target_kl:
+        if self.target_kl:  # of the policy before this step
             active &= means["kl"] <= 1.5 * self.target_kl
             means["actor_moved"] = active.astype(jnp.float32)
         actor, norm = self.step("actor", actor, gradient, progress, active)
@@ -231,7 +231,7 @@ class Coma(Algorithm):
     def policy_loss(self, logits: Array, epsilon: Array, sample: Arrays) -> tuple[Array, Arrays]:
         """Return the policy loss and its metrics; logits [N, n]."""
         action, weight = sample["action"], sample["weight"]
-        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])
+        action_probs = apply_action_mask(epsilon_mix(logits, epsilon), sample["mask"])  # exploration, then the mask
         advantage = self.advantages(sample, jax.lax.stop_gradient(action_probs))
         scaled = advantage / sample["scale"] if self.scale_advantage else advantage
         log_prob = jnp.log(jnp.maximum(select_action_value(action_probs, action), 1e-8))

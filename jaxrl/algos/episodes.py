@@ -4,7 +4,6 @@ Layout letters: T time, B environments, A agents, S logical shards, m samples of
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, EnvSpec
-from envs_jax.progress import Progress
-from jaxrl.algos.base import Learner, MemoryNeeds, Trajectory
+from jaxrl.algos.base import MemoryNeeds, Trajectory
 from jaxrl.algos.team import TeamNetworks
-from jaxrl.common.types import Key, Params
+from jaxrl.common.types import Key
 from jaxrl.nn.networks import activation_bytes
 from jaxrl.runtime.data_parallel import DataParallel
 
@@ -24,15 +22,6 @@ from jaxrl.runtime.data_parallel import DataParallel
 def episodes_for(transitions: int, spec: EnvSpec) -> int:
     """Return the number of whole episodes with at least this many agent transitions (agents x steps each)."""
     return max(1, -(-transitions // (spec.num_agents * spec.horizon)))
-
-
-# What minibatches of critic and actor have of the data.
-CRITIC_DATA = ("critic_input", "action", "target", "weight")
-ACTOR_DATA = ("observation", "action", "mask", "log_prob", "weight", "target")
-
-
-# learner, minibatch, counters -> learner, metrics by name
-Update = Callable[[Learner, dict[str, Array], Progress], tuple[Learner, dict[str, Array]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,66 +70,6 @@ class Minibatches:
         """Return shuffled sample indices of every minibatch, int32[number, S local, m]."""
         order = jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
         return order[:, : self.size * self.number].reshape(-1, self.number, self.size).swapaxes(0, 1)
-
-    def run(
-        self,
-        params: Any,
-        data: dict[str, Array],
-        key: Key,
-        progress: Progress,
-        begin: Callable[[Any], Any],
-        critic_update: Update,
-        values: Callable[[Params, Array], Array],
-        actor_update: Update,
-        epochs: int,
-        actor_epochs: int,
-    ) -> tuple[Any, dict[str, Array]]:
-        """Run epochs: each trains the critic on all minibatches of one shuffle, then the actor on the same ones.
-
-        Args:
-            params: with Learners `critic` and `actor`.
-            data: leaves [S local, samples, ...].
-            key: of all shuffles.
-            progress: counters.
-            begin: parameters -> parameters, before each epoch.
-            critic_update, actor_update: of one minibatch, with leaves [S local, m, ...].
-            values: parameters of the critic, critic inputs -> their values, which the actor's minibatches also have.
-            epochs: how many.
-            actor_epochs: how many of them, the last ones, also train the actor; 0 = all.
-
-        Returns:
-            parameters, metrics float32[updates].
-        """
-
-        def epoch(params: Any, number: Array, train_actor: bool) -> tuple[Any, dict[str, Array]]:
-            minibatches, params = self.shuffled(jax.random.fold_in(key, number)), begin(params)
-
-            def critic_step(critic: Any, indices: Array) -> tuple[Any, Any]:
-                batch = pick(data, indices, *CRITIC_DATA)
-                critic, metrics = critic_update(critic, batch, progress)
-                of_batch = lambda sample: values(critic.params, sample["critic_input"])  # noqa: E731
-                return critic, (metrics, self.layout.apply(of_batch, batch) if train_actor else ())
-
-            def actor_step(actor: Any, row: tuple[Array, Array]) -> tuple[Any, dict[str, Array]]:
-                batch = pick(data, row[0], *ACTOR_DATA) | {"values": row[1]}
-                return actor_update(actor, batch, progress)
-
-            critic, (metrics, of_critic) = jax.lax.scan(critic_step, params.critic, minibatches)
-            params = dataclasses.replace(params, critic=critic)
-            if not train_actor:
-                return params, metrics
-            actor, of_actor = jax.lax.scan(actor_step, params.actor, (minibatches, of_critic))
-            return dataclasses.replace(params, actor=actor), metrics | of_actor
-
-        metrics: dict[str, list[Array]] = {}
-        first = epochs - (actor_epochs or epochs)
-        for numbers, train_actor in ((range(first), False), (range(first, epochs), True)):
-            if numbers:
-                of_numbers = functools.partial(epoch, train_actor=train_actor)
-                params, found = jax.lax.scan(of_numbers, params, jnp.array(numbers))
-                for name, value in found.items():
-                    metrics.setdefault(name, []).append(value.reshape(-1))
-        return params, {name: jnp.concatenate(parts) for name, parts in metrics.items()}
 
     def check(self, epochs: int, actor_epochs: int) -> None:
         """Raise ValueError where a minibatch would be empty, and for more epochs of the actor than there are."""
@@ -195,6 +124,34 @@ class Minibatches:
                 "schedules compensate."
             )
         return lines
+
+
+def run_epochs(
+    epoch: Callable[..., tuple[Any, dict[str, Array]]], params: Any, key: Key, epochs: int, actor_epochs: int
+) -> tuple[Any, dict[str, Array]]:
+    """Run epochs, of which the last ones train the actor, too.
+
+    Args:
+        epoch: (parameters, key of its shuffle, train_actor) -> parameters, metrics float32[updates].
+        params: before the first epoch.
+        key: of all shuffles.
+        epochs: how many.
+        actor_epochs: how many train the actor; 0 = all.
+
+    Returns:
+        parameters, metrics float32[updates of all epochs].
+    """
+    metrics: dict[str, list[Array]] = {}
+    first = epochs - (actor_epochs or epochs)
+    for numbers, train_actor in ((range(first), False), (range(first, epochs), True)):
+        if numbers:
+            of_number = lambda params, n, train=train_actor: epoch(  # noqa: E731
+                params, jax.random.fold_in(key, n), train_actor=train
+            )
+            params, found = jax.lax.scan(of_number, params, jnp.array(numbers))
+            for name, value in found.items():
+                metrics.setdefault(name, []).append(value.reshape(-1))
+    return params, {name: jnp.concatenate(parts) for name, parts in metrics.items()}
 
 
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:
