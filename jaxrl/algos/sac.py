@@ -17,7 +17,7 @@ import optax
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos.base import AlgoState, Learner, Mode, setting
+from jaxrl.algos.base import AlgoState, Learner, Mode, is_used, setting
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
@@ -121,7 +121,11 @@ class Sac(OffPolicy):
     # One update
 
     def target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
-        """Return R + gamma^k V', V' the soft value of an action sampled after the window (equations 2, 3, 5)."""
+        """Return y = R + gamma^k (1 - terminated) V' (equations 2, 3, 5), without gradient.
+
+        R sums the discounted rewards of k = n_step steps, fewer at an episode's end; episodes cut by time bootstrap. V'
+        is the soft value of an action sampled after them; the entropy of actions in between is left out.
+        """
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
         values = self.values(params.target_critic, sample["next_observation"], action)
@@ -134,9 +138,9 @@ class Sac(OffPolicy):
         """Update the critics and their targets, then actor and temperatures, each where `number` is due."""
 
         def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-            target = self.target(params, sample)
+            target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
             values = self.values(critic, sample["observation"], sample["action"])
-            errors = squared_errors(values, target, sample["weight"])  # equation 5
+            errors = squared_errors(values, target, sample["weight"])  # equation 5, summed over critics, without 1/2
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
@@ -144,20 +148,20 @@ class Sac(OffPolicy):
         target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
-        params = when_due(self.actor_update_period, number, actor_update, params)
+        params = when_due(self.actor_update_period, number, actor_update, params)  # sees the new critics
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
         return params, metrics | params.shown
 
     def actor_update(self, params: SacParameters, batch: dict[str, Array], progress: Progress) -> SacParameters:
-        """Take one step on the actor and on the temperatures."""
+        """Take one step on the actor and on the temperatures, whose losses share no parameters."""
 
         def losses(learned: tuple[Array, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
             values = self.values(params.critic.params, sample["observation"], action)
-            used = (sample["weight"] > 0).astype(jnp.float32)
+            used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
             log_alpha = self.of_task(learned[1], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
             of_actor = actor_losses(values, log_prob, alpha, used)  # equation 9
@@ -174,9 +178,10 @@ class Sac(OffPolicy):
     @property
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
-        given: Any = self.target_entropy  # an array in a sweep
-        standard = -float(math.prod(self.spec.action.shape))
-        return jnp.where(given == 0, standard, given) if isinstance(given, Array) else given or standard
+        given, standard = self.target_entropy, -float(math.prod(self.spec.action.shape))
+        if is_used(given):
+            return jnp.where(given == 0, standard, given)  # an array in a sweep
+        return standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""
