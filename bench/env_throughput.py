@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from bench import systems
-from bench.harness import measure, plots
+from bench.harness import measure, plots, rates, rollout_timing
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
@@ -24,7 +24,6 @@ from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import EnvironmentFlags
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import scripted_names
-from jaxrl.report import rates, rollout_timing
 from jaxrl.report.console import gibibytes
 from jaxrl.report.timing import Sampler, Timing, measure_interleaved
 from jaxrl.runtime import memory_plan

@@ -77,7 +77,7 @@ BASES = {
     "collect": ["reach --out set.npz --episodes 3 --simulator jax", "tiny --out set.npz", "reach", ""],
     "render": [f"{COVERAGE} --policy random --out page.html", "snakes --out game.gif", "reach --out arm.png", ""],
     "export": ["snakes --format jidi --out agent", "tiny --format jidi --out agent", ""],
-    "doctor": ["--quick", f"--quick {TINY}", "--quick --algo coma", ""],
+    "doctor": [TINY, "--algo coma", ""],
     "plots": ["result.json", ""],
     "env_throughput": ["--quick --env helpers.tiny:Corridor --out out.json", "--quick", ""],
     "train_throughput": [f"--quick {TINY} --out out.json", ""],

@@ -1,4 +1,4 @@
-"""Environment throughput in three cumulative stages, for `doctor` and the benchmarks.
+"""Environment throughput in three cumulative stages, for the benchmarks.
 
     rules        state, rewards, ends and metrics; actions come from a tape, and observations are not read, so
                  that the compiler removes code that only observations need (but not the state's own arrays for them)
