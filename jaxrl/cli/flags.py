@@ -133,8 +133,8 @@ def parse(
     schema, env = schema_of(former.algo, former.env), environments.find(former.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
-        "algorithm": f"algorithm {former.algo}",
-        "environment": f"environment {former.env}",
+        "algorithm": f"algorithm {former.algo} (of another: --algo NAME --help)",
+        "environment": f"environment {former.env} (of another: --env NAME --help)",
         "run": "more of the run",
     }
     groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
@@ -190,32 +190,29 @@ def _metavar(kind: Any) -> str:
     return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
 
 
-class EnvironmentFlags:
-    """The settings of one environment as flags of a command without an algorithm.
+def add_environment(
+    parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Add the settings of one environment as flags of a command without an algorithm.
 
     Args:
         parser: gets the flags, as a group; a name that the command itself uses keeps the command's meaning.
         env: a registered name, or "module:Class".
         current: settings that replace the class's defaults (those of a run).
 
+    Returns:
+        argparse's result -> all settings; it raises UsageError.
+
     Raises:
         UsageError: unknown environment.
     """
-
-    def __init__(self, parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None) -> None:
-        with usage_errors():
-            fields = fields_of(environments.find(env), "environment")
-        self._current = {name: field.default for name, field in fields.items()} | (current or {})
-        self._fields: dict[str, Field] = {}
-        group = parser.add_argument_group(f"environment {env}")
-        for name, field in fields.items():
-            if not field.flag:
-                continue
+    with usage_errors():
+        fields = fields_of(environments.find(env), "environment")
+    defaults = {name: field.default for name, field in fields.items()} | (current or {})
+    group, own = parser.add_argument_group(f"environment {env}"), {}
+    for name, field in fields.items():
+        if field.flag:
             with contextlib.suppress(argparse.ArgumentError):
-                _add_flag(group, field, self._current[name])
-                self._fields[name] = field
-
-    def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
-        """Return all settings, given argparse's result. Raises UsageError."""
-        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items() if name in parsed}
-        return self._current | given
+                _add_flag(group, field, defaults[name])
+                own[name] = field
+    return lambda parsed: defaults | {name: _parse(own[name], parsed[name]) for name in own if name in parsed}

@@ -80,3 +80,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: str | bytes, flag: str) -> None:
+    """Write the file that a flag names, atomically. Raises UserError."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with {flag}") from None

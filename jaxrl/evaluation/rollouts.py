@@ -252,9 +252,3 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
 def held_out_key(seed: int, stream: str) -> Key:
     """Return the root key of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
     return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
-
-
-def interval(values: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(values.mean()), "std": deviation, "ci95": 1.96 * deviation / len(values) ** 0.5}
