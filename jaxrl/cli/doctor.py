@@ -13,7 +13,6 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.flags import Parser
 from jaxrl.common.errors import UsageError
 from jaxrl.report import diagnosis
 from jaxrl.report.cache import enable_compilation_cache
@@ -21,7 +20,6 @@ from jaxrl.runtime import config as configuration
 from jaxrl.runtime import load as loading
 from jaxrl.runtime.config import Config
 
-PROG = "python -m jaxrl.doctor"
 _MARKS = {"": " ", "good": "+", "hint": "i", "bad": "!"}
 _STYLES = {"": "", "good": "green", "hint": "yellow", "bad": "bold red"}
 
@@ -41,17 +39,14 @@ def _flags(parser: argparse.ArgumentParser) -> None:
 
 def parse(argv: Sequence[str]) -> tuple[Config | None, bool]:
     """Parse flags: configuration or None, and whether to compile. Raises UsageError."""
-    own = Parser(prog=PROG, add_help=False)
-    _flags(own)
-    parsed, others = own.parse_known_args(list(argv))
-    if not others:
-        if parsed.compile:
-            raise UsageError("--compile needs a run to compile: add --algo NAME or --config FILE")
+    if not argv:
         return None, False
-    request = command_line.parse(others, PROG, __doc__, _flags)
+    if set(argv) == {"--compile"}:
+        raise UsageError("--compile needs a run to compile: add --algo NAME or --config FILE")
+    request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__, _flags)
     if request.resume is not None:
-        return configuration.resumed(request.config, request.changes), parsed.compile
-    return loading.resolve_config(request.config), parsed.compile
+        return configuration.resumed(request.config, request.changes), request.flags.compile
+    return loading.resolve_config(request.config), request.flags.compile
 
 
 @exit_on_error

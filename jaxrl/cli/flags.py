@@ -84,11 +84,15 @@ def _owners(name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration."""
+    """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration.
+
+    `flags` holds the flags of the command itself.
+    """
 
     config: Config
-    resume: str | None = None
-    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    resume: str | None
+    changes: dict[str, Any]
+    flags: argparse.Namespace
 
 
 def _sources(parser: argparse.ArgumentParser) -> None:
@@ -119,9 +123,9 @@ def parse(
     """Parse the command line of `train` (and of `doctor`, which plans the same run).
 
     Args:
-        argv: without the flags of `add_flags`.
+        argv: the words after the command.
         prog, description: for the help.
-        add_flags: adds the flags that the command reads itself, at the end of the help.
+        add_flags: adds the flags of the command itself, at the end of the help.
 
     Raises:
         UsageError: one sentence.
@@ -145,11 +149,9 @@ def parse(
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
-    parsed = vars(parser.parse_args(list(argv)))
-    changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
-    if resume is not None:
-        return Request(former, resume, changes)
-    return Request(changed(former, changes), changes=changes)
+    flags = parser.parse_args(list(argv))
+    changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
+    return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:

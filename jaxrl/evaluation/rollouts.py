@@ -18,15 +18,14 @@ from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
-Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], tuple[Array, Any]]
+Acted = tuple[Array, Any]
+Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
 
 
 def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
         return action, memory
 
@@ -60,9 +59,7 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
         return action, memory
 
@@ -72,13 +69,11 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         index, params = params
 
         def branch(one: Policy) -> Policy:
-            def act(*arguments: Any) -> tuple[Array, Any]:
+            def act(*arguments: Any) -> Acted:
                 action, memory = one(*arguments)
                 return action.astype(env.spec.action.dtype), memory
 
@@ -102,9 +97,7 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         own, (k, others) = params
         action, memory = first(own, memory, state, timestep, keys)
 
@@ -160,8 +153,7 @@ class Evaluator:
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
             memory, state, timestep, statistics = carry
-            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
-            action, memory = self.policy(params, memory, state, timestep, step_keys)
+            action, memory = self.policy(params, memory, state, timestep, keys_of_step(keys, t))
             new_state, new_timestep = self.env.step_without_reset(state, action, context)
             new_statistics = update_statistics(spec, statistics, new_timestep)
             done = timestep.done
@@ -247,6 +239,11 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
             if chosen.any():
                 found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
     return found
+
+
+def keys_of_step(keys: Key, t: Array) -> Key:
+    """Return the keys key[B] of the policy in step t of episodes with these keys."""
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
 
 
 def held_out_key(seed: int, stream: str) -> Key:

@@ -18,7 +18,7 @@ from envs_jax.batch import BatchState, start_statistics, update_statistics
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
+from jaxrl.evaluation.rollouts import by_task, held_out_key, keys_of_step, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
@@ -118,8 +118,7 @@ def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., t
     policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
 
     def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
-        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
-        return policy(params, memory, state, timestep, step_keys)
+        return policy(params, memory, state, timestep, keys_of_step(keys, t))
 
     return jax.jit(act)
 
