@@ -179,7 +179,7 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         (["--policy", "ig", "--out", "x.mp4"], 2, "cannot write '.mp4' files"),
         (["--policy", "ig", "--out", "mission"], 2, "choose from: .gif, .html, .png"),
         (["--policy", "ig", "--out", "/no/such/folder/x.png"], 1, "cannot write /no/such/folder/x.png"),
-        (["--out", "OUT/x.png"], 2, "without a run, --policy says who flies"),
+        (["--out", "OUT/x.png"], 2, "without a run, --policy says who acts"),
         (["--policy", "learned", "--out", "OUT/x.png"], 2, "policy 'learned' needs a run"),
         (["--policy", "lawnmover", "--out", "OUT/x.png"], 2, "did you mean 'lawnmower'?"),
         (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),

@@ -26,7 +26,7 @@ from jaxrl.report.cache import enable_compilation_cache
 def _flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", metavar="FILE", help=f"what to write; it ends in {', '.join(records.SUFFIXES)}")
-    add("--policy", metavar="NAME", help="who flies: learned (default with a run), sampled or a baseline")
+    add("--policy", metavar="NAME", help="who acts: learned (default with a run), sampled or a baseline")
     add_int(parser, "--episode", 0, 2**31 - 1, 0, "number of the held-out episode (default: 0)")
     add_seed(parser, "of the held-out set")
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     subject = records.with_opponents(read())
     name = flags.policy or ("learned" if subject.run else None)
     if name is None:
-        raise UsageError(f"without a run, --policy says who flies: choose from {', '.join(subject.policies)}")
+        raise UsageError(f"without a run, --policy says who acts: choose from {', '.join(subject.policies)}")
     subject.check_policies([name])
     viewer = records.viewer_of(subject)
     beside: tuple[records.References, records.FinalMeans] = ({}, {})

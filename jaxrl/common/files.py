@@ -39,6 +39,15 @@ def output(text: str, flag: str) -> Path:
     return path
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a file. Raises OSError, and ValueError if it is larger than `most` bytes."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most:,} bytes")
+    return content
+
+
 _DEFLATE = 1032  # largest compression ratio of deflate
 
 

@@ -22,7 +22,7 @@ from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policies, load_policy
 
-_FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
+_ROLLOUT_BYTES = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
 LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
 
@@ -139,7 +139,7 @@ class EvalPolicy:
         """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
         size = memory_plan.rollout_env_bytes(self.env)
         size += 4 * (self.env.spec.horizon + 1) * (len(self.env.spec.metrics) + 2)
-        return max(1, _FLIGHT[jax.default_backend() != "cpu"] // size)
+        return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
 
     def parameters(self, index: int) -> tuple[Any, Any]:
         """Return the parameters with which the functions of `evaluator` run the policy `names[index]`."""

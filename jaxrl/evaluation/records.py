@@ -12,6 +12,7 @@ import numpy as np
 from envs_jax.base import short_repr
 from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
+from jaxrl.common.files import read_bounded
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
 from jaxrl.evaluation.rollouts import held_out_key
 
@@ -41,9 +42,9 @@ def record(
         seed: of the held-out set.
         references, final_means: see `Record`.
     """
-    fly = subject.evaluator([name], 1).record()
-    flown = fly(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
-    states, timesteps, curves, actions = jax.tree.map(_fetched, flown)
+    rollout = subject.evaluator([name], 1).record()
+    recorded = rollout(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
+    states, timesteps, curves, actions = jax.tree.map(_fetched, recorded)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
@@ -75,11 +76,7 @@ def read_evaluation(path: Path, subject: EvalPolicy, name: str) -> tuple[Referen
         UserError: not an evaluation, or one of other settings of the environment.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_REPORT + 1)
-        if len(content) > _MOST_REPORT:
-            raise ValueError(f"it is larger than {_MOST_REPORT:,} bytes")
-        report = json.loads(content)
+        report = json.loads(read_bounded(path, _MOST_REPORT))
         free = {*report["set"], "opponent"} if "matches" in report else set()  # every opponent has matches of its own
         there, here = report["env_settings"], json.loads(json.dumps(subject.settings))
         differ = {name for name in {**there, **here} if there.get(name) != here.get(name)}

@@ -141,7 +141,7 @@ class Evaluator:
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
     seeds: int = 1
 
-    def _fly(
+    def _rollout(
         self, params: PolicyParams, indices: Array, seed_key: Key, context: Any, see: Callable[..., Any]
     ) -> tuple[Any, Array]:
         """Return `see` (state, time step, statistics) at all time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
@@ -192,7 +192,7 @@ class Evaluator:
             indices = first + jnp.arange(local, dtype=jnp.int32)
 
             def part(indices: Array) -> dict[str, Array]:
-                curves = self._fly(params, indices, key, context, see)[0]
+                curves = self._rollout(params, indices, key, context, see)[0]
                 return {name: curve[-1] for name, curve in curves.items()} if final else curves
 
             return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
@@ -218,7 +218,7 @@ class Evaluator:
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
-                seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
+                seen, actions = self._rollout(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
 
         return jax.jit(rollout, compiler_options=graphs())

@@ -51,8 +51,6 @@ def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
     """Return a report's display name of a metric, with or without its unit."""
     name, _, task = metric.partition("/")
     words, comma, of = report.get("labels", {}).get(name, name).partition(", ")
-    if metric in OUTCOMES:
-        comma, of = ", ", "%"
     return words + (f" ({task})" if task else "") + (comma + of if unit else "")
 
 
@@ -71,7 +69,7 @@ def table(report: dict[str, Any], width: int) -> list[Text]:
         digits = _decimals(curve["mean"][step] for curve in curves.values() for step in at)
         rows.append(tables.Row(label(report, metric)))
         for name, curve in curves.items():
-            cells = [_cell(*(curve[key][step] for key in ("mean", "ci95", "std")), digits) for step in at]
+            cells = [_cell({key: values[step] for key, values in curve.items()}, digits) for step in at]
             rows.append(tables.Row(name, cells, "bold cyan" if name == next(iter(LEARNED)) else ""))
     return tables.lines("policy", titles, rows, width)
 
@@ -82,10 +80,10 @@ def _decimals(means: Iterable[float | None]) -> int:
     return min(max(2 - math.floor(math.log10(largest * 0.9999)), 0), 8) if largest else 3
 
 
-def _cell(mean: float | None, half: float | None, deviation: float | None, digits: int) -> str:
-    if mean is None or half is None or deviation is None:
+def _cell(values: dict[str, float | None], digits: int) -> str:
+    if None in values.values():
         return "not finite"
-    return f"{mean:.{digits}f} ±{half:.{digits}f} ({deviation:.{digits}f})"
+    return "{mean:.{d}f} ±{ci95:.{d}f} ({std:.{d}f})".format(**values, d=digits)
 
 
 def conclusion(report: dict[str, Any]) -> list[str]:
@@ -111,7 +109,9 @@ def conclusion(report: dict[str, Any]) -> list[str]:
     lines = [f"At the end, {called}: {own} {number[own]}, random {number['random']}. Their 95 % intervals {overlap}."]
     others = [name for name in final if name not in (*LEARNED, "random")]
     best = max(others, key=lambda name: gain[name], default="")
-    ways, near, beyond = [], [], []
+    ways: list[str] = []
+    near: list[str] = []
+    beyond: list[str] = []
     for name in others:
         told = f"{name} ({number[name]}{', the best scripted policy' if name == best else ''})"
         if gain[name] > 0 and gain[own] <= gain[name]:
@@ -139,7 +139,7 @@ def match_table(report: dict[str, Any], width: int) -> list[Text]:
         rows.append(tables.Row(first))
         for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
             cells = [_end(own[second], metric) if second in own else "" for second in seconds]
-            rows.append(tables.Row(label(report, metric), cells))
+            rows.append(tables.Row(_title(report, metric), cells))
     return tables.lines("policy", [f"against\n{second}" for second in seconds], rows, width)
 
 
@@ -155,11 +155,15 @@ def league_tables(report: dict[str, Any], width: int) -> list[list[Text]]:
         results += [tables.Row(name)] if matches else []
         for match in matches:
             results.append(tables.Row(f"against {match['second']}", [_end(match, metric) for metric in metrics]))
-    titles = [label(report, metric).replace(", ", ",\n") for metric in metrics]
+    titles = [_title(report, metric).replace(", ", ",\n") for metric in metrics]
     return [
         tables.lines("player", ("Elo", "95 % interval", "points, %"), standings, width),
         tables.lines("match", titles, results, width),
     ]
+
+
+def _title(report: dict[str, Any], metric: str) -> str:
+    return label(report, metric) + (", %" if metric in OUTCOMES else "")
 
 
 def _end(match: dict[str, Any], metric: str) -> str:
