@@ -91,8 +91,9 @@ def read_evaluation(path: Path, subject: EvalPolicy, name: str) -> tuple[Referen
 def _references(report: Any, subject: EvalPolicy, name: str) -> References:
     """Return float64[T + 1, 2] per policy and metric, of the policies that are worth a curve."""
     curves: References = {}
-    for policy in (policy for policy in subject.policies if policy in report["policies"]):
-        metrics = report["policies"][policy].items()
+    policies = dict(report["policies"].items())
+    for policy in (policy for policy in subject.policies if policy in policies):
+        metrics = policies[policy].items()
         curves[policy] = {key: np.array([own["mean"], own["ci95"]], np.float64).T for key, own in metrics}
         if any(curve.shape != (subject.env.spec.horizon + 1, 2) for curve in curves[policy].values()):
             raise ValueError("a curve has another length than the episode")
