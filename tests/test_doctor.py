@@ -10,7 +10,6 @@ import pytest
 from jaxrl.cli import doctor
 from jaxrl.report import diagnosis
 from jaxrl.report.diagnosis import Finding, Nvidia
-from jaxrl.runtime import memory_plan
 
 TINY = [
     "--algo",
@@ -118,11 +117,10 @@ def test_the_machine_alone(capsys):
 
 
 def test_a_run_that_fits(capsys):
-    assert doctor.main([*TINY, "--compile"]) == 0
+    assert doctor.main(TINY) == 0
     out = capsys.readouterr().out
     assert "helpers.tiny:TinyQ on helpers.tiny:Corridor, 8 environments" in out
     assert "trajectory" in out and "together" in out and "yes, by the plan" in out
-    assert "compiled phase 'train'" in out and "yes, as compiled" in out
 
 
 def test_a_run_that_does_not_fit(capsys):
@@ -131,17 +129,9 @@ def test_a_run_that_does_not_fit(capsys):
     assert "the largest --num_envs that fits is" in out and "not well" in out
 
 
-def test_what_the_compiler_needs_beyond_the_plan(monkeypatch):
-    config, _ = doctor.parse(TINY)
-    monkeypatch.setattr(memory_plan, "compiled_bytes", lambda program: 2**60)
-    findings = diagnosis.look_at_memory(config, compile_it=True)
-    assert findings[-1].state == "bad" and "as compiled" in findings[-1].value
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--compile"], "needs a run to compile"),
         (["--num_envs", "64"], "--algo NAME"),
         (["--algo", "comma"], "did you mean 'coma'?"),
         ([*TINY, "--num_env", "9"], "did you mean '--num_envs'?"),

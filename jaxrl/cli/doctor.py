@@ -1,11 +1,10 @@
 """python -m jaxrl.doctor [--algo coma --num_envs 4096 ...]: is this machine ready, and will that run fit?
 
 Devices, driver and library versions, and whether JAX really uses the GPU. With --algo or --config (and any other flag
-of training): the memory plan, and the largest number of environments that fits; --compile adds the compiler's exact
-figure. Exit code 0 if all is well, 1 if a GPU lies idle or the run does not fit.
+of training): the memory plan, and the largest number of environments that fits. Exit code 0 if all is well, 1 if a GPU
+lies idle or the run does not fit.
 """
 
-import argparse
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,12 +12,10 @@ from rich.text import Text
 
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.common.errors import UsageError
 from jaxrl.report import diagnosis
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import load as loading
-from jaxrl.runtime.config import Config
 
 _MARKS = {"": " ", "good": "+", "hint": "i", "bad": "!"}
 _STYLES = {"": "", "good": "green", "hint": "yellow", "bad": "bold red"}
@@ -33,29 +30,19 @@ def show(section: diagnosis.Section) -> None:
         console.print(Text.assemble(f"{_MARKS[state]} {name:{width}}  ", (value, _STYLES[state])), soft_wrap=True)
 
 
-def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--compile", action="store_true", help="compile the run for the exact memory figure")
-
-
-def parse(argv: Sequence[str]) -> tuple[Config | None, bool]:
-    """Parse flags: configuration or None, and whether to compile. Raises UsageError."""
-    if not argv:
-        return None, False
-    if set(argv) == {"--compile"}:
-        raise UsageError("--compile needs a run to compile: add --algo NAME or --config FILE")
-    request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__, _flags)
-    if request.resume is not None:
-        return configuration.resumed(request.config, request.changes), request.flags.compile
-    return loading.resolve_config(request.config), request.flags.compile
-
-
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    config, compile_it = parse(argv)
+    config = None
+    if argv:
+        request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
+        if request.resume is not None:
+            config = configuration.resumed(request.config, request.changes)
+        else:
+            config = loading.resolve_config(request.config)
     enable_compilation_cache()
     bad = []
-    for section in diagnosis.checks(config, compile_it):
+    for section in diagnosis.checks(config):
         show(section)
         bad += [finding.value for finding in section[1] if finding.state == "bad"]
     verdict = "not well: " + "; ".join(bad) if bad else "all is well"

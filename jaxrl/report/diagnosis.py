@@ -30,12 +30,11 @@ class Finding(NamedTuple):
 Section = tuple[str, list[Finding]]  # title, lines
 
 
-def checks(config: Config | None = None, compile_it: bool = False) -> Iterator[Section]:
+def checks(config: Config | None = None) -> Iterator[Section]:
     """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
 
     Args:
         config: the run to plan; None: the machine alone.
-        compile_it: whether to compile the run for the exact memory figure.
 
     Raises:
         UsageError: impossible settings.
@@ -43,7 +42,7 @@ def checks(config: Config | None = None, compile_it: bool = False) -> Iterator[S
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
     if config is not None and findings[-1].name != "JAX":
-        yield "memory plan", look_at_memory(config, compile_it)
+        yield "memory plan", look_at_memory(config)
 
 
 # The machine
@@ -171,7 +170,7 @@ def _counted(names: Sequence[str]) -> str:
 # Memory
 
 
-def look_at_memory(config: Config, compile_it: bool) -> list[Finding]:
+def look_at_memory(config: Config) -> list[Finding]:
     """Plan the memory of a run and check whether it fits. Raises UsageError for impossible settings."""
     setup = build.unchecked_run(config)
     plan, run = setup.plan, setup.config.run
@@ -192,17 +191,4 @@ def look_at_memory(config: Config, compile_it: bool) -> list[Finding]:
             return [*findings, Finding("fits", f"no: {error}", "bad")]
     largest = plan.largest()
     more = f" (up to about --num_envs {largest:,})" if largest > run.num_envs else ""
-    findings.append(Finding("fits", f"yes, by the plan{more}", "good"))
-    return findings + _compiled(setup) if compile_it else findings
-
-
-def _compiled(setup: build.Run) -> list[Finding]:
-    """Report the compiler's own figures."""
-    lines: list[str] = []
-    try:
-        peak = gibibytes(build.compile_run(setup, None, lines.append).peak)
-        text = f"yes, as compiled: {peak} per device at most, of {gibibytes(setup.plan.limit)}"
-        fits = Finding("fits", text, "good")
-    except memory_plan.TooLargeError as error:
-        fits = Finding("fits", f"no, as compiled: {error}", "bad")
-    return [*(Finding("compiled", line) for line in lines), fits]
+    return [*findings, Finding("fits", f"yes, by the plan{more}", "good")]

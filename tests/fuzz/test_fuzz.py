@@ -96,7 +96,7 @@ FLAGS = (
     "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index updates_per_step update_interval "
     "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size buffer_gb warmup capacity "
     "length horizon num_agents q budget task goals opponent teams snakes beans class_weights state_entries labelled "
-    "workers collective width minibatches transitions learning_rate help compile last episodes policy against "
+    "workers collective width minibatches transitions learning_rate help last episodes policy against "
     "at json out chunk simulator expert episode format greedy rounds vary at_once "
     "no_baseline seconds torch widths methods dtype metric "
 ).split()
