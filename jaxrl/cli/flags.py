@@ -102,7 +102,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
         "environments for which it was made; with --help: its settings too",
     )
-    parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
+    known = ", ".join(environments.registered())
+    parser.add_argument("--env", metavar="NAME", help=f"environment: {known}, or module:Class of your own")
     parser.add_argument(
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )
@@ -189,7 +190,7 @@ def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> N
 def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
-    return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
+    return "A,B,..." if typing.get_origin(kind) is tuple else {str: "TEXT"}.get(kind, kind.__name__.upper())
 
 
 def add_environment(
