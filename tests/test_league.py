@@ -16,7 +16,7 @@ from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
 from jaxrl.evaluation import league, reports, tables
 from jaxrl.evaluation.policies import EvalPolicy, load
-from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.evaluation.rollouts import announced, held_out_key
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import key_of_env
@@ -242,7 +242,8 @@ def test_draws_count_for_both_sides(two):
 def test_results_by_hand():
     ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
     said: list[str] = []
-    (found,) = league.results([("a", "b", ended)], ["score_difference", "win"], said.append)
+    played = announced([("a", "b", ended)], "4 games", said.append)
+    (found,) = league.results(played, ["score_difference", "win"])
     assert (found["first"], found["second"], found["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
     assert found["score_difference"] == pytest.approx(

@@ -7,8 +7,7 @@ a script of the environment or the policy of a run, it gets observations in its 
 import dataclasses
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -142,20 +141,13 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
 
 
 def results(
-    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]],
-    metrics: Iterable[str],
-    say: Callable[[str], None] = lambda sentence: None,
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Summarise matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
-    found: list[dict[str, Any]] = []
-    began = time.monotonic()
-    for first, second, ended in played:
-        numbers = {metric: interval(ended[metric]) for metric in metrics}
-        games, seconds = len(next(iter(ended.values()))), time.monotonic() - began
-        say(f"{first} against {second}: {games:,} games in {seconds:.1f} s" + ("" if found else ", compiling included"))
-        found.append({"first": first, "second": second, **numbers})
-        began = time.monotonic()
-    return found
+    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
+    return [
+        {"first": first, "second": second, **{metric: interval(ended[metric]) for metric in metrics}}
+        for first, second, ended in played
+    ]
 
 
 # Leagues

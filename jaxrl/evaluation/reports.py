@@ -1,6 +1,5 @@
 """Evaluations as data: the content of evaluation.json."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import by_task, held_out_key
+from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
 from jaxrl.evaluation.statistics import marks, summarise
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
@@ -75,14 +74,13 @@ def evaluate(
         rollouts = rollout(subject, names, episodes, seed, chunk)
     else:
         rollouts = metaworld.rollout(subject, world, names, episodes, seed)
-    policies: dict[str, Any] = {}
-    began = time.monotonic()
-    for name, curves in rollouts:
-        seconds = time.monotonic() - began
-        say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
-        over_seeds = subject.seeds > 1 and name in LEARNED
-        policies[name] = {metric: summarise(curves[metric], over_seeds) for metric in _order(spec, curves)}
-        began = time.monotonic()
+    policies = {
+        name: {
+            metric: summarise(curves[metric], few=subject.seeds > 1 and name in LEARNED)
+            for metric in _order(spec, curves)
+        }
+        for name, curves in announced(rollouts, f"{episodes:,} episodes", say)
+    }
     return {
         **_head(subject, episodes, seed),
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
@@ -111,12 +109,12 @@ def play_matches(
     rules, spec = league.rules_of(subject), subject.env.spec
     games = games or rules.num_games
     matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = league.play(subject, matches, {}, games, seed, chunk)
+    played = announced(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say)
     return {
         **_head(subject, games, seed),
         "set": {name: subject.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return")), say),
+        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
     }
 
 
@@ -133,7 +131,8 @@ def play_league(
     games = games or players.rules.num_games
     spec = next(iter(players.runs.values())).env.spec
     metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
-    matches = league.results(players.play(games, seed, chunk), metrics, say)
+    played = announced(players.play(games, seed, chunk), f"{games:,} games", say)
+    matches = league.results(played, metrics)
     return {
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},

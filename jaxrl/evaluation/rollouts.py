@@ -1,7 +1,8 @@
 """Rollouts without learning: learned and scripted policies through the same code, every metric as a curve."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -239,6 +240,15 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
             if chosen.any():
                 found[f"{spec.score}/{name}"] = np.asarray(curves[spec.score])[:, chosen]
     return found
+
+
+def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield (name, ..., result) as they are rolled out; say for each how long it took."""
+    began, note = time.monotonic(), ", compiling included"
+    for *names, result in rollouts:
+        say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")
+        yield *names, result
+        began, note = time.monotonic(), ""
 
 
 def keys_of_step(keys: Key, t: Array) -> Key:
