@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import env_throughput, systems, train_throughput
-from bench.harness import measure, plots
+from bench.harness import measure, plots, rates
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
-from jaxrl.report import rates
 from jaxrl.runtime import config as configuration
 
 KIND = "compare"

@@ -16,15 +16,14 @@ from typing import Any
 import jax
 
 from bench import systems
-from bench.harness import measure, plots
+from bench.harness import measure, plots, rates, rollout_timing
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.flags import EnvironmentFlags
+from jaxrl.cli.flags import add_environment
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import scripted_names
-from jaxrl.report import rates, rollout_timing
 from jaxrl.report.console import gibibytes
 from jaxrl.report.timing import Sampler, Timing, measure_interleaved
 from jaxrl.runtime import memory_plan
@@ -321,13 +320,13 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     env = first.parse_known_args(list(argv))[0].env
     parser = measure.parser("python -m bench.env_throughput", __doc__)
     _flags(parser)
-    settings = EnvironmentFlags(parser, env)
+    settings_of = add_environment(parser, env)
     parsed = parser.parse_args(list(argv))
     system = systems.find(env)
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     request = Request(
         env=env,
-        variants=variants(settings.settings(vars(parsed)), parsed.vary),
+        variants=variants(settings_of(vars(parsed)), parsed.vary),
         policy=parsed.policy or (system.policy if system else "random"),
         num_envs=measure.parse_list(sizes, "--num_envs", 1, measure.MOST),
         at_once=measure.parse_int(parsed.at_once, "--at_once", 0, measure.MOST),

@@ -18,13 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from bench import systems
-from bench.harness import flops, measure, plots
+from bench.harness import flops, measure, plots, rates
 from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
-from jaxrl.report import rates
 from jaxrl.report.timing import Sampler, Timing, measure_interleaved, stopwatch
 from jaxrl.rl import opponent_pool
 from jaxrl.runtime import memory_plan

@@ -116,7 +116,7 @@ def test_a_policy_takes_arrays_with_or_without_a_batch(point: jaxrl.Policy) -> N
 
 
 def test_an_evaluation_is_that_of_the_command(point: jaxrl.Policy) -> None:
-    found = jaxrl.evaluate(point, episodes=6, baselines=["random"])
+    found = jaxrl.evaluate(point, episodes=6, baselines="random")
     assert found["return"].shape == (6,) and set(found.baselines) == {"random"}
     assert np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[])["return"])
     assert not np.array_equal(found["return"], jaxrl.evaluate(point, episodes=6, baselines=[], seed=1)["return"])

@@ -446,7 +446,7 @@ def test_training_ends_when_all_goals_are_reached(monkeypatch: pytest.MonkeyPatc
 
 # What a machine needs
 
-OPTIONAL = ("tensorboardX", "pynvml", "torch", "chex", "pytest", "hypothesis", "metaworld", "gymnasium")
+OPTIONAL = ("tensorboardX", "torch", "pytest", "hypothesis", "metaworld", "gymnasium")
 
 
 def tracked() -> list[str]:

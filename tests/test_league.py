@@ -14,9 +14,9 @@ from envs_jax.base import make
 from envs_jax.batch import batched
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.cli import evaluate, train
-from jaxrl.evaluation import league, reports
+from jaxrl.evaluation import league, reports, tables
 from jaxrl.evaluation.policies import EvalPolicy, load
-from jaxrl.evaluation.rollouts import held_out_key
+from jaxrl.evaluation.rollouts import announced, held_out_key
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.trainer import key_of_env
@@ -187,7 +187,6 @@ def test_a_rival_from_outside_must_be_there(two):
     ("argv", "code", "words"),
     [
         (["--env", "snakes_1v1", "--against", "runs"], 2, "name the run first"),
-        (["--env", "snakes_1v1", "--at", "3"], 2, "the end of games counts"),
         (["--env", "snakes_1v1", "--policy", "level5"], 2, "did you mean 'level4'"),
         (["--against"], 2, "--against needs a value"),
         (["{run}"], 1, "there is no checkpoint in"),
@@ -213,11 +212,11 @@ def _match(first: str, second: str, difference: float, half: float, win: float) 
 def test_verdicts_go_by_the_interval():
     matches = [_match("sampled", "random", 2.0, 0.5, 0.9), _match("sampled", "level1", -0.4, 0.5, 0.5),
                _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
-    (sentence,) = league.conclusions(matches, "sampled", "score_difference", "max")
+    report = {"matches": matches, "score": "score_difference", "score_mode": "max"}
+    (sentence,) = tables.verdict(report)
     assert sentence == ("By the 95 % interval of its score_difference, sampled beats random; loses to level2; "
                         "is not distinguishable from level1.")  # fmt: skip
-    assert "beats level2; loses to random" in league.conclusions(matches, "sampled", "score_difference", "min")[0]
-    assert league.conclusions(matches, "learned", "score_difference", "max") == []
+    assert "beats level2; loses to random" in tables.verdict(report | {"score_mode": "min"})[0]
 
 
 def test_draws_count_for_both_sides(two):
@@ -230,7 +229,7 @@ def test_draws_count_for_both_sides(two):
         for (first, second), (win, draw, loss) in games.items():
             if turned:
                 first, second, win, loss = second, first, loss, win
-            shares = zip(league.OUTCOMES, (win, draw, loss), strict=True)
+            shares = zip(tables.OUTCOMES, (win, draw, loss), strict=True)
             matches.append({"first": first, "second": second} | {name: {"mean": n / 100} for name, n in shares})
         return meeting.ratings(matches, 100)
 
@@ -243,7 +242,8 @@ def test_draws_count_for_both_sides(two):
 def test_results_by_hand():
     ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
     said: list[str] = []
-    (found,) = league.results([("a", "b", ended)], ["score_difference", "win"], said.append)
+    played = announced([("a", "b", ended)], "4 games", said.append)
+    (found,) = league.results(played, ["score_difference", "win"])
     assert (found["first"], found["second"], found["win"]["mean"]) == ("a", "b", 0.5)
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
     assert found["score_difference"] == pytest.approx(
@@ -279,7 +279,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     row = rows[rows.index("sampled") + 1]
     assert row.startswith("score difference, points")
     assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['error']:.2f}" in row
-    assert sum(match[name]["mean"] for name in league.OUTCOMES) == pytest.approx(1)
+    assert sum(match[name]["mean"] for name in tables.OUTCOMES) == pytest.approx(1)
     assert "By the 95 % interval of its score difference, sampled" in out and f"wrote {runs[0]}" in out
 
 

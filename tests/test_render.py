@@ -16,6 +16,7 @@ from envs_jax import viewing
 from envs_jax.base import make
 from envs_jax.coverage.actions import MOVES
 from jaxrl.cli import evaluate, render
+from jaxrl.common.errors import UserError
 from jaxrl.evaluation import records, reports
 from jaxrl.evaluation.policies import EvalPolicy, load
 
@@ -85,14 +86,14 @@ def test_titles_cannot_break_the_page(coverage, shown):
 
 def test_frames_and_picture(coverage, shown):
     viewer = coverage.env.env.viewer()
-    animation = Image.open(io.BytesIO(records.draw(viewer, shown, ".gif", 4.0)))
+    animation = Image.open(io.BytesIO(records.draw(viewer, shown, ".gif")))
     assert animation.n_frames == shown.steps + 1
     times = []
     for k in range(animation.n_frames):
         animation.seek(k)
         times.append(animation.info["duration"])
-    assert times == [250, 250, 250, 2250]
-    picture = Image.open(io.BytesIO(records.draw(viewer, shown, ".png", 4.0))).convert("RGB")
+    assert times == [500, 500, 500, 2500]
+    picture = Image.open(io.BytesIO(records.draw(viewer, shown, ".png"))).convert("RGB")
     assert picture.width > 1500
     assert len(picture.getcolors(maxcolors=10**7)) > 200  # something is drawn
 
@@ -105,22 +106,34 @@ def evaluated(tmp_path_factory) -> str:
     return path.read_text()
 
 
-def test_html_through_the_verb_with_an_evaluation(evaluated, tmp_path, capsys):
-    numbers, page = tmp_path / "numbers.json", tmp_path / "mission.html"
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """A directory; the verb draws scripted policies as if they were evaluated with the run in it."""
+    parse = render.parse
+
+    def with_run(*args):
+        flags, read = parse(*args)
+        return flags, lambda: dataclasses.replace(read(), run=tmp_path)
+
+    monkeypatch.setattr(render, "parse", with_run)
+    return tmp_path
+
+
+def test_html_through_the_verb_with_an_evaluation(evaluated, run, capsys):
+    numbers, page = run / "evaluation.json", run / "mission.html"
     numbers.write_text(evaluated)
-    argv = [*SMALL, "--policy", "random", "--evaluation", str(numbers), "--out", str(page)]
+    argv = [*SMALL, "--policy", "random", "--out", str(page)]
     assert render.main(argv) == 0
-    assert f"wrote {page}" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert f"wrote {page}" in told.out and not told.err
     data = json.loads(re.search(r"^const data = (.*);$", page.read_text(), re.MULTILINE)[1])
     names = {shape[3] for shape in data["charts"]["entropy"] if shape[0] == "text" and shape[3].endswith(" (mean)")}
     assert names == {f"{name} (mean)" for name in json.loads(numbers.read_text())["policies"]}
-    other = [*SMALL[:2], "--budget", "3", "--policy", "random", "--evaluation", str(numbers), "--out", str(page)]
-    before = page.read_bytes()
-    assert render.main(other) == 1
+    assert render.main([*SMALL[:2], "--budget", "3", "--policy", "random", "--out", str(page)]) == 0
     assert "about other settings of the environment" in capsys.readouterr().err
-    assert page.read_bytes() == before
+    assert "(mean)" not in page.read_text()
     numbers.write_text("{}")
-    assert render.main(argv) == 1
+    assert render.main(argv) == 0
     assert "is not an evaluation that jaxrl.evaluate wrote" in capsys.readouterr().err
 
 
@@ -136,15 +149,21 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         for mean, (first, second) in enumerate(itertools.product(("sampled", "random"), ("level1", "level2")))
     ]
     report = {"env": "snakes_1v1", "env_settings": other.settings, "set": {"side": "both"}, "matches": matches}
+    report |= {"policies": {}, "score": "score", "score_mode": "max"}
     path.write_text(json.dumps(report))
-    assert records.read_final_means(path, one) == {
-        "level1": {"sampled": {"score": 0.0, "win": 0.0}, "random": {"score": 2.0, "win": 0.2}},
-        "level2": {"sampled": {"score": 1.0, "win": 0.1}, "random": {"score": 3.0, "win": 0.3}},
-    }
-    assert records.read_final_means(path, wide) == {}
+    assert records.read_evaluation(path, one, "random") == (
+        {},
+        {
+            "level1": {"sampled": {"score": 0.0, "win": 0.0}, "random": {"score": 2.0, "win": 0.2}},
+            "level2": {"sampled": {"score": 1.0, "win": 0.1}, "random": {"score": 3.0, "win": 0.3}},
+        },
+    )
+    with pytest.raises(UserError, match="about other settings"):
+        records.read_evaluation(path, wide, "random")
     for broken in ("{}", "[1]", '{"env": 3', json.dumps({**report, "matches": [{"first": "a"}]})):
         path.write_text(broken)
-        assert records.read_final_means(path, one) == {}
+        with pytest.raises(UserError, match="is not an evaluation"):
+            records.read_evaluation(path, one, "random")
 
 
 @pytest.mark.parametrize(
@@ -155,13 +174,11 @@ def test_means_of_games_come_from_an_evaluation_of_the_same_game(tmp_path):
         (["--policy", "ig", "--out", "x.mp4"], 2, "cannot write '.mp4' files"),
         (["--policy", "ig", "--out", "mission"], 2, "choose from: .gif, .html, .png"),
         (["--policy", "ig", "--out", "/no/such/folder/x.png"], 1, "cannot write /no/such/folder/x.png"),
-        (["--out", "OUT/x.png"], 2, "without a run, --policy says who flies"),
+        (["--out", "OUT/x.png"], 2, "without a run, --policy says who acts"),
         (["--policy", "learned", "--out", "OUT/x.png"], 2, "policy 'learned' needs a run"),
         (["--policy", "lawnmover", "--out", "OUT/x.png"], 2, "did you mean 'lawnmower'?"),
         (["--policy", "ig", "--episode", "-1", "--out", "OUT/x.png"], 2, "--episode must lie between 0"),
         (["--policy", "ig", "--episode", "1.5", "--out", "OUT/x.png"], 2, "--episode must be a whole number"),
-        (["--policy", "ig", "--frames-per-second", "0", "--out", "OUT/x.gif"], 2, "must lie between 0.1 and 50"),
-        (["--policy", "ig", "--evaluation", "no.json", "--out", "OUT/x.gif"], 1, "no.json is not an evaluation"),
         (["--env", "helpers.tiny:Corridor", "--policy", "right", "--out", "OUT/x.gif"], 1, "has no viewer"),
         (["nowhere", "--out", "OUT/x.gif"], 1, "does not exist"),
     ],
@@ -194,39 +211,20 @@ def deep(report):
         deep,
     ],
 )
-def test_an_evaluation_that_somebody_has_changed(damage, evaluated, capsys, tmp_path: Path):
+def test_an_evaluation_that_somebody_has_changed(damage, evaluated, coverage, tmp_path: Path):
     report = json.loads(evaluated)
     damage(report)
     (tmp_path / "numbers.json").write_text(json.dumps(report))
-    argv = [
-        *SMALL,
-        "--policy",
-        "random",
-        "--evaluation",
-        str(tmp_path / "numbers.json"),
-        "--out",
-        str(tmp_path / "x.png"),
-    ]
-    assert render.main(argv) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1 and len(err) < 400
-    assert [path.name for path in tmp_path.iterdir()] == ["numbers.json"]
+    with pytest.raises(UserError, match="numbers") as caught:
+        records.read_evaluation(tmp_path / "numbers.json", coverage, "random")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"env": ' + "9" * 5000 + "}", "\x00", "1e999", '"\\ud800"'])
-def test_an_evaluation_that_is_none(text, capsys, tmp_path: Path):
+def test_an_evaluation_that_is_none(text, coverage, tmp_path: Path):
     (tmp_path / "numbers.json").write_text(text)
-    argv = [
-        *SMALL,
-        "--policy",
-        "random",
-        "--evaluation",
-        str(tmp_path / "numbers.json"),
-        "--out",
-        str(tmp_path / "x.png"),
-    ]
-    assert render.main(argv) == 1
-    assert "is not an evaluation that jaxrl.evaluate wrote" in capsys.readouterr().err
+    with pytest.raises(UserError, match="is not an evaluation"):
+        records.read_evaluation(tmp_path / "numbers.json", coverage, "random")
 
 
 def test_a_folder_that_is_named_like_a_picture(capsys, tmp_path: Path):

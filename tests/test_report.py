@@ -1,6 +1,5 @@
 """What is told of a run can be read back, without stale points and without lines lost."""
 
-import ctypes
 import io
 import json
 import mmap
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pynvml
 import pytest
 from helpers.runs import points
 
@@ -286,30 +286,31 @@ class FakeNvml:
     def __init__(self, fails: bool = False) -> None:
         self.fails, self.opened = fails, 0
 
-    def nvmlInit_v2(self) -> int:
-        self.opened += not self.fails
-        return 9 if self.fails else 0
+    def nvmlInit(self) -> None:
+        if self.fails:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.opened += 1
 
-    def nvmlShutdown(self) -> int:
+    def nvmlShutdown(self) -> None:
         self.opened -= 1
-        return 0
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, found: Any) -> int:
-        found._obj.value = 1000 + index.value
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return 1000 + index
 
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, found: Any) -> int:
-        assert name == b"MIG-abc"
-        found._obj.value = 7
-        return 0
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
+        assert name == "MIG-abc"
+        return 7
 
-    def nvmlDeviceGetUtilizationRates(self, handle: ctypes.c_void_p, found: Any) -> int:
-        found._obj[0], found._obj[1] = 40, 99
-        return 0 if handle.value == 1003 else 3
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=self._kept(handle, 40), memory=99)
 
-    def nvmlDeviceGetPowerUsage(self, handle: ctypes.c_void_p, found: Any) -> int:
-        found._obj.value = 321_500
-        return 0 if handle.value == 1003 else 3
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self._kept(handle, 321_500)
+
+    def _kept(self, handle: int, figure: int) -> int:
+        if handle != 1003:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return figure
 
 
 def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
@@ -322,13 +323,8 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
         for i in range(2)
     ]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
-
-    def load(name: str) -> Any:
-        if nvml is None:
-            raise OSError(name)
-        return nvml
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
+    for name in (name for name in dir(FakeNvml) if name.startswith("nvml")):
+        monkeypatch.setattr(pynvml, name, getattr(nvml, name))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, MIG-abc")
 
 
@@ -341,8 +337,7 @@ def test_gpus_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.opened == 0
 
 
-@pytest.mark.parametrize("nvml", [None, FakeNvml(fails=True)])
-def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
-    fake_gpus(monkeypatch, nvml)
+def test_gpus_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(monkeypatch, FakeNvml(fails=True))
     with gpu.Monitor() as monitor:
         assert monitor.read() == gpu.DeviceReading(6, 100, None, None)

@@ -21,6 +21,7 @@ from envs_jax.batch import batched
 from envs_jax.reach import goals, tasks
 from jaxrl.algos.sac import Sac
 from jaxrl.cli import collect, evaluate, train
+from jaxrl.cli.policies import own_task
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import collection
 from jaxrl.evaluation.policies import EvalPolicy
@@ -259,7 +260,6 @@ def one_sentence(text: str, wanted: str) -> None:
         (f"{SCRIPTED} metaworld --episodes 0", "--episodes must lie between 1 and"),
         (f"{SCRIPTED} metaworld --weld v2", "turns the hand as weld v3 does, not v2: choose weld v3"),
         (f"{SCRIPTED} metaworld --against nowhere", "leave --simulator out"),
-        (f"{SCRIPTED} jax --devices 1", "leave --devices out"),
         ("--env snakes_1v1 --policy random --simulator metaworld", "the arm of 'reach', this is 'snakes_1v1'"),
     ],
 )
@@ -272,7 +272,7 @@ def test_evaluate_refuses(argv: str, wanted: str, capsys: Any, monkeypatch: pyte
 def test_a_task_that_shows_more_than_the_policy_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "Arm", lambda task: Puppet(task, numbers=41))
     with pytest.raises(UsageError, match="reach-v3 have 41 numbers, the policy's 39: choose another task"):
-        metaworld.real_world(subject(), None, 1)
+        metaworld.world_of("metaworld", subject(), None, 1)
 
 
 def test_a_report_has_the_form_of_any_evaluation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -349,7 +349,7 @@ installed = pytest.mark.filterwarnings("ignore")  # of the packages
 def test_the_rule_of_reach_pays_what_the_simulator_pays() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=90)
-    ours, theirs = metaworld.real_world(one, None, 2), metaworld.real_world(one, "reach-v3", 2)
+    ours, theirs = metaworld.world_of("metaworld", one, None, 2), metaworld.world_of("metaworld", one, "reach-v3", 2)
     by_rule, by_simulator = (metaworld.play(one, where, "scripted", range(2), 0) for where in (ours, theirs))
     np.testing.assert_allclose(by_rule.action, by_simulator.action, atol=1e-5)
     np.testing.assert_allclose(by_rule.reward, by_simulator.reward, rtol=1e-4)
@@ -363,8 +363,8 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=90)
     for name in ("scripted", "random"):  # without contacts
-        real, made = (metaworld.play(one, where, name, range(3), 0)
-                      for where in (metaworld.real_world(one, None, 3), metaworld.jax_world(one, 3)))  # fmt: skip
+        worlds = (metaworld.world_of(simulator, one, None, 3) for simulator in ("metaworld", "jax"))
+        real, made = (metaworld.play(one, where, name, range(3), 0) for where in worlds)
         arm = [*range(4), *range(18, 22), *range(36, 39)]  # the puck jitters
         np.testing.assert_allclose(real.observation[..., arm], made.observation[..., arm], atol=2e-4)
         np.testing.assert_allclose(real.reward, made.reward, atol=2e-3)
@@ -376,7 +376,7 @@ def test_the_simulator_and_the_jax_environment_play_the_same_episodes() -> None:
 def test_another_task_is_solved_by_its_script() -> None:
     pytest.importorskip("metaworld")
     one = subject(horizon=120)
-    there = metaworld.real_world(one, "drawer-close-v3", 1)
+    there = metaworld.world_of("metaworld", one, "drawer-close-v3", 1)
     played = metaworld.play(one, there, "scripted", [0], 0)
     assert played.curves["success"][-1, 0] == 1 and played.reward.max() == 10
 
@@ -385,6 +385,6 @@ def test_another_task_is_solved_by_its_script() -> None:
 def test_an_unknown_task_names_the_closest() -> None:
     pytest.importorskip("metaworld")
     with pytest.raises(UsageError, match="no task 'drawer-clse-v3': did you mean 'drawer-close-v3'"):
-        metaworld.real_world(subject(), "drawer-clse-v3", 1)
+        metaworld.world_of("metaworld", subject(), "drawer-clse-v3", 1)
     with pytest.raises(UsageError, match="no task 'mirored': did you mean 'mirrored'"):
-        metaworld.real_world(subject(), metaworld.own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)
+        metaworld.world_of("metaworld", subject(), own_task(SimpleNamespace(simulator="metaworld", task="mirored")), 1)

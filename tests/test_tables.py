@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from envs_jax.base import make, registered
-from jaxrl.evaluation import league, reports, statistics
+from jaxrl.evaluation import reports, statistics
 from jaxrl.evaluation import tables as evaluation_tables
 from jaxrl.report import tables
 
@@ -76,16 +76,18 @@ def test_matches(width: int) -> None:
     numbers = itertools.count(1)
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
-    screen = on_screen(league.match_table(matches, reports.labels(spec), width), width)
+    screen = on_screen(
+        evaluation_tables.match_table({"matches": matches, "labels": reports.labels(spec)}, width), width
+    )
     assert max(map(len, screen)) <= width
     whole = "\n".join(screen)
     for one in matches:
         assert one["first"] in screen and one["second"] in whole.split()
         for name in names:
-            share = 100 if name in league.OUTCOMES else 1
-            digits = 1 if name in league.OUTCOMES else 2
+            share = 100 if name in evaluation_tables.OUTCOMES else 1
+            digits = 1 if name in evaluation_tables.OUTCOMES else 2
             cell = f"{share * one[name]['mean']:.{digits}f} ±{share * one[name]['error']:.{digits}f}"
-            title = spec.label(name) + (", %" if name in league.OUTCOMES else "")
+            title = spec.label(name) + (", %" if name in evaluation_tables.OUTCOMES else "")
             assert any(line.startswith(title) and cell in line for line in screen), (title, cell)
 
 
@@ -94,13 +96,14 @@ def test_leagues(width: int) -> None:
     spec = make("snakes_3v3").spec
     players = ["ddpg_snakes_3v3/0001", "ddpg_competition_snakes_3v3/0002", *PLAYERS]
     numbers = itertools.count(1)
-    names = (spec.score, *league.OUTCOMES)
+    names = (spec.score, *evaluation_tables.OUTCOMES)
     matches = [match(a, b, 100.0 * next(numbers), names) for a, b in itertools.combinations(players, 2)]
     ratings = {
         name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
         for k, name in enumerate(players)
     }
-    standings, results = league.league_tables(ratings, matches, spec.score, reports.labels(spec), width)
+    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": reports.labels(spec)}
+    standings, results = evaluation_tables.league_tables(report, width)
     screen = on_screen([*standings, *results], width)
     assert max(map(len, screen)) <= width
     for name, row in ratings.items():
@@ -109,7 +112,7 @@ def test_leagues(width: int) -> None:
         ]
     for one in matches:
         start = f"against {one['second']}"
-        cells = [league._cell(one[name], name) for name in names]
+        cells = [evaluation_tables._end(one, name) for name in names]
         rows = [line for line in screen if line.startswith(f"{start}  ")]
         assert all(any(f"  {cell}" in line for line in rows) for cell in cells)
     assert all(name in screen for name in players[:-1])  # headings of their matches

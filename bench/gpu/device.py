@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.harness import measure
-from jaxrl.report import rates
+from bench.harness import measure, rates
 from jaxrl.report.timing import measure_interleaved, stopwatch
 
 OPERATIONS = 512  # length of the chain for counting launches

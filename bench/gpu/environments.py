@@ -5,8 +5,7 @@ from typing import Any
 
 from bench import env_throughput
 from bench.gpu import results
-from bench.harness import measure
-from jaxrl.report import rates
+from bench.harness import measure, rates
 
 SIZES = {
     "coverage": [1024, 4096, 16384],

@@ -8,10 +8,10 @@ import jax
 
 from bench import train_throughput
 from bench.gpu import watch
-from bench.harness import measure
+from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
-from jaxrl.report import profile, rates
+from jaxrl.report import profile
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config

@@ -8,9 +8,8 @@ import jax
 
 from bench import systems, train_throughput
 from bench.gpu import job, watch
-from bench.harness import measure
+from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
-from jaxrl.report import rates
 from jaxrl.runtime.build import build_run
 
 SECONDS = 5.0  # of readings of utilisation, for each side

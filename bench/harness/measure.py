@@ -23,7 +23,6 @@ from jaxrl.cli.flags import Parser
 from jaxrl.cli.values import parse_int
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import write_atomically
 from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan, run_directory
 
@@ -187,10 +186,7 @@ def fraction(rate_: float, bytes_or_flop: float, best: float) -> float:
 
 def write(result: dict[str, Any], path: Path) -> None:
     """Write a result. Raises UserError."""
-    try:
-        write_atomically(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --out") from None
+    files.write_output(path, json.dumps(result, indent=1, allow_nan=False) + "\n", "--out")
 
 
 def read(path: Path) -> dict[str, Any]:

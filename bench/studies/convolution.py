@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench.harness import measure, plots
+from bench.harness import measure, plots, rates
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import networks
-from jaxrl.report import rates
 from jaxrl.report.timing import measure_interleaved
 
 KIND = "convolution"

@@ -14,11 +14,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from envs_jax.base import closest, short_repr
 from jaxrl.algos.sac import Sac
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.policies import parse
-from jaxrl.cli.values import parse_int, parse_list
+from jaxrl.cli.policies import add_simulator, own_task, parse
+from jaxrl.cli.values import add_choice, add_int, add_seed, parse_int, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.common.files import output
 from jaxrl.evaluation.collection import EXPERTS, collect
@@ -33,18 +32,16 @@ _MOST_EPISODES = 100_000
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the expert dataset to write, an .npz file")
-    parser.add_argument("--episodes", default=str(_EPISODES), metavar="N",
-                        help=f"of all policies together (default: {_EPISODES})")  # fmt: skip
-    parser.add_argument("--policy", default=_POLICIES, metavar="A,B,...",
-                        help=f"who plays, in turn: learned, sampled or baselines (default: {_POLICIES})")  # fmt: skip
-    parser.add_argument("--expert", default=EXPERTS[0], metavar="NAME",
-                        help=f"whose mu is written: {' or '.join(EXPERTS)} (default: {EXPERTS[0]})")  # fmt: skip
-    parser.add_argument("--seed", default="0", metavar="N",
-                        help="of what is random in policies and labels (default: 0)")  # fmt: skip
-    parser.add_argument("--chunk", default=str(metaworld.ARMS), metavar="N",
-                        help=f"episodes played side by side (default: {metaworld.ARMS})")  # fmt: skip
-    metaworld.add_flag(parser)
+    add = parser.add_argument
+    add("--out", metavar="FILE", help="the expert dataset to write, an .npz file")
+    add("--episodes", default=str(_EPISODES), metavar="N", help=f"of all policies together (default: {_EPISODES})")
+    add("--policy", default=_POLICIES, metavar="A,B,...",
+        help=f"who plays, in turn: learned, sampled or baselines (default: {_POLICIES})")  # fmt: skip
+    add_choice(parser, "--expert", EXPERTS, f"whose mu is written (default: {EXPERTS[0]})", EXPERTS[0])
+    add_seed(parser, "of what is random in policies and labels")
+    add_int(parser, "--chunk", 1, _MOST_EPISODES, metaworld.ARMS,
+            f"episodes played side by side (default: {metaworld.ARMS})")  # fmt: skip
+    add_simulator(parser)
 
 
 @exit_on_error
@@ -56,26 +53,19 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("labels need an expert: name the directory of a run of sac on reach")
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
-    if flags.expert not in EXPERTS:
-        raise UsageError(f"unknown expert {short_repr(flags.expert)}: {closest(flags.expert, EXPERTS)}")
     names = parse_list(flags.policy)
-    if not names:
-        raise UsageError(f"--policy names no policy: take some of {_POLICIES}")
-    episodes = parse_int(flags.episodes, "--episodes", len(names), _MOST_EPISODES)
-    seed = parse_int(flags.seed, "--seed", 0, 2**32 - 1)
-    lanes = min(parse_int(flags.chunk, "--chunk", 1, _MOST_EPISODES), -(-episodes // len(names)))
-    task = metaworld.own_task(flags)
-    wanted = read() if task is None else read("task")
-    metaworld.reach_of(wanted)
-    if not isinstance(wanted.algo, Sac):
-        found = type(wanted.algo).__name__.lower()
+    episodes = parse_int(flags.episodes, "--episodes", max(len(names), 1), _MOST_EPISODES)
+    task = own_task(flags)
+    subject = read() if task is None else read("task")
+    metaworld.reach_of(subject)
+    if not isinstance(subject.algo, Sac):
+        found = type(subject.algo).__name__.lower()
         raise UsageError(f"labels are those of a worker, a run of sac; {flags.run} is one of {found}: name another")
-    for name in names:
-        wanted.check_policy(name)
+    subject.check_policies(names)
     path = output(flags.out, "--out")
     weights = load_policy(flags.run, best=not flags.last).weights
-    world = metaworld.world_of(flags.simulator, wanted, task, lanes)
-    made = collect(wanted, weights, world, names, episodes, seed, flags.expert)
+    world = metaworld.world_of(flags.simulator, subject, task, min(flags.chunk, -(-episodes // len(names))))
+    made = collect(subject, weights, world, names, episodes, flags.seed, flags.expert)
     expert_dataset.write(path, made)
     print(
         f"wrote {flags.out}: {len(made):,} steps, {episodes:,} episodes of {', '.join(made.task_names)} in "

@@ -14,17 +14,17 @@ same episodes here.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
-import jax
-
 from jaxrl.cli.entry import exit_on_error
-from jaxrl.cli.policies import parse
-from jaxrl.cli.values import parse_int, parse_list
+from jaxrl.cli.policies import add_simulator, own_task, parse
+from jaxrl.cli.values import add_int, add_seed, parse_list
 from jaxrl.common.errors import UsageError
-from jaxrl.common.files import output
+from jaxrl.common.files import output, write_output
 from jaxrl.evaluation import league, policies, reports, tables
+from jaxrl.evaluation.policies import EvalPolicy
 from jaxrl.evaluation.reports import EPISODES, FILE, REAL_FILE
 from jaxrl.integrations import metaworld
 from jaxrl.report.cache import enable_compilation_cache
@@ -33,22 +33,20 @@ _MOST_EPISODES = 1_000_000
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:
+    add_int(parser, "--episodes", 1, _MOST_EPISODES, 0, "held-out episodes per policy, or games per pair of players "
+            f"(default: {EPISODES}, or what the environment asks for)")  # fmt: skip
     add = parser.add_argument
-    add("--episodes", metavar="N", help="held-out episodes per policy, or games per pair of players "
-        f"(default: {EPISODES}, or what the environment asks for)")  # fmt: skip
     add("--policy", metavar="A,B,...", help="which policies: learned (best action), sampled (drawn, not the best "
         "action), zero_code (collective: without its task code) or baselines; by default all, or some baselines where "
         "teams compete; with --against: which scripted players take part")  # fmt: skip
     add("--against", metavar="RUN2", action="append", default=[],
         help="a league of RUN, this run (repeat it for more) and the scripted players")  # fmt: skip
-    add("--seed", default="0", metavar="N", help="of the held-out set (default: 0)")
-    add("--at", metavar="K,L,...", help="steps to show; by default a third, two thirds and all")
+    add_seed(parser, "of the held-out set")
     add("--json", "--out", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE} for all policies in "
         f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
-    add("--devices", metavar="N", help="local devices to use (default: all)")
-    add("--chunk", default="0", metavar="N",
-        help="most episodes rolled out at a time on a device; 0 = by their size (default: 0)")  # fmt: skip
-    metaworld.add_flag(parser)
+    add_int(parser, "--chunk", 0, _MOST_EPISODES, 0, "most episodes rolled out at a time on a device; 0 = by their "
+            "size (default: 0)")  # fmt: skip
+    add_simulator(parser)
 
 
 @exit_on_error
@@ -56,44 +54,42 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.evaluate", __doc__, _flags)
-    episodes = 0 if flags.episodes is None else parse_int(flags.episodes, "--episodes", 1, _MOST_EPISODES)
-    seed = parse_int(flags.seed, "--seed", 0, 2**32 - 1)
-    chunk = parse_int(flags.chunk, "--chunk", 0, _MOST_EPISODES)
-    present = jax.local_device_count()
-    devices = present if flags.devices is None else parse_int(flags.devices, "--devices", 1, present)
-    how = seed, devices, chunk, lambda line: print(line, file=sys.stderr)
-    task = metaworld.own_task(flags)
-    wanted = read() if task is None else read("task")
+    task = own_task(flags)
+    subject = read() if task is None else read("task")
+    how = flags.seed, flags.chunk, lambda line: print(line, file=sys.stderr)
     if flags.against:
-        if flags.simulator:
-            raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
-        if wanted.run is None:
-            raise UsageError("--against plays a run against others: name the run first")
-        if flags.at is not None:
-            raise UsageError("--at shows steps of an episode, --against the end of games: leave one of them out")
-        players = None if flags.policy is None else parse_list(flags.policy)
-        found = league.league([wanted, *(policies.load_run(run, not flags.last) for run in flags.against)], players)
+        players = _league(flags, subject)
         path = output(flags.json, "--json") if flags.json else None
-        report = reports.play_league(found, episodes, *how)
+        report = reports.play_league(players, flags.episodes, *how)
     else:
         if flags.simulator:
-            metaworld.reach_of(wanted)
-            if flags.devices is not None:
-                raise UsageError("--simulator plays on the first device, step by step: leave --devices out")
-        wanted = league.set_for_matches(wanted)
-        names = league.usual(wanted) if flags.policy is None else parse_list(flags.policy)
-        wanted.check_policies(names)
-        if wanted.env.env.match_rules and flags.at is not None:
-            raise UsageError(
-                f"--at shows steps of an episode; in '{wanted.name}' the end of games counts: leave it out"
-            )
-        at = sorted(parse_int(word, "--at", 0, wanted.env.spec.horizon) for word in parse_list(flags.at or ""))
-        path = None if task else reports.own_file(wanted, names, flags.simulator)
-        if flags.json or path is not None:
-            path = output(flags.json or str(path), "--json")
-        report = reports.play(wanted, names, episodes, *how, at, flags.simulator, task)
-    tables.show(report, wanted.description)
+            metaworld.reach_of(subject)
+        subject = league.set_for_matches(subject)
+        names = league.usual(subject) if flags.policy is None else parse_list(flags.policy)
+        subject.check_policies(names)
+        own = None if task else reports.own_file(subject, names, flags.simulator)
+        path = output(flags.json or str(own), "--json") if flags.json or own else None
+        if subject.env.env.match_rules:
+            report = reports.play_matches(subject, names, flags.episodes, *how)
+        elif flags.simulator:
+            episodes = flags.episodes or metaworld.EPISODES
+            arms = flags.chunk or (metaworld.ARMS if flags.simulator == "metaworld" else episodes)
+            world = metaworld.world_of(flags.simulator, subject, task, min(arms, episodes))
+            report = reports.evaluate(subject, names, episodes, *how, world)
+        else:
+            report = reports.evaluate(subject, names, flags.episodes or EPISODES, *how)
+    tables.show(report, subject.description)
     if path is not None:
-        reports.write(path, report)
+        write_output(path, json.dumps(report, indent=1, allow_nan=False) + "\n", "--json")
         print(f"wrote {path}")
     return 0
+
+
+def _league(flags: argparse.Namespace, subject: EvalPolicy) -> league.League:
+    """Return the league of --against. Raises UserError."""
+    if flags.simulator:
+        raise UsageError("--against lets teams play, which no simulator has: leave --simulator out")
+    if subject.run is None:
+        raise UsageError("--against plays a run against others: name the run first")
+    others = [policies.load_run(run, not flags.last) for run in flags.against]
+    return league.league([subject, *others], None if flags.policy is None else parse_list(flags.policy))

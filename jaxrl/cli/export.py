@@ -7,9 +7,9 @@ alone. It draws from the policy, without exploration, or with --greedy plays its
 from collections.abc import Sequence
 from pathlib import Path
 
-from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
+from jaxrl.cli.values import add_choice
 from jaxrl.common.errors import UsageError
 from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
 from jaxrl.runtime.load import load_policy
@@ -22,14 +22,13 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     parser = Parser(prog="python -m jaxrl.export", description=__doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run")
-    parser.add_argument("--format", metavar="NAME", help=f"what to write: {', '.join(FORMATS)}")
+    add_choice(parser, "--format", FORMATS, "what to write")
     parser.add_argument("--out", metavar="DIR", help="directory to write to; it is made if it is not there")
     parser.add_argument("--greedy", action="store_true", help="play the best action instead of drawing one")
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
     flags = parser.parse_args(list(argv))
-    if flags.format not in FORMATS:
-        named = f"unknown format {short_repr(flags.format)}: {closest(flags.format, FORMATS)}" if flags.format else None
-        raise UsageError(named or f"say what to write: --format {' or '.join(FORMATS)}")
+    if flags.format is None:
+        raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
     loaded = load_policy(flags.run, best=not flags.last)

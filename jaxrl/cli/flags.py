@@ -84,11 +84,15 @@ def _owners(name: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration."""
+    """A parsed command line: a configuration, or (`resume`) a run and the changes to its configuration.
+
+    `flags` holds the flags of the command itself.
+    """
 
     config: Config
-    resume: str | None = None
-    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    resume: str | None
+    changes: dict[str, Any]
+    flags: argparse.Namespace
 
 
 def _sources(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +102,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
         "environments for which it was made; with --help: its settings too",
     )
-    parser.add_argument("--env", metavar="NAME", help="environment: a registered name, or module:Class of your own")
+    known = ", ".join(environments.registered())
+    parser.add_argument("--env", metavar="NAME", help=f"environment: {known}, or module:Class of your own")
     parser.add_argument(
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )
@@ -119,9 +124,9 @@ def parse(
     """Parse the command line of `train` (and of `doctor`, which plans the same run).
 
     Args:
-        argv: without the flags of `add_flags`.
+        argv: the words after the command.
         prog, description: for the help.
-        add_flags: adds the flags that the command reads itself, at the end of the help.
+        add_flags: adds the flags of the command itself, at the end of the help.
 
     Raises:
         UsageError: one sentence.
@@ -133,8 +138,8 @@ def parse(
     schema, env = schema_of(former.algo, former.env), environments.find(former.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
-        "algorithm": f"algorithm {former.algo}",
-        "environment": f"environment {former.env}",
+        "algorithm": f"algorithm {former.algo} (of another: --algo NAME --help)",
+        "environment": f"environment {former.env} (of another: --env NAME --help)",
         "run": "more of the run",
     }
     groups |= {section: parser.add_argument_group(title) for section, title in titles.items()}
@@ -145,11 +150,9 @@ def parse(
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
-    parsed = vars(parser.parse_args(list(argv)))
-    changes = {name: _parse(schema[name], parsed[name]) for name in schema if name in parsed}
-    if resume is not None:
-        return Request(former, resume, changes)
-    return Request(changed(former, changes), changes=changes)
+    flags = parser.parse_args(list(argv))
+    changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
+    return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:
@@ -187,35 +190,32 @@ def _add_flag(group: Any, field: Field, default: Any, hidden: bool = False) -> N
 def _metavar(kind: Any) -> str:
     if typing.get_origin(kind) is Literal:
         return "{" + ",".join(map(str, typing.get_args(kind))) + "}"
-    return "A,B,..." if typing.get_origin(kind) is tuple else str(kind.__name__).upper()
+    return "A,B,..." if typing.get_origin(kind) is tuple else {str: "TEXT"}.get(kind, kind.__name__.upper())
 
 
-class EnvironmentFlags:
-    """The settings of one environment as flags of a command without an algorithm.
+def add_environment(
+    parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Add the settings of one environment as flags of a command without an algorithm.
 
     Args:
         parser: gets the flags, as a group; a name that the command itself uses keeps the command's meaning.
         env: a registered name, or "module:Class".
         current: settings that replace the class's defaults (those of a run).
 
+    Returns:
+        argparse's result -> all settings; it raises UsageError.
+
     Raises:
         UsageError: unknown environment.
     """
-
-    def __init__(self, parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None) -> None:
-        with usage_errors():
-            fields = fields_of(environments.find(env), "environment")
-        self._current = {name: field.default for name, field in fields.items()} | (current or {})
-        self._fields: dict[str, Field] = {}
-        group = parser.add_argument_group(f"environment {env}")
-        for name, field in fields.items():
-            if not field.flag:
-                continue
+    with usage_errors():
+        fields = fields_of(environments.find(env), "environment")
+    defaults = {name: field.default for name, field in fields.items()} | (current or {})
+    group, own = parser.add_argument_group(f"environment {env}"), {}
+    for name, field in fields.items():
+        if field.flag:
             with contextlib.suppress(argparse.ArgumentError):
-                _add_flag(group, field, self._current[name])
-                self._fields[name] = field
-
-    def settings(self, parsed: dict[str, Any]) -> dict[str, Any]:
-        """Return all settings, given argparse's result. Raises UsageError."""
-        given = {name: _parse(field, parsed[name]) for name, field in self._fields.items() if name in parsed}
-        return self._current | given
+                _add_flag(group, field, defaults[name])
+                own[name] = field
+    return lambda parsed: defaults | {name: _parse(own[name], parsed[name]) for name in own if name in parsed}

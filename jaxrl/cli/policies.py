@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from envs_jax.base import short_repr
-from jaxrl.cli.flags import EnvironmentFlags, Parser
+from envs_jax.reach import tasks
+from jaxrl.cli.flags import Parser, add_environment
+from jaxrl.cli.values import add_choice, parse_list
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation.policies import EvalPolicy, load
+from jaxrl.integrations.metaworld import SIMULATORS
 from jaxrl.runtime import config as configuration
 
 DEFAULT_ENV = "coverage"
@@ -26,53 +29,70 @@ def parse(
     Raises:
         UserError: one sentence.
     """
-    first = Parser(prog=prog, add_help=False)
-    _add_sources(first)
-    add_flags(first)
-    run, env, current = _source(first, list(argv))
     parser = Parser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_sources(parser)
+    add = parser.add_argument
+    add("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it out for scripted "
+        "policies")  # fmt: skip
+    add("--last", action="store_true", help="the run's newest checkpoint instead of its best")
+    add("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
     add_flags(parser)
-    flags = EnvironmentFlags(parser, env, current)
+    run, env, current = _source(parser, list(argv))
+    settings_of = add_environment(parser, env, current)
     parsed = parser.parse_args(list(argv))
     if run is None and parsed.last:
         raise UsageError("--last chooses a checkpoint of a run: name the run's directory")
 
     def read(*without: str) -> EvalPolicy:
         named = {name: value for name, value in vars(parsed).items() if name not in without}
-        settings = flags.settings(named)
+        settings = settings_of(named)
         found = load(run, env, settings, best=not parsed.last)
         return dataclasses.replace(found, given=frozenset(settings) & frozenset(named))
 
     return parsed, read
 
 
-def _add_sources(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", metavar="RUN", help="directory of a run, or of one of its seeds; leave it "
-        "out for scripted policies")  # fmt: skip
-    parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
-    parser.add_argument("--env", metavar="NAME", help=f"without a run: the environment (default: {DEFAULT_ENV})")
-
-
 def _source(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[Path | None, str, dict[str, Any] | None]:
     """Return the run, the environment and the run's settings of it, before the environment's flags are known."""
     switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
-    words, found, env = iter(argv), [], None
-    for word in words:
-        if not word.startswith("-"):
-            found.append(word)
-        elif "=" in word:
-            env = word.removeprefix("--env=") if word.startswith("--env=") else env
-        elif word not in (*switches, "-h", "--help"):  # every other flag takes one value
-            value = next(words, None)
-            env = value if word == "--env" else env
-    if len(found) > 1:
+    takes_value = lambda word: word.startswith("--") and "=" not in word and word not in switches  # noqa: E731
+    pairs = list(zip(["", *argv], argv, strict=False))  # each word, after the one before it
+    runs = [word for before, word in pairs if not word.startswith("-") and not takes_value(before)]
+    if len(runs) > 1:
         raise UsageError(
-            f"unexpected word {short_repr(found[1])}: flags begin with --, and one run is looked at at a time"
+            f"unexpected word {short_repr(runs[1])}: flags begin with --, and one run is looked at at a time"
         )
-    if not found:
-        return None, env or DEFAULT_ENV, None
-    run, config = configuration.read_run(found[0])
-    if env not in (None, config.env):
-        raise UsageError(f"{run} was trained on '{config.env}', not on '{env}': leave --env out")
+    named = [word for before, word in pairs if before == "--env"]
+    named += [word.removeprefix("--env=") for word in argv if word.startswith("--env=")]
+    if not runs:
+        return None, named[-1] if named else DEFAULT_ENV, None
+    run, config = configuration.read_run(runs[0])
+    if named and named[-1] != config.env:
+        raise UsageError(f"{run} was trained on '{config.env}', not on '{named[-1]}': leave --env out")
     return run, config.env, config.env_settings
+
+
+def add_simulator(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of commands that can play in a simulator."""
+    add_choice(parser, "--simulator", SIMULATORS, "play the run's own goals in order (its pool, or with goals "
+               "'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may also name one of "
+               "the simulator's own, such as drawer-close-v3, with its own reward and success; or in jax, the same "
+               "episodes in the run's environment")  # fmt: skip
+
+
+def own_task(flags: argparse.Namespace) -> str | None:
+    """Return the simulator's own task named on the command line; None: --task, if given, is the environment's.
+
+    Raises:
+        UsageError: several of its tasks, or one of its tasks without it.
+    """
+    names = parse_list(getattr(flags, "task", None) or "")
+    if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
+        return None
+    own = [name for name in names if name.endswith("-v3")]
+    if flags.simulator != "metaworld":
+        if own:
+            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: use --simulator metaworld")
+        return None  # a task of an environment other than reach, or an unknown one
+    if own and len(names) > 1:
+        raise UsageError(f"Meta-World plays one of its own tasks at a time, not {flags.task}: name one")
+    return names[0] if len(names) == 1 else None

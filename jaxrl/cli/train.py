@@ -17,8 +17,9 @@ from jaxrl.runtime.run_directory import versions
 @entry.exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    place, profile, flags = _own(argv)
-    request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
+    request = command_line.parse(argv, description=__doc__, add_flags=_add_flags)
+    flags = request.flags
+    place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     if place is not None and not hosts.supervised():
         return hosts.supervise("jaxrl.train", argv, lambda run: committed_steps(run / "checkpoints"))
     enable_compilation_cache()
@@ -27,22 +28,11 @@ def main(argv: Sequence[str]) -> int:
             asked = {**request.config.plain(), **request.changes, "--resume": request.resume}
             hosts.require_same({**asked, **versions(), "local devices": jax.local_device_count()})
         if request.resume is not None:
-            ended = runs.resume(request.resume, request.config, request.changes, profile)
+            ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
-            ended = runs.start(request.config, profile)
+            ended = runs.start(request.config, flags.profile)
         print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n")
     return 0
-
-
-def _own(argv: Sequence[str]) -> tuple[hosts.ProcessInfo | None, bool, list[str]]:
-    """Return this process's place among several hosts, --profile, and the settings of the run. Raises UsageError."""
-    usage = "python -m jaxrl.train [flags of several hosts] [flags of training]"
-    own = command_line.Parser(prog="python -m jaxrl.train", add_help=False, usage=usage)
-    _add_flags(own)
-    parsed, others = own.parse_known_args(list(argv))
-    if any(word in ("-h", "--help") for word in others):
-        return None, False, others
-    return hosts.find(parsed.coordinator, parsed.num_hosts, parsed.host_index), parsed.profile, others
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,9 @@
-"""Values of flags that are no settings."""
+"""Flags that are no settings, and their values."""
 
-from envs_jax.base import short_repr
+import argparse
+from collections.abc import Sequence
+
+from envs_jax.base import closest, short_repr
 from jaxrl.common.errors import UsageError
 
 
@@ -19,3 +22,27 @@ def parse_int(text: str, flag: str, low: int, high: int) -> int:
 def parse_list(text: str) -> list[str]:
     """Split comma-separated words, dropping duplicates."""
     return list(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def add_int(parser: argparse.ArgumentParser, flag: str, low: int, high: int, default: int | None, help: str) -> None:
+    """Add a flag whose value is a whole number between bounds."""
+    kind = lambda text: parse_int(text, flag, low, high)  # noqa: E731
+    parser.add_argument(flag, type=kind, default=default, metavar="N", help=help)
+
+
+def add_seed(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add the flag --seed."""
+    add_int(parser, "--seed", 0, 2**32 - 1, 0, f"{of} (default: 0)")
+
+
+def add_choice(
+    parser: argparse.ArgumentParser, flag: str, options: Sequence[str], help: str, default: str | None = None
+) -> None:
+    """Add a flag whose value is one of `options`."""
+
+    def one_of(text: str) -> str:
+        if text not in options:
+            raise UsageError(f"unknown {flag.removeprefix('--')} {short_repr(text)}: {closest(text, options)}")
+        return text
+
+    parser.add_argument(flag, type=one_of, default=default, metavar="{" + ",".join(options) + "}", help=help)

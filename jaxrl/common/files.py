@@ -39,6 +39,15 @@ def output(text: str, flag: str) -> Path:
     return path
 
 
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of a file. Raises OSError, and ValueError if it is larger than `most` bytes."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most:,} bytes")
+    return content
+
+
 _DEFLATE = 1032  # largest compression ratio of deflate
 
 
@@ -80,3 +89,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: str | bytes, flag: str) -> None:
+    """Write the file that a flag names, atomically. Raises UserError."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with {flag}") from None

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from jaxrl.common.errors import UsageError
+from jaxrl.common.files import read_bounded
 
 
 class _Reader(yaml.SafeLoader):
@@ -37,14 +38,10 @@ _MOST_YAML = 2**20  # bytes of a configuration
 def read_mapping(path: Path, kind: str) -> dict[str, Any]:
     """Read a YAML mapping; `kind` names it in errors. Raises UsageError when unreadable or not a mapping."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_YAML + 1)
-        if len(content) > _MOST_YAML:
-            raise yaml.YAMLError(f"it is larger than {_MOST_YAML:,} bytes")
-        loaded = yaml.load(content.decode(), _Reader)
+        loaded = yaml.load(read_bounded(path, _MOST_YAML).decode(), _Reader)
     except OSError as error:
         raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise UsageError(f"cannot read the {kind} {path}: {reason[:_MOST_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):

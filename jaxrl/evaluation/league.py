@@ -7,22 +7,19 @@ a script of the environment or the policy of a run, it gets observations in its 
 import dataclasses
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import numpy as np
-from rich.text import Text
 
 from envs_jax.base import closest, short_repr
 from envs_jax.matches import MatchRules
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import Opponent, held_out_key, interval, learned
-from jaxrl.report import tables
+from jaxrl.evaluation.policies import LEARNED, EvalPolicy, no_player
+from jaxrl.evaluation.rollouts import Opponent, held_out_key, learned
+from jaxrl.evaluation.statistics import interval
 
-OUTCOMES = ("win", "draw", "defeat")
 ELO = 400 / math.log(10)  # a unit of log odds in points of Elo
 
 # Ratings
@@ -77,7 +74,6 @@ def play(
     opponents: Mapping[str, EvalPolicy],
     games: int,
     seed: int,
-    devices: int = 1,
     chunk: int = 0,
 ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
     """Play match after match; yield (first, second, {metric: float32[games]} at the end of each game).
@@ -87,17 +83,18 @@ def play(
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
         games: of each match; game i begins in the same state in all of them.
-        seed, devices, chunk: see `EvalPolicy.evaluator`.
+        seed: of the held-out games.
+        chunk: see `EvalPolicy.evaluator`.
     """
-    rules, names, others = _rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
+    rules, names, others = rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
     sides = None if rules.outside is None else [_opponent(other) for other in opponents.values()]
-    program = subject.evaluator(names, games, devices, chunk, sides).compiled(final=True)
-    theirs = [other.params for other in opponents.values()]
+    program = subject.evaluator(names, games, chunk, sides).compiled(final=True)
+    theirs = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
         params: Any = subject.parameters(names.index(first))
         if sides is not None:
             index = others.index(second) if second in opponents else len(others)
-            params = (params, (jnp.int32(index), theirs))
+            params = (params, (np.int32(index), theirs))
         context = rules.outside if second in opponents else rules.opponents[second]
         ended = program(params, held_out_key(seed, "evaluation"), context)
         yield first, second, {metric: np.asarray(values)[:games] for metric, values in ended.items()}
@@ -110,7 +107,8 @@ def _opponent(subject: EvalPolicy) -> Opponent:
     return Opponent(see.opponent_view, learned(subject.algo, LEARNED[ranked(subject)[0]]))
 
 
-def _rules_of(subject: EvalPolicy) -> MatchRules:
+def rules_of(subject: EvalPolicy) -> MatchRules:
+    """Return the match rules of an environment that has two teams."""
     rules = subject.env.env.match_rules
     assert rules is not None
     return rules
@@ -118,7 +116,7 @@ def _rules_of(subject: EvalPolicy) -> MatchRules:
 
 def ranked(subject: EvalPolicy) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
-    return sorted(("learned", "sampled"), key=lambda name: (LEARNED[name] == "sample") != _rules_of(subject).sampled)
+    return ["sampled", "learned"] if rules_of(subject).sampled else ["learned", "sampled"]
 
 
 def usual(subject: EvalPolicy) -> list[str]:
@@ -138,28 +136,18 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
     subject = subject.with_env_settings({name: value for name, value in settings.items() if name not in subject.given})
     rules = subject.env.env.match_rules
     if rules and not rules.opponents:
-        players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
-        raise UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
+        raise no_player(rules)
     return subject
 
 
 def results(
-    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]],
-    metrics: Sequence[str],
-    say: Callable[[str], None] = lambda sentence: None,
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
 ) -> list[dict[str, Any]]:
-    """Summarise matches as they are played: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
-    found: list[dict[str, Any]] = []
-    began = time.monotonic()
-    for first, second, ended in played:
-        numbers = {metric: interval(np.asarray(ended[metric], np.float64)) for metric in metrics}
-        for values in numbers.values():
-            values["error"] = values["ci95"] / 1.96
-        games, seconds = len(ended[metrics[0]]), time.monotonic() - began
-        say(f"{first} against {second}: {games:,} games in {seconds:.1f} s" + ("" if found else ", compiling included"))
-        found.append({"first": first, "second": second, **numbers})
-        began = time.monotonic()
-    return found
+    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
+    return [
+        {"first": first, "second": second, **{metric: interval(ended[metric]) for metric in metrics}}
+        for first, second, ended in played
+    ]
 
 
 # Leagues
@@ -181,9 +169,17 @@ class League:
     def players(self) -> tuple[str, ...]:
         return (*self.runs, *self.scripted)
 
-    def play(
-        self, games: int, seed: int, devices: int = 1, chunk: int = 0
-    ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
+    @property
+    def rules(self) -> MatchRules:
+        """Return the match rules of the environment."""
+        return rules_of(next(iter(self.runs.values())))
+
+    @property
+    def anchor(self) -> str:
+        """Return the player whose rating is fixed: the environment's choice, or the first run if that is absent."""
+        return self.rules.anchor[0] if self.rules.anchor[0] in self.scripted else self.players[0]
+
+    def play(self, games: int, seed: int, chunk: int = 0) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
         """Play one match per pair; see the function `play`."""
         names = list(self.runs)
         for i, (name, run) in enumerate(self.runs.items()):
@@ -192,7 +188,7 @@ class League:
             matches = [(own, second) for second in (*later, *self.scripted)]
             if i == 0:
                 matches += itertools.combinations(self.scripted, 2)
-            for first, second, ended in play(run, matches, later, games, seed, devices, chunk):
+            for first, second, ended in play(run, matches, later, games, seed, chunk):
                 yield name if first == own else first, second, ended
 
     def ratings(self, matches: Sequence[Mapping[str, Any]], games: int) -> dict[str, dict[str, float]]:
@@ -205,27 +201,9 @@ class League:
             draws[i, j] = draws[j, i] = round(games * match["draw"]["mean"])
         rating, half = elo(wins, draws, number[self.anchor], self.rules.anchor[1])
         points = (wins + draws / 2).sum(1) / (games * (len(number) - 1))
-        order = sorted(number, key=lambda name: -rating[number[name]])
-        return {
-            name: {
-                "elo": rating[number[name]],
-                "low": rating[number[name]] - half[number[name]],
-                "high": rating[number[name]] + half[number[name]],
-                "points": points[number[name]],
-            }
-            for name in order
-        }
-
-    @property
-    def rules(self) -> MatchRules:
-        """Return the match rules of the environment."""
-        return _rules_of(next(iter(self.runs.values())))
-
-    @property
-    def anchor(self) -> str:
-        """Return the player whose rating is fixed: the environment's choice, or the first run if that is absent."""
-        wanted = self.rules.anchor[0]
-        return wanted if wanted in self.scripted else self.players[0]
+        rows = zip(self.players, rating, rating - half, rating + half, points, strict=True)
+        ordered = sorted(rows, key=lambda row: -row[1])
+        return {name: dict(zip(("elo", "low", "high", "points"), row, strict=True)) for name, *row in ordered}
 
 
 def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) -> League:
@@ -241,11 +219,11 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) ->
     first = runs[0]
     for k, run in enumerate(runs):
         _check_meets(run, runs[:k])
-    rules = _rules_of(first)
+    rules = rules_of(first)
     wanted = {name: first.settings[name] for name in first.given if name in rules.league}
     settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **wanted}
     moved = [run.with_env_settings(settings) for run in runs]
-    rules = _rules_of(moved[0])
+    rules = rules_of(moved[0])
     if rules.outside is None:
         told = ", ".join(f"--{name} {value}" for name, value in wanted.items())
         raise UsageError(f"runs cannot play each other with {told}: remove it")
@@ -269,76 +247,10 @@ def _check_meets(run: EvalPolicy, others: Sequence[EvalPolicy]) -> None:
         assert other.run and other.config
         if run.run.resolve() == other.run.resolve():
             raise UsageError(f"{run.run} is named twice: name each run once")
-        games = [_rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
+        games = [rules_of(one.with_env_settings(one.config.env_settings)).game for one in (run, other) if one.config]
         odd = [name for name in {**games[0], **games[1]} if games[0].get(name) != games[1].get(name)]
         if odd:
             told = [", ".join(f"{name} {game.get(name)}" for name in odd) for game in games]
             raise UsageError(
                 f"{run.run} cannot play {other.run}: one was trained with {told[0]}, the other with {told[1]}"
             )
-
-
-# Text
-
-
-def match_table(matches: Sequence[Mapping[str, Any]], labels: Mapping[str, str], width: int) -> list[Text]:
-    """Return lines of one block per first policy, one row per metric, one column per player of the other team."""
-    rows = []
-    seconds = list(dict.fromkeys(match["second"] for match in matches))
-    for first in dict.fromkeys(match["first"] for match in matches):
-        own = {match["second"]: match for match in matches if match["first"] == first}
-        rows.append(tables.Row(first))
-        for metric in (name for name in next(iter(own.values())) if name not in ("first", "second")):
-            cells = [_cell(own[second][metric], metric) if second in own else "" for second in seconds]
-            rows.append(tables.Row(_title(metric, labels), cells))
-    return tables.lines("policy", [f"against\n{second}" for second in seconds], rows, width)
-
-
-def league_tables(
-    ratings: Mapping[str, Mapping[str, float]],
-    matches: Sequence[Mapping[str, Any]],
-    score: str,
-    labels: Mapping[str, str],
-    width: int,
-) -> list[list[Text]]:
-    """Return the lines of the ranking, and of one row per match."""
-    standings, results = [], []
-    for name, row in ratings.items():
-        between = f"{row['low']:.0f} to {row['high']:.0f}" if row["low"] < row["high"] else "fixed"
-        standings.append(tables.Row(name, (f"{row['elo']:.0f}", between, f"{100 * row['points']:.1f}")))
-    metrics, before = (score, *OUTCOMES), None
-    for match in sorted(matches, key=lambda match: list(ratings).index(match["first"])):
-        if match["first"] != before:
-            before = match["first"]
-            results.append(tables.Row(before))
-        results.append(tables.Row(f"against {match['second']}", [_cell(match[metric], metric) for metric in metrics]))
-    titles = [_title(metric, labels).replace(", ", ",\n") for metric in metrics]
-    return [
-        tables.lines("player", ("Elo", "95 % interval", "points, %"), standings, width),
-        tables.lines("match", titles, results, width),
-    ]
-
-
-def conclusions(
-    matches: Sequence[Mapping[str, Any]], policy: str, score: str, mode: str, called: str | None = None
-) -> list[str]:
-    """Return a sentence on the opponents a policy beats, by 95 % intervals of its mean score; none without matches."""
-    sign = -1 if mode == "min" else 1
-    found: dict[str, list[str]] = {"beats": [], "loses to": [], "is not distinguishable from": []}
-    for match in matches:
-        if match["first"] == policy:
-            gain, half = sign * match[score]["mean"], match[score]["ci95"]
-            verb = "is not distinguishable from" if abs(gain) <= half else "beats" if gain > 0 else "loses to"
-            found[verb].append(match["second"])
-    told = [f"{verb} {', '.join(players)}" for verb, players in found.items() if players]
-    return [f"By the 95 % interval of its {called or score}, {policy} {'; '.join(told)}."] if told else []
-
-
-def _title(metric: str, labels: Mapping[str, str]) -> str:
-    return labels.get(metric, metric) + (", %" if metric in OUTCOMES else "")
-
-
-def _cell(values: Mapping[str, float], metric: str) -> str:
-    if metric in OUTCOMES:
-        return f"{100 * values['mean']:.1f} ±{100 * values['error']:.1f}"
-    return f"{values['mean']:.2f} ±{values['error']:.2f}"

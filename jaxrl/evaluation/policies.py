@@ -1,28 +1,28 @@
 """The policies of `evaluate` and `render`, of a run or scripted ones alone."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
+from envs_jax.matches import MatchRules
 from envs_jax.progress import ended
 from jaxrl.algos.base import Algorithm, Mode
-from jaxrl.common import errors
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, Opponent, both_teams, learned, scripted, scripted_names, switch_policy
 from jaxrl.runtime import config as configuration
+from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import make_mesh
 from jaxrl.runtime.load import load_policies
 
-_FLIGHT = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
+_ROLLOUT_BYTES = 2**26, 2**31  # bytes of states and curves rolled out at a time, on a CPU and on an accelerator
 # Modes of a run's policy, as far as its algorithm has the mode.
 LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code": "zero_code"}
 
@@ -73,20 +73,16 @@ class EvalPolicy:
         """Return the run without the folder of runs, such as "coma_coverage/0003"."""
         return "/".join(self.run.absolute().parts[-2:]) if self.run else None
 
-    def check_policy(self, name: str) -> None:
-        """Raise UsageError unless there is such a policy."""
-        if name in self.policies:
-            return
-        if name in LEARNED and self.algo is None:
-            raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {_list(self.policies)}")
-        raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
-
     def check_policies(self, names: Sequence[str]) -> None:
         """Raise UsageError unless there is at least one name, and all are names of policies."""
         if not names:
-            raise UsageError(f"--policy names no policy: choose from {_list(self.policies)}")
+            raise UsageError(f"--policy names no policy: choose from {', '.join(self.policies)}")
         for name in names:
-            self.check_policy(name)
+            if name in LEARNED and self.algo is None:
+                known = ", ".join(self.policies)
+                raise UsageError(f"policy '{name}' needs a run: give its directory, or one of {known}")
+            if name not in self.policies:
+                raise UsageError(f"unknown policy {short_repr(name)}: {closest(name, self.policies)}")
 
     def with_env_settings(self, settings: Mapping[str, Any]) -> "EvalPolicy":
         """Return the policies with other environment settings. Raises UsageError if the run's policy does not fit."""
@@ -97,44 +93,35 @@ class EvalPolicy:
         return dataclasses.replace(self, env=env, settings=settings, algo=algo)
 
     def evaluator(
-        self,
-        names: Sequence[str],
-        episodes: int,
-        devices: int = 1,
-        chunk: int = 0,
-        opponents: Sequence[Opponent] | None = None,
+        self, names: Sequence[str], episodes: int, chunk: int = 0, opponents: Sequence[Opponent] | None = None
     ) -> Evaluator:
-        """Return an evaluator that rolls out the policies `names` for at least this many episodes.
+        """Return an evaluator that rolls out the policies `names` for at least this many episodes on all local devices.
 
-        Its parameters are those of `parameters`; with opponents see `versus`.
+        Its parameters are those of `parameters`; with opponents see `both_teams`.
 
         Args:
             names: some of `policies`.
             episodes: how many; rounded up to fill devices and chunks.
-            devices: number of devices that share the episodes.
             chunk: most episodes rolled out at a time on a device; 0 = chosen by memory.
             opponents: candidates for the other team where its actions are an input.
 
         Raises:
             UsageError: an unknown policy, or no opponent for the other team.
         """
-        for name in names:
-            self.check_policy(name)
-        rules = self.env.env.match_rules
+        self.check_policies(names)
+        rules, algo = self.env.env.match_rules, self.algo
         if rules and rules.outside is not None and opponents is None:
-            players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
-            raise UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
+            raise no_player(rules)
         policies = [
-            learned(self.algo, LEARNED[name]) if self.algo and name in LEARNED else scripted(self.env, name)
-            for name in names
+            learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(self.env, name) for name in names
         ]
         policy = switch_policy(self.env, policies)
 
         def init_carry(params: Any, timestep: Any, indices: Any) -> Any:
             own = params if opponents is None else params[0]
-            return self.algo.init_carry(own[1], timestep, indices) if self.algo else ()
+            return algo.init_carry(own[1], timestep, indices) if algo else ()
 
-        devices = min(devices, episodes)
+        devices = min(jax.local_device_count(), episodes)
         local = -(-episodes // devices)
         rounds = -(-local // (chunk or self.default_chunk))
         size = -(-local // rounds)
@@ -150,24 +137,22 @@ class EvalPolicy:
     @property
     def default_chunk(self) -> int:
         """Return the episodes rolled out at a time on a device, by the bytes of their states and curves."""
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-        state, _ = jax.eval_shape(self.env.reset, keys, jax.eval_shape(lambda: self.context))
-        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        size = memory_plan.rollout_env_bytes(self.env)
         size += 4 * (self.env.spec.horizon + 1) * (len(self.env.spec.metrics) + 2)
-        return max(1, _FLIGHT[jax.default_backend() != "cpu"] // size)
+        return max(1, _ROLLOUT_BYTES[jax.default_backend() != "cpu"] // size)
 
     def parameters(self, index: int) -> tuple[Any, Any]:
         """Return the parameters with which the functions of `evaluator` run the policy `names[index]`."""
-        return jnp.int32(index), self.params
+        return np.int32(index), jax.device_get(self.params)  # for any devices
 
     @property
     def seeds(self) -> int:
         """Return the number of seeds of the run that are evaluated."""
         return max(len(self.seed_params), 1)
 
-    def of_seed(self, k: int) -> "EvalPolicy":
-        """Return the policy of the run's k-th seed alone."""
-        return dataclasses.replace(self, params=self.seed_params[k], seed_params=()) if self.seed_params else self
+    def by_seed(self) -> list["EvalPolicy"]:
+        """Return the policies of each seed of the run alone."""
+        return [dataclasses.replace(self, params=params, seed_params=()) for params in self.seed_params] or [self]
 
     @property
     def context(self) -> Any:
@@ -205,8 +190,14 @@ def load_run(run: str | Path, best: bool = True) -> EvalPolicy:
     return load(directory, config.env, config.env_settings, best)
 
 
+def no_player(rules: MatchRules) -> UsageError:
+    """Return the refusal of games in which nobody plays the other team."""
+    players = " ".join(f"--{name} {value}" for name, value in rules.settings.items())
+    return UsageError(f"there is no player for the other team: choose scripted players, such as {players}")
+
+
 def _made(env: str, settings: dict[str, Any]) -> BatchedEnvironment:
-    with errors.usage_errors():
+    with usage_errors():
         return batched(environments.make(env, **settings))
 
 
@@ -214,7 +205,7 @@ def _refitted(
     algo: Algorithm, env: BatchedEnvironment, params: Any, settings: dict[str, Any], former: dict[str, Any]
 ) -> Algorithm:
     """Return the algorithm for an environment with other settings than in training. Raises UsageError."""
-    changed = _list(f"{name} {value}" for name, value in settings.items() if value != former[name])
+    changed = ", ".join(f"{name} {value}" for name, value in settings.items() if value != former[name])
     shape_of = lambda x: (x.shape, x.dtype)  # noqa: E731
     try:
         algo = dataclasses.replace(algo, spec=env.spec)
@@ -224,7 +215,3 @@ def _refitted(
     if jax.tree.map(shape_of, wanted) != jax.tree.map(shape_of, params):
         raise UsageError(f"the run's policy does not match {changed}: its networks were built for other shapes")
     return algo
-
-
-def _list(names: Any) -> str:
-    return ", ".join(names)

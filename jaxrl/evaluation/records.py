@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import numpy as np
 from envs_jax.base import short_repr
 from envs_jax.viewing import Record, Viewer
 from jaxrl.common.errors import UserError
-from jaxrl.common.files import is_file
+from jaxrl.common.files import read_bounded
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.reports import FILE
 from jaxrl.evaluation.rollouts import held_out_key
 
 _MOST_REPORT = 2**28  # bytes of an evaluation file
@@ -23,14 +21,17 @@ SUFFIXES = (".html", ".gif", ".png")
 _REFERENCES = 3  # scripted policies, besides "random", whose mean curves are shown
 _REST = 2.0  # seconds of the last frame of an animation
 
+References = dict[str, dict[str, np.ndarray]]  # see `Record`
+FinalMeans = dict[str, dict[str, dict[str, float]]]
+
 
 def record(
     subject: EvalPolicy,
     name: str,
     episode: int,
     seed: int,
-    references: dict[str, dict[str, np.ndarray]] | None = None,
-    final_means: dict[str, dict[str, dict[str, float]]] | None = None,
+    references: References | None = None,
+    final_means: FinalMeans | None = None,
 ) -> Record:
     """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate`.
 
@@ -41,9 +42,9 @@ def record(
         seed: of the held-out set.
         references, final_means: see `Record`.
     """
-    fly = subject.evaluator([name], 1).record()
-    flown = fly(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
-    states, timesteps, curves, actions = jax.tree.map(_fetched, flown)
+    rollout = subject.evaluator([name], 1).record()
+    recorded = rollout(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
+    states, timesteps, curves, actions = jax.tree.map(_fetched, recorded)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
@@ -65,108 +66,53 @@ def _fetched(leaf: jax.Array) -> Any:
     return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
 
 
-def read_references(path: Path, subject: EvalPolicy, name: str) -> dict[str, dict[str, np.ndarray]]:
-    """Return mean curves of random, of the rendered policy and of the best scripted ones, from an evaluation file.
+def read_evaluation(path: Path, subject: EvalPolicy, name: str) -> tuple[References, FinalMeans]:
+    """Return what a picture of the policy `name` shows of other policies, from an evaluation file.
+
+    Returns:
+        mean curves of random, of the rendered policy and of the best scripted ones; means at the end of games.
 
     Raises:
         UserError: not an evaluation, or one of other settings of the environment.
     """
     try:
-        report = _read_report(path)
-        about = report["env"], _plain(report["env_settings"]), report["steps"]
-        wanted = subject.name, _plain(subject.settings), subject.env.spec.horizon
-        policies = dict(report["policies"].items())
-        if policies and about != wanted:
+        report = json.loads(read_bounded(path, _MOST_REPORT))
+        free = {*report["set"], "opponent"} if "matches" in report else set()  # every opponent has matches of its own
+        there, here = report["env_settings"], json.loads(json.dumps(subject.settings))
+        differ = {name for name in {**there, **here} if there.get(name) != here.get(name)}
+        if report["env"] != subject.name or not differ <= free:
             raise UserError(f"{path} is about other settings of the environment: evaluate with these first")
-        curves = {
-            policy: {metric: _curve(values, wanted[2]) for metric, values in policies[policy].items()}
-            for policy in subject.policies
-            if policy in policies
-        }
-        finals = {policy: own[report["score"]][-1, 0] for policy, own in curves.items()}
-        if report["score_mode"] not in ("min", "max"):
-            raise ValueError("score_mode is neither min nor max")
+        return _references(report, subject, name), _final_means(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {short_repr(str(error))}"
         raise UserError(f"{path} is not an evaluation that jaxrl.evaluate wrote ({reason})") from None
-    sign = 1 if report["score_mode"] == "min" else -1
+
+
+def _references(report: Any, subject: EvalPolicy, name: str) -> References:
+    """Return float64[T + 1, 2] per policy and metric, of the policies that are worth a curve."""
+    curves: References = {}
+    policies = dict(report["policies"].items())
+    for policy in (policy for policy in subject.policies if policy in policies):
+        metrics = policies[policy].items()
+        curves[policy] = {key: np.array([own["mean"], own["ci95"]], np.float64).T for key, own in metrics}
+        if any(curve.shape != (subject.env.spec.horizon + 1, 2) for curve in curves[policy].values()):
+            raise ValueError("a curve has another length than the episode")
+    sign = {"min": 1, "max": -1}[report["score_mode"]]
+    finals = {policy: sign * own[report["score"]][-1, 0] for policy, own in curves.items()}
     scripted = [policy for policy in curves if policy not in (*LEARNED, "random") and np.isfinite(finals[policy])]
-    scripted.sort(key=lambda policy: sign * finals[policy])
-    chosen = dict.fromkeys(["random", *(["learned"] if subject.run else []), *scripted[:_REFERENCES], name])
+    best = sorted(scripted, key=lambda policy: finals[policy])[:_REFERENCES]
+    chosen = dict.fromkeys(["random", *(["learned"] if subject.run else []), *best, name])
     return {policy: curves[policy] for policy in chosen if policy in curves}
 
 
-def _read_report(path: Path) -> Any:
-    """Read a JSON file. Raises OSError, ValueError, RecursionError."""
-    with path.open("rb") as file:
-        content = file.read(_MOST_REPORT + 1)
-    if len(content) > _MOST_REPORT:
-        raise ValueError(f"it is larger than {_MOST_REPORT:,} bytes")
-    return json.loads(content)
-
-
-def _curve(values: Any, steps: int) -> np.ndarray:
-    """Convert a metric's "mean" and "ci95" to float64[T + 1, 2]. Raises ValueError for anything else."""
-    curve = np.array([values["mean"], values["ci95"]], np.float64).T
-    if curve.shape != (steps + 1, 2):
-        raise ValueError(f"a curve has the shape {curve.shape}, not {(steps + 1, 2)}")
-    return curve
-
-
-def read_final_means(path: Path, subject: EvalPolicy) -> dict[str, dict[str, dict[str, float]]]:
-    """Return `Record.final_means` from the matches of an evaluation's JSON file.
-
-    Empty where the file does not match: another environment, other settings, or no games.
-    """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    try:
-        report = _read_report(path)
-        free = {*report["set"], "opponent"}  # every opponent has matches of its own
-        settings = [
-            {name: value for name, value in one.items() if name not in free}
-            for one in (report["env_settings"], _plain(subject.settings))
-        ]
-        if report["env"] != subject.name or settings[0] != settings[1]:
-            return {}
-        for match in report["matches"]:
-            means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
-            if not np.all(np.isfinite(list(means.values()))):
-                raise ValueError("a mean is not finite")
-            found.setdefault(str(match["second"]), {})[str(match["first"])] = means
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return {}
+def _final_means(report: Any) -> FinalMeans:
+    found: FinalMeans = {}
+    for match in report.get("matches", ()):
+        means = {metric: float(values["mean"]) for metric, values in match.items() if isinstance(values, dict)}
+        if not np.all(np.isfinite(list(means.values()))):
+            raise ValueError("a mean is not finite")
+        found.setdefault(str(match["second"]), {})[str(match["first"])] = means
     return found
-
-
-def _plain(settings: dict[str, Any]) -> Any:
-    return json.loads(json.dumps(settings))
-
-
-def read_evaluation(
-    given: Path | None, subject: EvalPolicy, name: str, say: Callable[[str], None] = lambda sentence: None
-) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, dict[str, float]]]]:
-    """Return `Record.references` and `Record.final_means` from an evaluation file.
-
-    Args:
-        given: the file; None: the run's own evaluation, if there is one that matches.
-        subject: environment and policies.
-        name: the rendered policy.
-        say: receives a sentence if the run's own evaluation does not match.
-
-    Raises:
-        UserError: `given` is not an evaluation, or one of other settings of the environment.
-    """
-    path = given or (subject.run / FILE if subject.run else None)
-    if path is None or (given is None and not is_file(path)):
-        return {}, {}
-    references = {}
-    try:
-        references = read_references(path, subject, name)
-    except UserError as error:
-        if given is not None:
-            raise
-        say(f"drawn without the curves of other policies, {error}")
-    return references, read_final_means(path, subject) if subject.env.env.match_rules else {}
 
 
 def with_opponents(subject: EvalPolicy) -> EvalPolicy:
@@ -193,7 +139,7 @@ def viewer_of(subject: EvalPolicy) -> Viewer:
     return viewer
 
 
-def draw(viewer: Viewer, shown: Record, suffix: str, frames_per_second: float) -> bytes:
+def draw(viewer: Viewer, shown: Record, suffix: str) -> bytes:
     """Return the content of the file."""
     if suffix == ".html":
         return viewer.html(shown).encode()
@@ -203,7 +149,7 @@ def draw(viewer: Viewer, shown: Record, suffix: str, frames_per_second: float) -
         return buffer.getvalue()
     frames = viewer.frames(shown)
     reduced = [frame.convert("P", palette=1, colors=256) for frame in frames]  # 1 = adaptive
-    each = round(1000 / frames_per_second)
+    each = round(1000 / viewer.rate)
     times = [each] * (len(frames) - 1) + [each + round(1000 * _REST)]
     reduced[0].save(buffer, "GIF", save_all=True, append_images=reduced[1:], duration=times, loop=0, optimize=True)
     return buffer.getvalue()

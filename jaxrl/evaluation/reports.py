@@ -1,7 +1,5 @@
 """Evaluations as data: the content of evaluation.json."""
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from envs_jax.base import EnvSpec
-from jaxrl.common.errors import UserError
-from jaxrl.common.files import write_atomically
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import by_task, held_out_key
-from jaxrl.evaluation.statistics import compare, marks, summarise
+from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
+from jaxrl.evaluation.statistics import marks, summarise
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
 
@@ -23,9 +19,11 @@ FILE = "evaluation.json"  # in the run's directory
 REAL_FILE = "evaluation_{}.json"  # of a simulator
 EPISODES = 200
 
+Say = Callable[[str], None]  # receives one sentence per policy or match
+
 
 def rollout(
-    subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, devices: int = 1, chunk: int = 0
+    subject: EvalPolicy, names: Sequence[str], episodes: int, seed: int, chunk: int = 0
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
@@ -37,20 +35,20 @@ def rollout(
         names: some of `subject.policies`.
         episodes: how many.
         seed: of the held-out set.
-        devices, chunk: see `EvalPolicy.evaluator`.
+        chunk: see `EvalPolicy.evaluator`.
     """
-    compiled = subject.evaluator(names, episodes, devices, chunk).compiled()
+    compiled = subject.evaluator(names, episodes, chunk).compiled()
 
     def curves_of(policy: EvalPolicy, index: int) -> dict[str, np.ndarray]:
         curves = compiled(policy.parameters(index), held_out_key(seed, "evaluation"), subject.context)
         return by_task(subject.env.spec, {name: np.asarray(curve)[:, :episodes] for name, curve in curves.items()})
 
     for index, name in enumerate(names):
-        if name not in LEARNED or subject.seeds == 1:
+        if name in LEARNED and subject.seeds > 1:
+            each = [curves_of(policy, index) for policy in subject.by_seed()]
+            yield name, {metric: np.stack([own[metric].mean(1) for own in each], axis=1) for metric in each[0]}
+        else:
             yield name, curves_of(subject, index)
-            continue
-        each = [curves_of(subject.of_seed(k), index) for k in range(subject.seeds)]
-        yield name, {metric: np.stack([own[metric].mean(1) for own in each], axis=1) for metric in each[0]}
 
 
 def evaluate(
@@ -58,10 +56,8 @@ def evaluate(
     names: Sequence[str],
     episodes: int = EPISODES,
     seed: int = 0,
-    at: Sequence[int] = (),
-    devices: int = 1,
     chunk: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
     world: metaworld.Simulator | None = None,
 ) -> dict[str, Any]:
     """Evaluate all policies; return the content of evaluation.json.
@@ -69,65 +65,84 @@ def evaluate(
     Args:
         subject: environment and policies.
         names: policies, of `subject.policies`.
-        episodes, seed, devices, chunk: see `rollout`.
-        at: steps that the table shows, by default those of `statistics.marks`.
+        episodes, seed, chunk: see `rollout`.
         say: receives one sentence per policy.
         world: simulator for the first episodes of its list; by default the environment, on held-out episodes.
     """
-    spec = subject.env.spec
-    flown = rollout(subject, names, episodes, seed, devices, chunk)
-    if world is not None:
-        flown = metaworld.rollout(subject, world, names, episodes, seed)
-    at = list(at) or marks(spec.horizon)
-    policies: dict[str, Any] = {}
-    began = time.monotonic()
-    for name, curves in flown:
-        seconds = time.monotonic() - began
-        say(f"{name}: {episodes:,} episodes in {seconds:.1f} s" + ("" if policies else ", compiling included"))
-        over_seeds = subject.seeds > 1 and name in LEARNED
-        policies[name] = {metric: summarise(curves[metric], over_seeds) for metric in _order(subject, curves)}
-        began = time.monotonic()
+    spec, at = subject.env.spec, marks(subject.env.spec.horizon)
+    if world is None:
+        rollouts = rollout(subject, names, episodes, seed, chunk)
+    else:
+        rollouts = metaworld.rollout(subject, world, names, episodes, seed)
+    policies = {
+        name: {
+            metric: summarise(curves[metric], few=subject.seeds > 1 and name in LEARNED)
+            for metric in _order(spec, curves)
+        }
+        for name, curves in announced(rollouts, f"{episodes:,} episodes", say)
+    }
     return {
         **_head(subject, episodes, seed),
         **({} if world is None else {"simulator": world.description, "stream": world.stream}),
         "at": at,
         "moments": [subject.env.env.step_label(step) for step in at],
         "policies": policies,
-        "comparison": compare(policies, spec.score, spec.score_mode),
     }
 
 
-def play(
+def play_matches(
     subject: EvalPolicy,
     names: Sequence[str],
-    episodes: int = 0,
+    games: int,
     seed: int = 0,
-    devices: int = 1,
     chunk: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
-    at: Sequence[int] = (),
-    simulator: str | None = None,
-    task: str | None = None,
+    say: Say = lambda sentence: None,
 ) -> dict[str, Any]:
-    """Play what the environment is for: matches of two teams, or episodes; return the content of evaluation.json.
+    """Play all policies against every scripted player of the other team; return the content of evaluation.json.
 
     Args:
-        subject, names, seed, devices, chunk, say, at: see `evaluate`.
-        episodes: or games of each match; 0: as many as the environment or the simulator asks for.
-        simulator: one of metaworld.SIMULATORS; None: the environment.
-        task: the simulator's own task; None: those of the environment.
-
-    Raises:
-        UsageError: the simulator is not installed, or cannot play this.
+        subject: environment and policies.
+        names: policies, of `subject.policies`.
+        games: of each match; 0: as many as the environment asks for.
+        seed, chunk, say: see `evaluate`.
     """
-    if subject.env.env.match_rules:
-        return play_matches(subject, names, episodes, seed, devices, chunk, say)
-    if simulator is None:
-        return evaluate(subject, names, episodes or EPISODES, seed, at, devices, chunk, say)
-    episodes = episodes or metaworld.EPISODES
-    usual_lanes = metaworld.ARMS if simulator == "metaworld" else episodes
-    world = metaworld.world_of(simulator, subject, task, min(chunk or usual_lanes, episodes))
-    return evaluate(subject, names, episodes, seed, at, devices, chunk, say, world)
+    rules, spec = league.rules_of(subject), subject.env.spec
+    games = games or rules.num_games
+    matches = [(name, opponent) for name in names for opponent in rules.opponents]
+    played = announced(league.play(subject, matches, {}, games, seed, chunk), f"{games:,} games", say)
+    return {
+        **_head(subject, games, seed),
+        "set": {name: subject.settings[name] for name in rules.settings},
+        "policies": {},  # curves over the episode: none
+        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+    }
+
+
+def play_league(
+    players: league.League, games: int, seed: int = 0, chunk: int = 0, say: Say = lambda sentence: None
+) -> dict[str, Any]:
+    """Play all players of a league against each other; return the content of the file of `--against`.
+
+    Args:
+        players: the league.
+        games: of each pair; 0: as many as the environment asks for.
+        seed, chunk, say: see `evaluate`.
+    """
+    games = games or players.rules.num_games
+    spec = next(iter(players.runs.values())).env.spec
+    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
+    played = announced(players.play(games, seed, chunk), f"{games:,} games", say)
+    matches = league.results(played, metrics)
+    return {
+        "format": FORMAT,
+        "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
+        "games": games,
+        "score": spec.score,
+        "labels": labels(spec),
+        "anchor": players.anchor,
+        "ratings": players.ratings(matches, games),
+        "matches": matches,
+    }
 
 
 def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
@@ -158,71 +173,8 @@ def labels(spec: EnvSpec) -> dict[str, str]:
     return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
 
 
-def play_matches(
-    subject: EvalPolicy,
-    names: Sequence[str],
-    games: int,
-    seed: int = 0,
-    devices: int = 1,
-    chunk: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
-) -> dict[str, Any]:
-    """Play all policies against every scripted player of the other team; return the content of evaluation.json.
-
-    Args:
-        subject: environment and policies.
-        names: policies, of `subject.policies`.
-        games: of each match; 0: as many as the environment asks for.
-        seed, devices, chunk, say: see `evaluate`.
-    """
-    rules, spec = subject.env.env.match_rules, subject.env.spec
-    assert rules is not None
-    games = games or rules.num_games
-    matches = [(name, opponent) for name in names for opponent in rules.opponents]
-    played = league.play(subject, matches, {}, games, seed, devices, chunk)
-    metrics = dict.fromkeys((spec.score, *spec.metrics, "return"))
-    return {
-        **_head(subject, games, seed),
-        "set": {name: subject.settings[name] for name in rules.settings},
-        "policies": {},  # curves over the episode: none
-        "matches": league.results(played, list(metrics), say),
-    }
-
-
-def play_league(
-    wanted: league.League,
-    games: int,
-    seed: int = 0,
-    devices: int = 1,
-    chunk: int = 0,
-    say: Callable[[str], None] = lambda sentence: None,
-) -> dict[str, Any]:
-    """Play all players of a league against each other; return the content of the file of `--against`.
-
-    Args:
-        wanted: the league.
-        games: of each pair; 0: as many as the environment asks for.
-        seed, devices, chunk, say: see `evaluate`.
-    """
-    games = games or wanted.rules.num_games
-    spec = next(iter(wanted.runs.values())).env.spec
-    metrics = dict.fromkeys((spec.score, *spec.metrics))  # no returns: reward settings differ between runs
-    matches = league.results(wanted.play(games, seed, devices, chunk), list(metrics), say)
-    return {
-        "format": FORMAT,
-        "runs": {name: _head(run, games, seed) for name, run in wanted.runs.items()},
-        "games": games,
-        "score": spec.score,
-        "labels": labels(spec),
-        "anchor": wanted.anchor,
-        "ratings": wanted.ratings(matches, games),
-        "matches": matches,
-    }
-
-
-def _order(subject: EvalPolicy, curves: dict[str, Any]) -> list[str]:
+def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
     """Return the metrics, the score first, then that of each task; the length only if episodes differ in it."""
-    spec = subject.env.spec
     of_tasks = [name for name in curves if name.startswith(f"{spec.score}/")]
     names = dict.fromkeys([spec.score, *of_tasks, *spec.metrics, "return", "length"])
     return [name for name in names if name in curves and not (name == "length" and spec.fixed_horizon)]
@@ -242,11 +194,3 @@ def own_file(subject: EvalPolicy, names: Sequence[str], simulator: str | None = 
     own = {**subject.config.env_settings, **(rules.settings if rules else {})}
     file = REAL_FILE.format(simulator) if simulator else FILE
     return subject.run / file if subject.settings == own and set(names) == set(league.usual(subject)) else None
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    """Write a report as JSON. Raises UserError."""
-    try:
-        write_atomically(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --json") from None

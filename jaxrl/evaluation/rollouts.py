@@ -1,7 +1,8 @@
 """Rollouts without learning: learned and scripted policies through the same code, every metric as a curve."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,15 +19,14 @@ from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, graphs, largest
 from jaxrl.runtime.trainer import key_of_env
 
 # (parameters, carry, batch state, time step, keys[B]) -> (action [B, A, ...], carry)
-Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], tuple[Array, Any]]
+Acted = tuple[Array, Any]
+Policy = Callable[[PolicyParams, Any, BatchState, TimeStep, Key], Acted]
 
 
 def learned(algo: Algorithm, mode: Mode = "greedy") -> Policy:
     """Return the policy of an algorithm, greedy or sampled."""
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         action, memory, _ = algo.act(params, memory, timestep, keys, ended(), mode)
         return action, memory
 
@@ -60,9 +60,7 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
     """Return one of the policies `scripted_names`."""
     baseline = env.env.baselines.get(name, uniform)
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         action = jax.vmap(lambda s, t, k: baseline(env.env, s, t, k))(state.env, timestep, keys)
         return action, memory
 
@@ -72,13 +70,11 @@ def scripted(env: BatchedEnvironment, name: str) -> Policy:
 def switch_policy(env: BatchedEnvironment, policies: Sequence[Policy]) -> Policy:
     """Combine policies into one that acts like `policies[index]`, with parameters (index, its parameters)."""
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         index, params = params
 
         def branch(one: Policy) -> Policy:
-            def act(*arguments: Any) -> tuple[Array, Any]:
+            def act(*arguments: Any) -> Acted:
                 action, memory = one(*arguments)
                 return action.astype(env.spec.action.dtype), memory
 
@@ -102,9 +98,7 @@ def both_teams(first: Policy, opponents: Sequence[Opponent]) -> Policy:
     Opponent k plays the other team; for k = number of opponents nobody does, and the actions are 0.
     """
 
-    def policy(
-        params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key
-    ) -> tuple[Array, Any]:
+    def policy(params: PolicyParams, memory: Any, state: BatchState, timestep: TimeStep, keys: Key) -> Acted:
         own, (k, others) = params
         action, memory = first(own, memory, state, timestep, keys)
 
@@ -148,7 +142,7 @@ class Evaluator:
     init_carry: Callable[[PolicyParams, TimeStep, Array], Any] = lambda params, timestep, indices: ()
     seeds: int = 1
 
-    def _fly(
+    def _rollout(
         self, params: PolicyParams, indices: Array, seed_key: Key, context: Any, see: Callable[..., Any]
     ) -> tuple[Any, Array]:
         """Return `see` (state, time step, statistics) at all time steps [T + 1, B, ...]; actions [T, B, A, ...]."""
@@ -160,8 +154,7 @@ class Evaluator:
 
         def one_step(carry: Any, t: Array) -> tuple[Any, Any]:
             memory, state, timestep, statistics = carry
-            step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
-            action, memory = self.policy(params, memory, state, timestep, step_keys)
+            action, memory = self.policy(params, memory, state, timestep, keys_of_step(keys, t))
             new_state, new_timestep = self.env.step_without_reset(state, action, context)
             new_statistics = update_statistics(spec, statistics, new_timestep)
             done = timestep.done
@@ -200,7 +193,7 @@ class Evaluator:
             indices = first + jnp.arange(local, dtype=jnp.int32)
 
             def part(indices: Array) -> dict[str, Array]:
-                curves = self._fly(params, indices, key, context, see)[0]
+                curves = self._rollout(params, indices, key, context, see)[0]
                 return {name: curve[-1] for name, curve in curves.items()} if final else curves
 
             return map_chunks(part, indices, chunks, out_axes=0 if final else 1)
@@ -226,7 +219,7 @@ class Evaluator:
 
         def rollout(params: PolicyParams, key: Key, context: Any, index: Array) -> Any:
             with jax.default_matmul_precision("highest"):  # as in `on_mesh`: float32 means float32
-                seen, actions = self._fly(params, jnp.reshape(index, (1,)), key, context, see)
+                seen, actions = self._rollout(params, jnp.reshape(index, (1,)), key, context, see)
             return jax.tree.map(lambda x: x[:, 0], (*seen, actions))
 
         return jax.jit(rollout, compiler_options=graphs())
@@ -249,12 +242,20 @@ def by_task(spec: EnvSpec, curves: dict[str, np.ndarray]) -> dict[str, np.ndarra
     return found
 
 
+def announced(rollouts: Iterable[tuple[Any, ...]], what: str, say: Callable[[str], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield (name, ..., result) as they are rolled out; say for each how long it took."""
+    began, note = time.monotonic(), ", compiling included"
+    for *names, result in rollouts:
+        say(f"{' against '.join(names)}: {what} in {time.monotonic() - began:.1f} s{note}")
+        yield *names, result
+        began, note = time.monotonic(), ""
+
+
+def keys_of_step(keys: Key, t: Array) -> Key:
+    """Return the keys key[B] of the policy in step t of episodes with these keys."""
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
+
+
 def held_out_key(seed: int, stream: str) -> Key:
     """Return the root key of held-out episodes: `stream` "selection" (best checkpoint) or "evaluation" (reported)."""
     return jax.random.fold_in(jax.random.key(seed), {"selection": 0x5E1EC7, "evaluation": 0xE7A1}[stream])
-
-
-def interval(values: np.ndarray) -> dict[str, float]:
-    """Return mean, standard deviation and half-width of the 95 % interval (normal) of values float[N]."""
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    return {"mean": float(values.mean()), "std": deviation, "ci95": 1.96 * deviation / len(values) ** 0.5}

@@ -3,8 +3,8 @@
 The same loop runs the JAX environment, so that the two can be compared episode by episode.
 """
 
-import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,17 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, EnvSpec, TimeStep, closest, short_repr
+from envs_jax.adapters import metaworld as adapter
+from envs_jax.base import Array, EnvSpec, TimeStep
 from envs_jax.batch import BatchState, start_statistics, update_statistics
-from envs_jax.reach import tasks
 from envs_jax.reach.env import ReachBatch
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
-from jaxrl.evaluation.rollouts import by_task, held_out_key, learned, scripted, values
+from jaxrl.evaluation.rollouts import by_task, held_out_key, keys_of_step, learned, scripted, values
 from jaxrl.runtime.trainer import key_of_env
 
 SIMULATORS = ("metaworld", "jax")
-OWN = "-v3"  # suffix of Meta-World's task names
 EPISODES = 100
 ARMS = 8  # batch of Meta-World environments; more hardly save time
 
@@ -56,7 +55,7 @@ class Episodes:
     """N episodes of one policy.
 
     Attributes:
-        curves: {metric: float32[T + 1, N]}, as in `jaxrl.evaluation.reports.fly`.
+        curves: {metric: float32[T + 1, N]}, as in `jaxrl.evaluation.reports.rollout`.
         observation: float32[N, T + 1, D].
         action: float32[N, T, n].
         advice: float32[N, T, n], the scripted policy's actions in the same states, or () if not requested.
@@ -75,36 +74,6 @@ class Episodes:
 # Simulators
 
 
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag of commands that can play in a simulator."""
-    parser.add_argument("--simulator", metavar="NAME", help="play the run's own goals in order (its pool, or with "
-                        "goals 'uniform' the list of --pool_seed): in metaworld (extra 'real'), where --task may "
-                        "also name one of the simulator's own, such as drawer-close-v3, with its own reward and "
-                        "success; or in jax, the same episodes in the run's environment")  # fmt: skip
-
-
-def own_task(flags: argparse.Namespace) -> str | None:
-    """Return the simulator's own task named on the command line; None: --task, if given, is the environment's.
-
-    Raises:
-        UsageError: no such simulator, several of its tasks, or one of its tasks without it.
-    """
-    if flags.simulator is not None and flags.simulator not in SIMULATORS:
-        raise UsageError(f"unknown simulator {short_repr(flags.simulator)}: {closest(flags.simulator, SIMULATORS)}")
-    task = getattr(flags, "task", None)
-    names = [name.strip() for name in task.split(",") if name.strip()] if task else []
-    if all(name in (*tasks.TASKS, tasks.ALL) for name in names):
-        return None
-    own = [name for name in names if name.endswith(OWN)]
-    if flags.simulator != "metaworld":
-        if own:
-            raise UsageError(f"'{own[0]}' is a task of Meta-World itself: use --simulator metaworld")
-        return None  # a task of an environment other than reach, or an unknown one
-    if own and len(names) > 1:
-        raise UsageError(f"Meta-World plays one of its own tasks at a time, not {task}: name one")
-    return names[0] if len(names) == 1 else None
-
-
 def reach_of(subject: EvalPolicy) -> ReachBatch:
     """Return the reach environment of a policy. Raises UsageError for any other."""
     if not isinstance(subject.env, ReachBatch):
@@ -113,35 +82,28 @@ def reach_of(subject: EvalPolicy) -> ReachBatch:
     return subject.env
 
 
-def real_world(subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
-    """Return Meta-World, in its own task or (None) in the tasks of the environment. Raises UsageError."""
-    env = reach_of(subject)
-    from envs_jax.adapters import metaworld
-
-    with usage_errors():
-        real = metaworld.RealReach.make(env.reach, task, lanes)
-    what = task or f"{metaworld.REACH}, task {env.reach.task}"
-    description = f"Meta-World {metaworld.version()}, {what}"
-    script = real.scripted if task else None
-    stream = "pool in order" if task else _stream(env)
-    return Simulator(description, task, real.spec, lanes, real.in_order, real.step_without_reset, script, stream)
-
-
-def jax_world(subject: EvalPolicy, lanes: int) -> Simulator:
-    """Return the policy's own environment as a simulator. Raises UsageError unless it is reach."""
-    env = reach_of(subject)
-    return Simulator(
-        subject.name, None, env.spec, lanes, jax.jit(env.in_order), jax.jit(env.step_without_reset), None, _stream(env)
-    )
-
-
-def _stream(env: ReachBatch) -> str:
-    return "fresh pairs in order" if env.reach.goals == "uniform" else "pool in order"
-
-
 def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
-    """Return the simulator that --simulator names; None is "jax". Raises UsageError."""
-    return real_world(subject, task, lanes) if name == "metaworld" else jax_world(subject, lanes)
+    """Return a simulator.
+
+    Args:
+        name: "metaworld"; "jax" or None for the policy's own environment.
+        subject: a policy of reach.
+        task: the simulator's own task; None: those of the environment.
+        lanes: the batch size.
+
+    Raises:
+        UsageError: not reach, Meta-World is not installed, or it has no such task.
+    """
+    env = reach_of(subject)
+    stream = "fresh pairs in order" if env.reach.goals == "uniform" and task is None else "pool in order"
+    if name != "metaworld":
+        in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
+        return Simulator(subject.name, None, env.spec, lanes, in_order, step, None, stream)
+    with usage_errors():
+        real = adapter.RealReach.make(env.reach, task, lanes)
+    description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.reach.task}'}"
+    script = real.scripted if task else None
+    return Simulator(description, task, real.spec, lanes, real.in_order, real.step_without_reset, script, stream)
 
 
 # Playing
@@ -156,8 +118,7 @@ def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., t
     policy = learned(algo, LEARNED[name]) if algo and name in LEARNED else scripted(subject.env, name)
 
     def act(params: Any, memory: Any, state: BatchState, timestep: TimeStep, keys: Array, t: Array) -> Any:
-        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
-        return policy(params, memory, state, timestep, step_keys)
+        return policy(params, memory, state, timestep, keys_of_step(keys, t))
 
     return jax.jit(act)
 
@@ -179,31 +140,24 @@ def play(
     act = _acting(subject, world, name)
     script = _acting(subject, world, "scripted") if advised else None
 
-    @jax.jit
-    def begin_statistics(timestep: TimeStep) -> Any:
-        statistics = start_statistics(timestep)
-        return statistics, values(statistics)
-
-    @jax.jit
-    def update(statistics: Any, timestep: TimeStep) -> Any:
-        statistics = update_statistics(world.spec, statistics, timestep)
-        return statistics, values(statistics)
+    begin, measure = jax.jit(start_statistics), jax.jit(values)
+    update = jax.jit(functools.partial(update_statistics, world.spec))
 
     def episodes(numbers: np.ndarray) -> tuple[Any, ...]:
         """Return the fields of `Episodes` for a batch of episodes, curves [B, T + 1]."""
         indices = jnp.asarray(numbers)
         keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), indices)
         state, timestep = world.in_order(keys, indices)
-        statistics, found = begin_statistics(timestep)
+        statistics = begin(timestep)
         memory = algo.init_carry(params, timestep, indices) if algo and name in LEARNED else ()
-        seen, done = [(found, timestep.observation)], []
+        seen, done = [(measure(statistics), timestep.observation)], []
         for t in range(world.spec.horizon):
             number = np.uint32(t)
             action, memory = act(params, memory, state, timestep, keys, number)
             advice = script(params, (), state, timestep, keys, number)[0] if script else ()
             state, timestep = world.step(state, action, ())
-            statistics, found = update(statistics, timestep)
-            seen.append((found, timestep.observation))
+            statistics = update(statistics, timestep)
+            seen.append((measure(statistics), timestep.observation))
             done.append((action, advice, timestep.reward))
         stack = lambda *rows: np.stack(rows, axis=1)  # noqa: E731
         curves, observation = jax.tree.map(stack, *seen)
@@ -211,8 +165,8 @@ def play(
         return curves, observation[:, :, 0], *alone, np.asarray(state.env.task)
 
     parts = []
-    for begin in range(0, len(numbers), world.lanes):
-        some = np.asarray(numbers[begin : begin + world.lanes], np.int32)
+    for first in range(0, len(numbers), world.lanes):
+        some = np.asarray(numbers[first : first + world.lanes], np.int32)
         full = np.concatenate([some, np.repeat(some[-1:], world.lanes - len(some))])
         parts.append(episodes(full))
     curves, *rest = jax.tree.map(lambda *rows: np.concatenate(rows)[: len(numbers)], *parts)  # only the last is padded
@@ -222,7 +176,7 @@ def play(
 def rollout(
     subject: EvalPolicy, world: Simulator, names: Sequence[str], episodes: int, seed: int
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Roll out as `jaxrl.evaluation.reports.fly`, on the first `episodes` of the simulator's list."""
+    """Roll out as `jaxrl.evaluation.reports.rollout`, on the first `episodes` of the simulator's list."""
     for name in names:
         played = play(subject, world, name, range(episodes), seed)
         task = {"task": played.task[None]} if world.spec.num_tasks > 1 and world.task is None else {}

@@ -160,11 +160,9 @@ class Console:
             bar.add_column(ratio=1)
             bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
             rows.append(bar)
-        columns = _facts(info | {"fraction": None})
-        for group in _GROUPS:
-            columns[group] = self._numbers(info, group)
-        filled = [_column(heading, facts) for heading, facts in columns.items() if facts]
-        rows.append(Columns(filled, padding=(1, 4)))
+        columns = _facts(info | {"fraction": None}) | {group: self._numbers(info, group) for group in _GROUPS}
+        grids = [_column(heading, facts) for heading, facts in columns.items() if facts]
+        rows.append(Columns(grids, padding=(1, 4)))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
 
 
@@ -222,25 +220,24 @@ def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
 
 def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Return label and text of everything known, by heading and in reading order."""
-    facts: dict[str, list[tuple[str, str]]] = {"run": [], "speed": [], "device": []}
-
-    def fact(heading: str, label: str, name: str, text: Callable[[Any], str], total: str = "") -> None:
+    facts: dict[str, list[tuple[str, str]]] = {}
+    for heading, label, name, text, total in (
+        ("run", "phase", "phase", str, ""),
+        ("run", "done", "fraction", "{:.1%}".format, ""),
+        ("run", "left", "seconds_left", format_duration, ""),
+        ("run", "iteration", "iteration", "{:,}".format, "iterations"),
+        ("run", "env steps", "env_steps", format_si, ""),
+        ("run", "updates", "updates", format_si, ""),
+        ("run", "return", "return", format_significant, ""),
+        ("speed", "env steps/s", "env_steps_per_second", format_si, ""),
+        ("speed", "updates/s", "updates_per_second", format_si, ""),
+        ("device", "memory in use", "memory", gibibytes, "memory_limit"),
+        ("device", "GPU busy", "utilisation", "{:.0%}".format, ""),
+        ("device", "power", "power", "{:.0f} W".format, ""),
+    ):
         if info.get(name) is not None:
             of = f" of {text(info[total])}" if info.get(total) is not None else ""
-            facts[heading].append((label, text(info[name]) + of))
-
-    fact("run", "phase", "phase", str)
-    fact("run", "done", "fraction", "{:.1%}".format)
-    fact("run", "left", "seconds_left", format_duration)
-    fact("run", "iteration", "iteration", "{:,}".format, total="iterations")
-    fact("run", "env steps", "env_steps", format_si)
-    fact("run", "updates", "updates", format_si)
-    fact("run", "return", "return", format_significant)
-    fact("speed", "env steps/s", "env_steps_per_second", format_si)
-    fact("speed", "updates/s", "updates_per_second", format_si)
-    fact("device", "memory in use", "memory", gibibytes, total="memory_limit")
-    fact("device", "GPU busy", "utilisation", "{:.0%}".format)
-    fact("device", "power", "power", "{:.0f} W".format)
+            facts.setdefault(heading, []).append((label, text(info[name]) + of))
     return facts
 
 

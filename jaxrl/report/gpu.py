@@ -1,19 +1,13 @@
 """Memory, utilisation and power of JAX's devices, as far as available."""
 
-import ctypes
+import contextlib
 import os
-import resource
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-
-NVML = "libnvidia-ml.so.1"  # part of the driver; without it there are no GPU figures
-
-
-class NvmlError(Exception):
-    """NVML does not answer, or has no such figure."""
+import pynvml
 
 
 class DeviceReading(NamedTuple):
@@ -32,82 +26,43 @@ class DeviceReading(NamedTuple):
     power: float | None
 
 
+@contextlib.contextmanager
+def nvml() -> Iterator[None]:
+    """Open NVML, the driver's library. Raises pynvml.NVMLError where there is none."""
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
 class Monitor:
-    """Reads this process's local devices; NVML is opened once, if it answers.
-
-    Use it as a context manager, or call `close`.
-    """
-
-    def __init__(self) -> None:
-        self._devices = jax.local_devices()
-        self._nvml, self._handles = _nvml_handles(self._devices)
+    """Reads this process's local devices, within a `with` statement; NVML is opened once, if it answers."""
 
     def __enter__(self) -> "Monitor":
+        self._devices, self._handles, self._nvml = jax.local_devices(), [], contextlib.ExitStack()
+        if gpus := [device for device in self._devices if device.platform == "gpu"]:
+            with contextlib.suppress(pynvml.NVMLError):
+                self._nvml.enter_context(nvml())
+                self._handles = [_handle(device.local_hardware_id) for device in gpus]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._nvml.close()
 
     def read(self) -> DeviceReading:
         """Read the devices: a few microseconds on CPU, about a millisecond with NVML."""
         memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
-        rates, watts = (
-            [value for handle in self._handles if (value := self._asked(figure, handle)) is not None]
-            for figure in ("utilisation", "watts")
-        )
-        return DeviceReading(memory, limit, sum(rates) / len(rates) if rates else None, sum(watts) if watts else None)
+        busy = self._figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
+        power = self._figures(lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0)
+        return DeviceReading(memory, limit, sum(busy) / len(busy) if busy else None, sum(power) if power else None)
 
-    def close(self) -> None:
-        """Release NVML."""
-        if self._nvml is not None:
-            self._nvml.close()
-        self._nvml, self._handles = None, []
-
-    def _asked(self, figure: str, handle: Any) -> float | None:
-        try:
-            return float(getattr(self._nvml, figure)(handle))
-        except NvmlError:  # not available for a slice of a GPU (MIG)
-            return None
-
-
-class Nvml:
-    """The driver's library, the functions used here. Raises NvmlError, as all its methods do."""
-
-    def __init__(self) -> None:
-        try:
-            self._library = ctypes.CDLL(NVML)
-        except OSError:
-            raise NvmlError("no driver") from None
-        self._ask("nvmlInit_v2")
-
-    def _ask(self, function: str, *arguments: Any) -> None:
-        if code := getattr(self._library, function)(*arguments):
-            raise NvmlError(f"{function} returned {code}")
-
-    def handle(self, name: str) -> ctypes.c_void_p:
-        """Return the handle of the GPU with this number or UUID."""
-        found = ctypes.c_void_p()
-        if name.isdecimal():
-            self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(name)), ctypes.byref(found))
-        else:
-            self._ask("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(found))
-        return found
-
-    def utilisation(self, handle: ctypes.c_void_p) -> float:
-        """Return the share of the last sampling period in which a kernel ran, 0 to 1."""
-        found = (ctypes.c_uint * 2)()  # of the GPU and of its memory, in percent
-        self._ask("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(found))
-        return found[0] / 100.0
-
-    def watts(self, handle: ctypes.c_void_p) -> float:
-        """Return the power in watts."""
-        found = ctypes.c_uint()
-        self._ask("nvmlDeviceGetPowerUsage", handle, ctypes.byref(found))
-        return found.value / 1000.0
-
-    def close(self) -> None:
-        """Release the library."""
-        self._library.nvmlShutdown()
+    def _figures(self, read: Callable[[Any], float]) -> list[float]:
+        figures = []
+        for handle in self._handles:
+            with contextlib.suppress(pynvml.NVMLError):  # not available for a slice of a GPU (MIG)
+                figures.append(read(handle))
+        return figures
 
 
 def device_memory(device: jax.Device) -> tuple[int, int | None]:
@@ -119,31 +74,12 @@ def device_memory(device: jax.Device) -> tuple[int, int | None]:
 
 
 def resident_bytes() -> int:
-    """Return the resident size of this process: the current one on Linux, the peak elsewhere."""
-    pages = Path("/proc/self/statm")
-    if pages.exists():
-        return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Return the resident size of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _nvml_handles(devices: list[Any]) -> tuple[Nvml | None, list[Any]]:
-    """Return NVML and its handles of the GPUs among `devices`; none without GPUs or NVML."""
-    ids = [device.local_hardware_id for device in devices if device.platform == "gpu"]
-    if not ids:
-        return None, []
-    try:
-        nvml = Nvml()
-    except NvmlError:
-        return None, []
-    try:
-        return nvml, [nvml.handle(_name(number)) for number in ids]
-    except NvmlError:
-        nvml.close()
-        return None, []
-
-
-def _name(number: int) -> str:
-    """Return NVML's name of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renumbered."""
+def _handle(number: int) -> Any:
+    """Return NVML's handle of CUDA device `number`, which CUDA_VISIBLE_DEVICES may have renumbered."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return visible[number] if number < len(visible) else str(number)
+    name = visible[number] if number < len(visible) else str(number)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)

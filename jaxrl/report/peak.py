@@ -1,6 +1,7 @@
 """Peak memory of a run, to compare with its plan."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import jax
@@ -16,7 +17,7 @@ class PeakMemory:
 
     def __init__(self) -> None:
         self._before = resident_bytes()
-        with contextlib.suppress(OSError):  # Linux: reset the peak, which compiling has set
+        with contextlib.suppress(OSError):  # reset the peak, which compiling has set
             Path("/proc/self/clear_refs").write_text("5")
 
     def read(self) -> int:
@@ -24,13 +25,5 @@ class PeakMemory:
         statistics = [device.memory_stats() for device in jax.local_devices()]
         if all(statistics):
             return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)
-        return max(_resident_peak() - self._before, 0)
-
-
-def _resident_peak() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resident_bytes()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return max((1024 * int(peak[1]) if peak else resident_bytes()) - self._before, 0)

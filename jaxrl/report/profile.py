@@ -77,16 +77,14 @@ def record(function: Callable[[], Result], folder: Path, program: str = "") -> t
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # frames of Python would outnumber the operations
     problem = _attempt(lambda: jax.profiler.start_trace(str(folder), profiler_options=options))
-    began = time.perf_counter()
+    traced, began = not problem, time.perf_counter()
     try:
         result = jax.block_until_ready(function())
-        profile = Profile(time.perf_counter() - began, problem=problem)
+        seconds = time.perf_counter() - began
     finally:
-        if not problem:
+        if traced:
             problem = _attempt(jax.profiler.stop_trace)
-    if problem:
-        return result, dataclasses.replace(profile, problem=problem)
-    return result, dataclasses.replace(profile, **_read(folder, program))
+    return result, Profile(seconds, problem=problem) if problem else _read(folder, program, seconds)
 
 
 def _attempt(step: Callable[[], Any]) -> str:
@@ -98,22 +96,22 @@ def _attempt(step: Callable[[], Any]) -> str:
     return ""
 
 
-def _read(folder: Path, program: str) -> dict[str, Any]:
+def _read(folder: Path, program: str, seconds: float) -> Profile:
     """Read the operations of the newest trace, or the problem; write their table."""
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
-        return {"problem": "the profiler wrote no trace"}
+        return Profile(seconds, problem="the profiler wrote no trace")
     try:
         data: Any = jax.profiler.ProfileData.from_file(str(newest))
         with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors it aborts
             warnings.simplefilter("ignore", DeprecationWarning)
             found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
     except Exception as error:  # a damaged trace must not stop training
-        return {"problem": f"the trace {newest} cannot be read ({one_line(str(error))})"}
+        return Profile(seconds, problem=f"the trace {newest} cannot be read ({one_line(str(error))})")
     if not found:
-        return {"problem": "the trace holds no operations of a device"}
+        return Profile(seconds, problem="the trace holds no operations of a device")
     problem = _attempt(lambda: write_atomically(folder / OPERATIONS, f"{TITLE}\n\n{table(found)}"))
-    return {"operations": tuple(found), "problem": problem}
+    return Profile(seconds, tuple(found), problem)
 
 
 def table(found: Sequence[Operation]) -> str:
@@ -151,21 +149,17 @@ _Event = tuple[int, int, str, str]  # begin and end in nanoseconds, name, instru
 
 
 def _lines(planes: Sequence[Any]) -> list[list[_Event]]:
-    """Return the operations of each queue of the devices; of each compute thread on a CPU."""
-    devices = [line for plane in planes if plane.name.startswith("/device:") for line in plane.lines]
-    for prefix in ("Stream", "XLA Ops"):  # of GPUs, else of TPUs
-        if chosen := [line for line in devices if line.name.startswith(prefix)]:
-            return [[_event(event, dict(event.stats)) for event in line.events] for line in chosen]
-    found = []
-    for line in (line for plane in planes if plane.name == "/host:CPU" for line in plane.lines):
-        events = [(event, dict(event.stats)) for event in line.events]
-        found.append([_event(event, stats) for event, stats in events if "hlo_op" in stats])
-    return found
+    """Return the operations of each stream of the GPUs; without GPUs, of each compute thread of the CPU."""
+    streams = [line for plane in planes if plane.name.startswith("/device:") for line in plane.lines]
+    streams = [line for line in streams if line.name.startswith("Stream")]
+    threads = [line for plane in planes if plane.name == "/host:CPU" for line in plane.lines]
+    lines = [[_event(event) for event in line.events] for line in streams or threads]
+    return lines if streams else [[event for event in events if event[3]] for events in lines]
 
 
-def _event(event: Any, stats: dict[str, Any]) -> _Event:
+def _event(event: Any) -> _Event:
     begin = int(event.start_ns)
-    return begin, begin + int(event.duration_ns), event.name, str(stats.get("hlo_op", ""))
+    return begin, begin + int(event.duration_ns), event.name, str(dict(event.stats).get("hlo_op", ""))
 
 
 def _own_seconds(events: list[_Event]) -> list[tuple[str, str, float]]:

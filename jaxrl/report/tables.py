@@ -27,27 +27,21 @@ def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -
         rows: all of them; those with cells have one for each title.
         width: of the terminal. A line is longer only if a name and a single cell are.
     """
-    left = max(map(cell_len, [corner, *(row.name for row in rows if row.cells)]))
-    wide = [
-        max(map(cell_len, [*title.split("\n"), *(row.cells[column] for row in rows if row.cells)]))
-        for column, title in enumerate(titles)
-    ]
+    deep = 1 + max(title.count("\n") for title in titles)
+    heads = [("\n" * (deep - 1 - title.count("\n")) + title).split("\n") for title in (corner, *titles)]
+    rows = [*(Row(name, cells, "dim") for name, *cells in zip(*heads, strict=True)), *rows]
+    left = max(cell_len(row.name) for row in rows if row.cells)
+    wide = [max(cell_len(row.cells[column]) for row in rows if row.cells) for column in range(len(titles))]
     found: list[Text] = []
     for columns in _blocks(wide, width - left):
-        if found:
-            found.append(Text())
-        heads = [titles[column].split("\n") for column in columns]
-        deep = max(map(len, heads))
-        for k in range(deep):
-            cells = [head[k - deep] if k - deep >= -len(head) else "" for head in heads]
-            words = _line(corner if k == deep - 1 else "", left, cells, [wide[column] for column in columns])
-            found.append(Text(words, "dim"))
+        found += [Text()] if found else []
         for place, row in enumerate(rows):
             if row.cells:
-                cells = [row.cells[column] for column in columns]
-                found.append(Text(_line(row.name, left, cells, [wide[column] for column in columns]), row.style))
+                cells = [" " * (wide[k] - cell_len(row.cells[k])) + row.cells[k] for k in columns]
+                name = row.name + " " * (left - cell_len(row.name))
+                found.append(Text(_GAP.join([name, *cells]).rstrip(), row.style))
             else:
-                found += [Text()] if place else []
+                found += [Text()] if place > deep else []
                 found.append(Text(row.name, row.style or "bold"))
     return found
 
@@ -63,9 +57,3 @@ def _blocks(wide: Sequence[int], room: int) -> list[list[int]]:
             used = len(_GAP) + needed
         blocks[-1].append(column)
     return blocks
-
-
-def _line(name: str, left: int, cells: Sequence[str], wide: Sequence[int]) -> str:
-    parts = [name + " " * (left - cell_len(name))]
-    parts += [" " * (most - cell_len(cell)) + cell for cell, most in zip(cells, wide, strict=True)]
-    return _GAP.join(parts).rstrip()

@@ -182,7 +182,7 @@ def evaluate(
     *,
     episodes: int = 200,
     seed: int = 0,
-    baselines: Sequence[str] | None = None,
+    baselines: str | Sequence[str] | None = None,
     greedy: bool = True,
 ) -> Evaluation:
     """Play held-out episodes, with random numbers that training never uses.
@@ -192,7 +192,7 @@ def evaluate(
         env: the policy's environment with other settings; None for the training environment.
         episodes: how many.
         seed: of the held-out set.
-        baselines: scripted policies that play the same episodes; None = all of the environment.
+        baselines: scripted policies (or one) that play the same episodes; None = all of the environment.
         greedy: take the most probable actions instead of sampling.
 
     Raises:
@@ -220,6 +220,7 @@ def evaluate(
             )
         subject = subject.with_env_settings(_settings(env))
     own = "learned" if greedy else "sampled"
+    baselines = [baselines] if isinstance(baselines, str) else baselines
     scripted = policies.scripted_names(subject.env) if baselines is None else baselines
     found = {
         name: {metric: curve[-1] for metric, curve in curves.items()}

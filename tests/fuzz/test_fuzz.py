@@ -1,5 +1,6 @@
 """Random command lines, configurations, datasets, weights, evaluations: no traceback, nothing lost, no silence."""
 
+import contextlib
 import dataclasses
 import json
 import pickle
@@ -21,6 +22,9 @@ from test_torch_weights import archive, tensors
 from envs_jax.base import make, registered
 from jaxrl.algos import ALGORITHMS
 from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UserError
+from jaxrl.evaluation import records
+from jaxrl.evaluation.policies import load
 from jaxrl.runtime import build, memory_plan
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.presets import presets
@@ -77,7 +81,7 @@ BASES = {
     "collect": ["reach --out set.npz --episodes 3 --simulator jax", "tiny --out set.npz", "reach", ""],
     "render": [f"{COVERAGE} --policy random --out page.html", "snakes --out game.gif", "reach --out arm.png", ""],
     "export": ["snakes --format jidi --out agent", "tiny --format jidi --out agent", ""],
-    "doctor": ["--quick", f"--quick {TINY}", "--quick --algo coma", ""],
+    "doctor": [TINY, "--algo coma", ""],
     "plots": ["result.json", ""],
     "env_throughput": ["--quick --env helpers.tiny:Corridor --out out.json", "--quick", ""],
     "train_throughput": [f"--quick {TINY} --out out.json", ""],
@@ -92,8 +96,8 @@ FLAGS = (
     "checkpoint_minutes keep_checkpoints runs coordinator num_hosts host_index updates_per_step update_interval "
     "n_step critics depth units gamma tau actor_lr critic_lr batch_size buffer_size warmup capacity "
     "length horizon num_agents q budget task goals opponent teams snakes beans class_weights state_entries labelled "
-    "workers collective width minibatches transitions learning_rate help compile quick last episodes policy against "
-    "at json out chunk simulator expert episode evaluation frames-per-second format greedy rounds vary at_once "
+    "workers collective width minibatches transitions learning_rate help last episodes policy against "
+    "at json out chunk simulator expert episode format greedy rounds vary at_once "
     "no_baseline seconds torch widths methods dtype metric "
 ).split()
 PATHS = (
@@ -430,11 +434,11 @@ def test_weights(world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     told(outcomes, capsys, "weights")
 
 
-def test_evaluations(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes: Counter[str] = Counter()
-    file = world / "fuzzed.json"
+def test_evaluations(tmp_path: Path) -> None:
+    file = tmp_path / "fuzzed.json"
     curve = {"mean": [0.5, 0.4, 0.3, 0.2], "ci95": [0.1, None, 0.1, 0.1]}
     settings_of_env = dataclasses.asdict(make("coverage", q=4, num_agents=2, budget=2))
+    subject = load(None, "coverage", settings_of_env)
     values = st.sampled_from(
         [None, [], {}, "", "x" * 5000, "\ud800", 0, -1, 10**400, 1e308, float("nan"), True, [[1]], curve]
     )
@@ -464,9 +468,7 @@ def test_evaluations(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
             put(report, random.Random(seed), value)
         text = json.dumps(report).encode()
         file.write_bytes(damaged(text, seed) if how < 2 else text)
-        argv = f"{COVERAGE} --policy random --out page.html --evaluation fuzzed.json"
-        call("render", argv.split(), world, outcomes)
+        with contextlib.suppress(UserError):
+            records.read_evaluation(file, subject, "random")
 
     one()
-    file.unlink()
-    told(outcomes, capsys, "evaluations")

@@ -1,4 +1,4 @@
-"""Peak rates of a machine: memory copies, matrix products, convolutions; for `doctor` and the benchmarks.
+"""Peak rates of a machine: memory copies, matrix products, convolutions; for the benchmarks.
 
 Everything runs inside a compiled loop, as training does: a loop reuses its memory, while every call from outside
 allocates new pages, and some backends compile an operation in a loop differently.

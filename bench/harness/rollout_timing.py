@@ -1,4 +1,4 @@
-"""Environment throughput in three cumulative stages, for `doctor` and the benchmarks.
+"""Environment throughput in three cumulative stages, for the benchmarks.
 
     rules        state, rewards, ends and metrics; actions come from a tape, and observations are not read, so
                  that the compiler removes code that only observations need (but not the state's own arrays for them)
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
-from jaxrl.evaluation.rollouts import scripted
+from jaxrl.evaluation.rollouts import keys_of_step, scripted
 from jaxrl.report.timing import Sampler
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.data_parallel import AXIS, SPLIT, graphs, largest_divisor, make_mesh, on_mesh, shardings
@@ -161,8 +161,7 @@ class EnvTimer:
         return self.env.step(state, timestep, action, self._context)
 
     def _choose(self, state: Any, timestep: TimeStep, keys: Array, t: Array) -> Array:
-        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, t + jnp.uint32(1 << 20))
-        return self._act((), (), state, timestep, step_keys)[0].astype(self.env.spec.action.dtype)
+        return self._act((), (), state, timestep, keys_of_step(keys, t))[0].astype(self.env.spec.action.dtype)
 
     def _record(self, state: Any, timestep: TimeStep, keys: Array) -> Array:
         """Return the policy's actions [T, B, A, ...]."""
