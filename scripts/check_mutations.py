@@ -443,9 +443,9 @@ MUTATIONS = [
         ),
         (
             "evaluation", "the interval forgets the number of episodes",
-            "jaxrl/evaluation/rollouts.py",
-            "1.96 * deviation / len(values) ** 0.5",
-            "1.96 * deviation",
+            "jaxrl/evaluation/statistics.py",
+            "deviation / len(values) ** 0.5",
+            "deviation",
             "tests/test_evaluate.py",
         ),
         (
