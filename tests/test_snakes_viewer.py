@@ -234,7 +234,7 @@ def test_strokes_lead_over_the_edge(height, width, start, ways):
 
 def test_cells_apart_are_not_joined():
     lines = viewer.strokes(Board(10, 20), [(0, 0), (1, 0), (9, 0)])
-    assert [[tuple(point) for point in line] for line in lines] == [[(0.5, 0.5), (0.5, 1.5)], [(0.5, 9.5), (0.51, 9.5)]]
+    assert [[tuple(point) for point in line] for line in lines] == [[(0.5, 0.5), (0.5, 1.5)], [(0.4, 9.5), (0.6, 9.5)]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -126,4 +126,4 @@ def strokes(board: Board, body: list[Cell]) -> list[list[np.ndarray]]:
         else:
             lines[-1].append(start + way)
             lines.append([end - way, end])
-    return [line if len(line) > 1 else [line[0], line[0] + (0.01, 0)] for line in lines]  # its round ends show a dot
+    return [line if len(line) > 1 else [line[0] - (0.1, 0), line[0] + (0.1, 0)] for line in lines]
