@@ -33,7 +33,7 @@ def subject(number: int, **settings) -> EvalPolicy:
     algo = Ddpg(env.spec, DataParallel(8), **made.algo_settings)
     params = jax.jit(lambda key: algo.policy(algo.init(key, None)))(jax.random.key(number))
     params = jax.tree.map(lambda x: 30.0 * x, params)
-    return EvalPolicy(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, number)
+    return EvalPolicy(env, made.env, made.env_settings, Path(f"runs/ddpg/{number}"), made, algo, params, step=number)
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,27 @@ def test_a_scripted_player_plays_as_it_does_alone():
     ((_, _, ended),) = league.play(among, [("level2", "level3")], {}, 30, seed=1, chunk=15)
     for name, values in ended.items():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
+
+
+def test_matches_of_several_seeds():
+    """Means over the games of each seed, and Student's interval; scripted players have no seeds."""
+    first, second = subject(1, opponent="1,2"), subject(3, opponent="1,2")
+    both = dataclasses.replace(first, seed_params=(first.params, second.params))
+    names = ["learned", "level1"]
+    alone = [{name: reports.play_matches(own, [name], 16)["matches"] for name in names} for own in (first, second)]
+    found = reports.play_matches(both, names, 16)
+    assert found["seeds"] == 2
+    for name in names:
+        for index, match in enumerate(m for m in found["matches"] if m["first"] == name):
+            singles = [own[name][index] for own in alone]
+            if name == "level1":
+                assert match == singles[0]
+                continue
+            for metric in ("score_difference", "return"):
+                means = np.array([single[metric]["mean"] for single in singles])
+                assert match[metric]["mean"] == pytest.approx(means.mean(), abs=1e-6)
+                half = 12.7062047 * means.std(ddof=1) / 2**0.5  # one degree of freedom, 97.5 %
+                assert match[metric]["ci95"] == pytest.approx(half, rel=1e-4, abs=1e-6)
 
 
 # What is refused

@@ -78,6 +78,9 @@ def play(
 ) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
     """Play match after match; yield (first, second, {metric: float32[games]} at the end of each game).
 
+    For the learned policies of several seeds yield float32[seeds], means over the games of each; against `opponents`
+    the first seed plays.
+
     Args:
         subject: the environment and the first policies.
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
@@ -91,13 +94,16 @@ def play(
     program = subject.evaluator(names, games, chunk, sides).compiled(final=True)
     theirs = [jax.device_get(other.params) for other in opponents.values()]
     for first, second in matches:
-        params: Any = subject.parameters(names.index(first))
-        if sides is not None:
-            index = others.index(second) if second in opponents else len(others)
-            params = (params, (np.int32(index), theirs))
-        context = rules.outside if second in opponents else rules.opponents[second]
-        ended = program(params, held_out_key(seed, "evaluation"), context)
-        yield first, second, {metric: np.asarray(values)[:games] for metric, values in ended.items()}
+        context, each = rules.outside if second in opponents else rules.opponents[second], []
+        for own in subject.by_seed() if first in LEARNED and sides is None else [subject]:
+            params: Any = own.parameters(names.index(first))
+            if sides is not None:
+                index = others.index(second) if second in opponents else len(others)
+                params = (params, (np.int32(index), theirs))
+            ended = program(params, held_out_key(seed, "evaluation"), context)
+            each.append({metric: np.asarray(values)[:games] for metric, values in ended.items()})
+        over_seeds = {metric: np.array([own[metric].mean() for own in each]) for metric in each[0]}
+        yield first, second, each[0] if len(each) == 1 else over_seeds
 
 
 def _opponent(subject: EvalPolicy) -> Opponent:
@@ -141,13 +147,17 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
 
 
 def results(
-    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str]
+    played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str], seeds: int = 1
 ) -> list[dict[str, Any]]:
-    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}."""
-    return [
-        {"first": first, "second": second, **{metric: interval(ended[metric]) for metric in metrics}}
-        for first, second, ended in played
-    ]
+    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}.
+
+    Those of the learned policies of several seeds are over the seeds.
+    """
+    found = []
+    for first, second, ended in played:
+        few = seeds > 1 and first in LEARNED
+        found.append({"first": first, "second": second, **{name: interval(ended[name], few) for name in metrics}})
+    return found
 
 
 # Leagues

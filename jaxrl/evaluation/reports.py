@@ -114,7 +114,7 @@ def play_matches(
         **_head(subject, games, seed),
         "set": {name: subject.settings[name] for name in rules.settings},
         "policies": {},  # curves over the episode: none
-        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return"))),
+        "matches": league.results(played, dict.fromkeys((spec.score, *spec.metrics, "return")), subject.seeds),
     }
 
 

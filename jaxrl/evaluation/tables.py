@@ -32,19 +32,24 @@ def show(report: dict[str, Any], title: str) -> None:
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
         legend = f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}"
+        legend += _of_seeds(report)
         blocks, sentences = [match_table(report, width)], verdict(report)
     else:
         where = f" in {report['simulator']}" if "simulator" in report else ""
         which = f"episodes, goals of the {report['stream']}" if where else "held-out episodes"
         heading = f"{title}{where}: {report['episodes']:,} {which}, seed {report['seed']}"
         legend = "mean ± half of its 95 % interval (standard deviation over episodes), after equal numbers of steps"
-        legend += f"; learned policies: over the means of {report['seeds']} seeds" if "seeds" in report else ""
+        legend += _of_seeds(report)
         blocks, sentences = [table(report, width)], conclusion(report)
     lines = [Text(heading, "bold"), Text(legend, "dim")]
     for block in [*blocks, [Text(sentence) for sentence in sentences]]:
         lines += [Text(), *block] if block else []
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _of_seeds(report: dict[str, Any]) -> str:
+    return f"; learned policies: over the means of {report['seeds']} seeds" if "seeds" in report else ""
 
 
 def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
