@@ -162,7 +162,7 @@ def test_matches_of_several_seeds():
                 continue
             for metric in ("score_difference", "return"):
                 means = np.array([single[metric]["mean"] for single in singles])
-                assert match[metric]["mean"] == pytest.approx(means.mean(), abs=1e-6)
+                assert match[metric]["mean"] == pytest.approx(means.mean(), rel=1e-6, abs=1e-6)
                 half = 12.7062047 * means.std(ddof=1) / 2**0.5  # one degree of freedom, 97.5 %
                 assert match[metric]["ci95"] == pytest.approx(half, rel=1e-4, abs=1e-6)
 
