@@ -10,7 +10,6 @@ from jaxrl.cli import flags as command_line
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.checkpoint import committed_steps
 from jaxrl.runtime.run_directory import versions
 
 
@@ -19,8 +18,6 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     place, profile, flags = _own(argv)
     request = command_line.parse(flags, description=__doc__, add_flags=_add_flags)
-    if place is not None and not hosts.supervised():
-        return hosts.supervise("jaxrl.train", argv, lambda run: committed_steps(run / "checkpoints"))
     enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:

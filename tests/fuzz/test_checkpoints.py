@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.harness.state_digest import digest
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.cli import train
 from jaxrl.cli.entry import exit_on_error
@@ -28,8 +29,7 @@ from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.manifest import digest
-from scripts.kill_and_resume import SMALL, only_run, outcome
+from scripts.kill_and_resume import SMALL, UNCOMMITTED, only_run, outcome
 
 pytestmark = pytest.mark.fuzz
 
@@ -99,11 +99,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def folders(checkpoints: Path) -> list[Path]:
-    return sorted(
-        p
-        for p in [*checkpoints.glob("*"), *checkpoints.glob("best/*")]
-        if p.is_dir() and not p.is_symlink() and p.name != "best"
-    )
+    return sorted(path for path in checkpoints.glob("*") if path.is_dir() and not path.is_symlink())
 
 
 def files(folder: Path) -> list[Path]:
@@ -164,14 +160,14 @@ def renumber(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None
 
 def copy(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
     folder, name = pick(folders(checkpoints)), pick([str(number % 60), f"{number % 60:010d}", f"{number:010d}", "٣"])
-    target = pick([checkpoints, checkpoints / "best"]) / name
+    target = checkpoints / name
     if not target.exists():
         shutil.copytree(folder, target)
 
 
 def unfinished(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
     folder = pick(folders(checkpoints))
-    target = folder.with_name(folder.name.partition(".")[0] + pick([".writing", ".trash"]))
+    target = folder.with_name(folder.name.partition(".")[0] + UNCOMMITTED)
     if not target.exists():
         folder.rename(target)
 
