@@ -158,7 +158,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps() == [2, 10, 100]
         assert checkpoints.best_step() == 2
-        step, params, meta = checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)
+        step, params, meta = checkpoints.restore(jax.eval_shape(make_state).params, prefix="params", best=True)
         assert (step, meta) == (2, {"step": 2})
         assert_same_bits(params, make_state(2).params)
         assert checkpoints.newest() == (100, {"step": 100})
@@ -196,10 +196,10 @@ def test_part_of_a_state(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2, best=1)
     like = jax.eval_shape(make_state).params
     with Checkpoints(tmp_path) as checkpoints:
-        step, params, _ = checkpoints.restore_subtree(like, "params")
+        step, params, _ = checkpoints.restore(like, prefix="params")
         assert step == 2
         assert_same_bits(params, make_state(2).params)
-        step, kernel, _ = checkpoints.restore_subtree(like["dense/kernel"], "params.dense/kernel", best=True)
+        step, kernel, _ = checkpoints.restore(like["dense/kernel"], prefix="params.dense/kernel", best=True)
         assert step == 1
         assert_same_bits(kernel, make_state(1).params["dense/kernel"])
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
         assert_same_bits(restored, make_state(step))
         assert told() == ["holds step 1", "holds step 2", "holds step 3"]
         with pytest.raises(CheckpointError, match="the oldest, 0000000003: holds step 2"):
-            checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)
+            checkpoints.restore(jax.eval_shape(make_state).params, prefix="params", best=True)
         checkpoints.discard_after(1)
         assert checkpoints.steps() == [1]
         (tmp_path / "0000000001").rename(tmp_path / "1")
@@ -457,7 +457,7 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
         leftovers += sum(not path.name.isdecimal() for path in tmp_path.iterdir())
         with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
             like = jax.eval_shape(partial(make_state, size=4096))
-            best, params, meta = checkpoints.restore_subtree(like.params, "params", best=True)
+            best, params, meta = checkpoints.restore(like.params, prefix="params", best=True)
             assert meta == {"step": best}
             assert_same_bits(params, make_state(best, 4096).params)
             step, restored, meta = checkpoints.restore(like)

@@ -261,14 +261,19 @@ class Checkpoints:
         folder = self._newest_intact(_committed(self.directory))
         return int(folder.name), _read_meta(folder)
 
-    def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
-        """Read a whole state back, bit-identical.
+    def restore(
+        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False, intact: bool = False
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """Read a state back, bit-identical.
 
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
                 without a sharding goes to the first local device.
             step: which one; by default the newest intact one. `warn` gets a sentence for each damaged one.
-            intact: `newest` has just checked it; do not verify its files again.
+            prefix: read only the part of the state there, such as "algo.params", whose shape `like` then is; leaves
+                outside it may be anything.
+            best: read the best one, if one was kept.
+            intact: `newest` has just checked this step; do not verify its files again.
 
         Returns:
             Its number, the state, and its JSON object.
@@ -276,21 +281,8 @@ class Checkpoints:
         Raises:
             CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
         """
-        return self._restore(like, step, intact=intact)
-
-    def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
-        """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
-
-        Raises:
-            CheckpointError: as `restore` does; leaves outside the part may be anything.
-        """
         self.wait()
-        return self._restore(like, self.best_step() if best else None, prefix)
-
-    def _restore(
-        self, like: Any, step: int | None, prefix: str | None = None, intact: bool = False
-    ) -> tuple[int, Any, dict[str, Any]]:
-        self.wait()
+        step = self.best_step() if best else step
         names = _committed(self.directory) if step is None else [f"{step:0{_DIGITS}d}"]
         folder = self.directory / names[0] if intact else self._newest_intact(names)
         return int(folder.name), _read_state(folder, like, prefix), _read_meta(folder)

@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     if _text_digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
     leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-    return Manifest(contents["step"], contents["best"], contents["files"], leaves)
+    return Manifest(contents["step"], contents.get("best", False), contents["files"], leaves)
 
 
 def find_damage(folder: Path) -> str | None:
