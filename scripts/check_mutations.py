@@ -430,8 +430,8 @@ MUTATIONS = [
         (
             "checkpoint", "the oldest are kept",
             "jaxrl/runtime/checkpoint.py",
-            "_committed(self.directory)[: -self._keep]",
-            "_committed(self.directory)[self._keep :]",
+            "index >= first or",
+            "index < self.newest or",
             "tests/test_checkpoint.py",
         ),
         (

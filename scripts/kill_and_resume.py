@@ -31,8 +31,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.harness.state_digest import checkpoint_digest
 from jaxrl.report.writer import read_metrics
-from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
+from jaxrl.runtime.checkpoint import committed_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = (
@@ -50,6 +51,7 @@ SMALL = {  # the environments of the tests, so that a start takes seconds
     "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
 }
 PARTS = ("kills", "stops", "disk", "devices", "damage")
+UNCOMMITTED = ".orbax-checkpoint-tmp"  # end of the name of a folder that orbax has not committed
 AIMS = ("random", "arrays", "manifest", "renaming")
 STARTING = 0.2  # share of the random kills that fall into the time before the first block
 FULL = 2**20  # bytes of the small disk beside what two checkpoints take
@@ -69,17 +71,16 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
 
     def of_kind(name: str, path: str, target: str) -> bool:
         if aim == "arrays":
-            return ".writing/arrays" in path
+            return f"{UNCOMMITTED}/arrays" in path
         if aim == "manifest":
-            return "manifest.json" in path and ".writing/" in path and "/arrays" not in path
-        moves = name in ("os.rename", "shutil.rmtree") and "/checkpoints/" in path
-        return moves and any(p.endswith((".writing", ".trash")) for p in (path, target))
+            return "manifest.json" in path and f"{UNCOMMITTED}/" in path and "/arrays" not in path
+        return name in ("os.rename", "os.rmdir", "shutil.rmtree") and "/checkpoints/" in path
 
     def watch(name: str, arguments: tuple[Any, ...]) -> None:
         if name not in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
             return
         path, target = str(arguments[0]), str(arguments[1]) if name == "os.rename" else ""
-        if name == "os.mkdir" and path.endswith(".writing"):
+        if name == "os.mkdir" and path.rpartition("/")[2].endswith(UNCOMMITTED) and "/arrays" not in path:
             seen["checkpoint"] += 1
             seen["event"] = 0
         if seen["checkpoint"] >= checkpoint and of_kind(name, path, target):
@@ -202,11 +203,10 @@ def reached(runs: Path) -> int:
 
 def outcome(run: Path) -> tuple[str, list[dict[str, Any]]]:
     """Digest of the final state, and the metrics that do not depend on time, those of each trial included."""
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        digest = checkpoints.digest()
     folders = sorted(path.parent for path in run.rglob("metrics.jsonl"))
     rows = [row for folder in folders for row in read_metrics(folder)]
-    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    found = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return checkpoint_digest(run / "checkpoints"), found
 
 
 # The disturbances; each returns the run that it has disturbed

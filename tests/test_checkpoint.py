@@ -1,5 +1,6 @@
 """Checkpoints keep every bit, survive kills and damage, and fit any number of devices."""
 
+import errno
 import json
 import os
 import re
@@ -20,8 +21,8 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bench.harness.state_digest import checkpoint_digest, digest
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.manifest import digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -155,23 +156,31 @@ def test_buffers_may_be_donated_as_soon_as_save_returns(tmp_path: Path) -> None:
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2, 3, 10, 100, keep=2, best=2)
     with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.steps() == [10, 100]
+        assert checkpoints.steps() == [2, 10, 100]
         assert checkpoints.best_step() == 2
-        step, params, meta = checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)
+        step, params, meta = checkpoints.restore(jax.eval_shape(make_state).params, prefix="params", best=True)
         assert (step, meta) == (2, {"step": 2})
         assert_same_bits(params, make_state(2).params)
         assert checkpoints.newest() == (100, {"step": 100})
-        checkpoints.save(101, make_state(101), {}, best=True)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:  # a run that goes on knows which one is the best
+        checkpoints.save(101, make_state(101), {})
         checkpoints.wait()
-        assert checkpoints.best_step() == 101
-    assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["0000000101"]
+        assert checkpoints.best_step() == 2
+        checkpoints.save(102, make_state(102), {}, best=True)
+        checkpoints.wait()
+        assert checkpoints.best_step() == 102
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000101", "0000000102"]
 
 
 def test_the_same_step_is_replaced(tmp_path: Path) -> None:
-    save_steps(tmp_path, 4)
+    save_steps(tmp_path, 4, best=4)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(4, make_state(40), {"again": True})
         step, restored, meta = checkpoints.restore(jax.eval_shape(make_state))
+        assert checkpoints.best_step() is None
+        checkpoints.save(4, make_state(40), {"again": True}, best=True)
+        checkpoints.wait()
+        assert checkpoints.best_step() == 4
     assert (step, meta) == (4, {"again": True})
     assert_same_bits(restored, make_state(40))
 
@@ -187,10 +196,10 @@ def test_part_of_a_state(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2, best=1)
     like = jax.eval_shape(make_state).params
     with Checkpoints(tmp_path) as checkpoints:
-        step, params, _ = checkpoints.restore_subtree(like, "params")
+        step, params, _ = checkpoints.restore(like, prefix="params")
         assert step == 2
         assert_same_bits(params, make_state(2).params)
-        step, kernel, _ = checkpoints.restore_subtree(like["dense/kernel"], "params.dense/kernel", best=True)
+        step, kernel, _ = checkpoints.restore(like["dense/kernel"], prefix="params.dense/kernel", best=True)
         assert step == 1
         assert_same_bits(kernel, make_state(1).params["dense/kernel"])
 
@@ -234,7 +243,6 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
     (tmp_path / "0000000002").rename(tmp_path / "aside")
     (tmp_path / "0000000003").rename(tmp_path / "0000000002")
     (tmp_path / "aside").rename(tmp_path / "0000000003")
-    shutil.copytree(tmp_path / "0000000001", tmp_path / "best" / "0000000005")
     (tmp_path / "0000000007").write_text("a file")
     (tmp_path / "0000000008").symlink_to("nowhere")
     sentences: list[str] = []
@@ -249,13 +257,23 @@ def test_a_checkpoint_under_a_wrong_number_is_passed_over(tmp_path: Path) -> Non
         step, restored, _ = checkpoints.restore(jax.eval_shape(make_state))
         assert_same_bits(restored, make_state(step))
         assert told() == ["holds step 1", "holds step 2", "holds step 3"]
-        assert checkpoints.restore_subtree(jax.eval_shape(make_state).params, "params", best=True)[0] == 2
-        assert "best/0000000005 is damaged: holds step 1;" in sentences[-1]
+        with pytest.raises(CheckpointError, match="the oldest, 0000000003: holds step 2"):
+            checkpoints.restore(jax.eval_shape(make_state).params, prefix="params", best=True)
         checkpoints.discard_after(1)
         assert checkpoints.steps() == [1]
         (tmp_path / "0000000001").rename(tmp_path / "1")
         with pytest.raises(CheckpointError, match="holds step 1, whose folder is called 0000000001"):
             checkpoints.restore(jax.eval_shape(make_state))
+
+
+def test_what_is_no_folder_does_not_stop_a_run(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    (tmp_path / "0000000000").write_text("a file")
+    (tmp_path / "0000000001").rename(tmp_path / "aside")
+    (tmp_path / "0000000001").symlink_to("aside")
+    save_steps(tmp_path, 3, 4, keep=1)
+    assert Checkpoints(tmp_path).steps() == [4]
+    assert (tmp_path / "aside" / "manifest.json").exists()
 
 
 def test_warnings_go_to_stderr_by_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -354,7 +372,6 @@ import jax, jax.numpy as jnp, numpy as np
 sys.path.insert(0, "tests")
 from test_checkpoint import make_state
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.manifest import digest
 """
 
 FULL_DISK = """
@@ -407,18 +424,22 @@ def test_a_full_disk_is_one_sentence_and_harms_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001", "0000000003"]
 
 
-def test_a_copy_that_fails_is_told_in_few_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of the best checkpoint: shutil collects one cause per file."""
+def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def full(source: Path, target: Path) -> None:
-        raise shutil.Error([(str(file), str(target), "[Errno 28] No space left on device") for file in (1, 2)])
-
-    monkeypatch.setattr(shutil, "copytree", full)
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, make_state(), {}, best=True)
-        with pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"):
-            checkpoints.wait()
-    assert Checkpoints(tmp_path).steps() == [1]
+        checkpoints.save(1, make_state(), {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("jaxrl.runtime.checkpoint.write_manifest", full)
+            checkpoints.save(2, make_state(), {}, best=True)
+            with pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"):
+                checkpoints.wait()
+        assert checkpoints.steps() == [1] and checkpoints.best_step() is None
+        assert [path.name for path in tmp_path.iterdir()] == ["0000000001"]
+        checkpoints.save(2, make_state(), {})
+    assert Checkpoints(tmp_path).steps() == [1, 2]
 
 
 @pytest.mark.long
@@ -433,10 +454,10 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
             assert all(lines), process.stderr.read()
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
-        leftovers += sum(not path.name.isdecimal() for path in tmp_path.glob("**/0*"))
+        leftovers += sum(not path.name.isdecimal() for path in tmp_path.iterdir())
         with Checkpoints(tmp_path, warn=sentences.append) as checkpoints:
             like = jax.eval_shape(partial(make_state, size=4096))
-            best, params, meta = checkpoints.restore_subtree(like.params, "params", best=True)
+            best, params, meta = checkpoints.restore(like.params, prefix="params", best=True)
             assert meta == {"step": best}
             assert_same_bits(params, make_state(best, 4096).params)
             step, restored, meta = checkpoints.restore(like)
@@ -448,16 +469,18 @@ def test_kill_9_at_any_moment(tmp_path: Path) -> None:
     assert leftovers > 0
     with Checkpoints(tmp_path) as checkpoints:  # the next run clears it away
         checkpoints.save(newest + 1, make_state(), {})
-    assert all(path.name.isdecimal() or path.name == "best" for path in tmp_path.iterdir())
-    assert all(path.name.isdecimal() for path in (tmp_path / "best").iterdir())
+    assert all(path.name.isdecimal() for path in tmp_path.iterdir())
 
 
 def test_a_reader_clears_nothing_away(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
-    shutil.copytree(tmp_path / "0000000001", tmp_path / "0000000002.writing")
+    uncommitted = tmp_path / "0000000002.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "0000000001", uncommitted)
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.restore(jax.eval_shape(make_state))[0] == 1
-    assert (tmp_path / "0000000002.writing").is_dir()
+    assert uncommitted.is_dir()
+    save_steps(tmp_path, 3)
+    assert not uncommitted.exists()
 
 
 def test_what_is_on_disk_can_be_read_without_jaxrl(tmp_path: Path) -> None:
@@ -477,12 +500,11 @@ def test_digest(tmp_path: Path) -> None:
     """The same from a state, from another layout of it, and from disk; every bit counts."""
     state = make_state(3)
     with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(CheckpointError):
-            checkpoints.digest()
         checkpoints.save(7, place(state, 4), {})
-        assert checkpoints.digest() == digest(state) == digest(place(state, 2))
+        checkpoints.wait()
+        assert checkpoint_digest(tmp_path) == digest(state) == digest(place(state, 2))
         checkpoints.save(8, make_state(4), {})
-        assert checkpoints.digest() == digest(make_state(4)) != digest(state) == checkpoints.digest(7)
+    assert checkpoint_digest(tmp_path) == digest(make_state(4)) != digest(state) == checkpoint_digest(tmp_path, 7)
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.full((1,), -0.0)})
     assert digest({"x": jnp.zeros(1)}) != digest({"x": jnp.zeros(1, jnp.int32)}) != digest({"y": jnp.zeros(1)})
     assert digest({"x": jax.random.key(0)}) != digest({"x": jax.random.key(1)})

@@ -172,7 +172,7 @@ def test_a_run_of_three_phases(alone: Path) -> None:
     assert rows[-1]["phase"] == 2
     assert "train/loss" in rows[0]
     assert "train/size" in rows[-1]
-    assert steps(alone) == [32, 40, 45]
+    assert steps(alone) == [20, 32, 40, 45]  # the best one and the newest three
     with Checkpoints(alone / "checkpoints") as checkpoints:
         step, meta = checkpoints.newest()
     assert step == 45
@@ -270,13 +270,13 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path
     assert outcome(tmp_path / "run") == outcome(alone)
 
 
-def test_killed_between_the_best_checkpoint_and_its_copy(alone: Path, tmp_path: Path) -> None:
+def test_a_run_with_only_its_best_checkpoint_left(alone: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path / "run")
     checkpoints = tmp_path / "run" / "checkpoints"
-    best = int(next((checkpoints / "best").iterdir()).name)
+    best = Checkpoints(checkpoints).best_step()
     for folder in checkpoints.glob("0*"):
-        shutil.rmtree(folder)
-    (checkpoints / "best" / f"{best:010d}").rename(checkpoints / f"{best:010d}")
+        if int(folder.name) != best:
+            shutil.rmtree(folder)
     resume(tmp_path / "run")
     assert Checkpoints(checkpoints).best_step() == best
     assert outcome(tmp_path / "run") == outcome(alone)
@@ -406,7 +406,8 @@ def test_init_from(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_load_policy_falls_back_on_the_newest_checkpoint(alone: Path, tmp_path: Path) -> None:
     shutil.copytree(alone, tmp_path / "run")
     assert loading.load_policy(alone, best=False).step == 45
-    next((tmp_path / "run" / "checkpoints" / "best").glob("*/manifest.json")).write_text("{}")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / f"{Checkpoints(checkpoints).best_step():010d}" / "meta.json").write_text("{}")
     assert loading.load_policy(tmp_path / "run").step == 45
 
 

@@ -22,6 +22,7 @@ import envs_jax
 from bench import train_throughput
 from bench.gpu import job, results
 from bench.gpu.units import GRAPHS
+from bench.harness.state_digest import digest
 from bench.parity import coverage as coverage_parity
 from bench.parity import learner as learner_parity
 from bench.parity import reach as reach_parity
@@ -32,7 +33,6 @@ from jaxrl.cli import flags as command_line
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.manifest import digest
 
 SMALL = {  # a few iterations of every algorithm
     "coma": "--config coma_quick --num_envs 16",

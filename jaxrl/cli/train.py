@@ -10,7 +10,6 @@ from jaxrl.cli import flags as command_line
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.runtime import hosts
 from jaxrl.runtime import run as runs
-from jaxrl.runtime.checkpoint import committed_steps
 from jaxrl.runtime.run_directory import versions
 
 
@@ -20,8 +19,6 @@ def main(argv: Sequence[str]) -> int:
     request = command_line.parse(argv, description=__doc__, add_flags=_add_flags)
     flags = request.flags
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
-    if place is not None and not hosts.supervised():
-        return hosts.supervise("jaxrl.train", argv, lambda run: committed_steps(run / "checkpoints"))
     enable_compilation_cache()
     with hosts.joined(place):
         if place is not None:

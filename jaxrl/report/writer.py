@@ -1,18 +1,15 @@
-"""Metrics on disk: metrics.jsonl (one JSON object per line) and TensorBoard events, the same numbers in both.
-
-TensorBoard's axis shows environment steps, so that runs of any batch size can be compared (see `Position.axis`).
+"""Metrics on disk: metrics.jsonl (one JSON object per line), and the same numbers as TensorBoard events.
 
 Every line is written to the operating system at once, so a killed process loses none. `trim` removes the lines
-after the checkpoint that a run resumes from. Event files are rewritten for that, because TensorBoard's own
-purge marks leave the stale points in the file for every other reader.
+after the checkpoint that a run resumes from. Events follow from the lines: they reach the disk every few seconds, and
+`trim` writes them anew, because TensorBoard's own purge marks leave stale points in the file for every other reader.
 """
 
+import contextlib
+import importlib.util
 import json
 import math
 import numbers
-import os
-import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from io import RawIOBase
@@ -22,14 +19,9 @@ from typing import Any
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
-try:
-    from tensorboardX.proto import event_pb2, summary_pb2
-    from tensorboardX.record_writer import masked_crc32c
-except ImportError:  # without it there are no event files
-    event_pb2 = None
-
 METRICS = "metrics.jsonl"
 EVENTS = "events"
+FLUSH = 5.0  # seconds between flushes of the events
 
 
 class MetricsError(UserError):
@@ -37,10 +29,10 @@ class MetricsError(UserError):
 
 
 class Writer:
-    """Appends to `directory/metrics.jsonl` and to a new event file under `directory/events`.
+    """Appends to `directory/metrics.jsonl` and to an event file under `directory/events`.
 
-    Files are made by the first write. Use it as a context manager, or call `close`. Without tensorboardX there are no
-    events: none are written, and those of an earlier process are unchanged.
+    Files are made by the first write or `trim`. Use it as a context manager, or call `close`. Without tensorboardX no
+    events are written, and those of an earlier process are unchanged.
 
     Attributes:
         rows: lines kept (see `trim`) and written.
@@ -50,11 +42,11 @@ class Writer:
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
         self.rows = 0
-        self.note = (
-            "" if event_pb2 else "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all metrics"
-        )
+        self.note = ""
+        if importlib.util.find_spec("tensorboardX") is None:
+            self.note = "no events for TensorBoard: pip install tensorboardX; metrics.jsonl has all metrics"
         self._lines: RawIOBase | None = None
-        self._events: RawIOBase | None = None
+        self._events: _Events | None = None
 
     def __enter__(self) -> "Writer":
         return self
@@ -65,38 +57,34 @@ class Writer:
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Append the scalars of one iteration (Python, NumPy or JAX numbers; "/" in a name makes a group).
 
-        A value that is not finite becomes null in the JSON line, since JSON has no such numbers. `step` is the step on
-        TensorBoard's axis, the iteration where it is None.
+        A value that is not finite becomes null in the JSON line, since JSON has no such numbers, and no event. `step`
+        is the step on TensorBoard's axis (see `Position.axis`), the iteration where it is None.
 
         Raises:
             MetricsError: the directory is not writable, or its disk is full.
         """
         values = {name: _number(value) for name, value in scalars.items()}
-        line = {"iteration": iteration} | {name: v if math.isfinite(v) else None for name, v in values.items()}
+        row: dict[str, Any] = {"iteration": iteration} | ({} if step is None else {"step": step})
+        row |= {name: v if math.isfinite(v) else None for name, v in values.items()}
         try:
             if self._lines is None:
-                self._lines = self._open()
-            _append(self._lines, json.dumps(line, allow_nan=False).encode() + b"\n")
+                self._open()
+            assert self._lines is not None
+            _append(self._lines, json.dumps(row, allow_nan=False).encode() + b"\n")
             self.rows += 1
             if self._events is not None:
-                _append(self._events, _scalars(values, iteration if step is None else step))
+                self._events.write(row)
         except OSError as error:
             raise _error(self._directory, error) from error
 
-    def _open(self) -> RawIOBase:
-        """Open the lines, unbuffered, and a new event file, which begins with the version that readers expect."""
-        if event_pb2:
-            folder = self._directory / EVENTS
-            folder.mkdir(parents=True, exist_ok=True)
-            now = time.time()
-            name = f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{os.getpid()}"
-            self._events = (folder / name).open("xb", buffering=0)
-            _append(self._events, _record(event_pb2.Event(wall_time=now, file_version="brain.Event:2")))
-        return (self._directory / METRICS).open("ab", buffering=0)
+    def _open(self) -> None:
+        """Open the lines, unbuffered, and a new event file."""
+        (self._directory / ("" if self.note else EVENTS)).mkdir(parents=True, exist_ok=True)
+        self._lines = (self._directory / METRICS).open("ab", buffering=0)
+        self._events = None if self.note else _Events(self._directory / EVENTS)
 
-    def trim(self, after_iteration: int, after_step: int | None = None) -> None:
-        """Remove every line of an iteration above `after_iteration`, every event of a step above `after_step` (the
-        iteration where it is None), and an incomplete last line.
+    def trim(self, after_iteration: int) -> None:
+        """Remove every line of a later iteration, and an incomplete last line; write all events anew.
 
         Raises:
             MetricsError: a file cannot be rewritten.
@@ -104,12 +92,17 @@ class Writer:
         self.close()
         try:
             path, self.rows = self._directory / METRICS, 0
+            kept = [(line, row) for line, row in _lines(path) if row["iteration"] <= after_iteration]
             if path.exists():
-                kept = [line for line, row in _lines(path) if row["iteration"] <= after_iteration]
-                write_atomically(path, "".join(kept))
-                self.rows = len(kept)
-            for file in (self._directory / EVENTS).glob("events.out.tfevents.*") if event_pb2 else ():
-                _trim_events(file, after_iteration if after_step is None else after_step)
+                write_atomically(path, "".join(line for line, _ in kept))
+            self.rows = len(kept)
+            if not self.note:
+                for file in (self._directory / EVENTS).glob("events.out.tfevents.*"):
+                    file.unlink()
+            self._open()
+            if self._events is not None:
+                for _, row in kept:
+                    self._events.write(row)
         except OSError as error:
             raise _error(self._directory, error) from error
 
@@ -127,14 +120,47 @@ class NullWriter(Writer):
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Do nothing."""
 
-    def trim(self, after_iteration: int, after_step: int | None = None) -> None:
+    def trim(self, after_iteration: int) -> None:
         """Do nothing."""
+
+
+class _Events:
+    """A new file of TensorBoard events.
+
+    Written by this thread: tensorboardX's SummaryWriter has one of its own, which waits forever once its disk is full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._file = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._flushed = -math.inf
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Add the numbers of a line of metrics.jsonl."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in row.items()
+            if name not in ("iteration", "step") and value is not None
+        ]
+        now = time.time()
+        step = row.get("step", row["iteration"])
+        self._file.write_event(Event(wall_time=row.get("time/unix", now), step=step, summary=Summary(value=values)))
+        if now > self._flushed + FLUSH:
+            self._file.flush()
+            self._flushed = now
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: the lines have told so
+            self._file.close()
 
 
 def read_metrics(directory: Path | str) -> list[dict[str, Any]]:
     """Return all rows of a run's metrics.jsonl in order, without an incomplete last line; [] if there is none."""
-    path = Path(directory) / METRICS
-    return [row for _, row in _lines(path)] if path.exists() else []
+    return [row for _, row in _lines(Path(directory) / METRICS)]
 
 
 def _number(value: Any) -> int | float:
@@ -162,7 +188,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         MetricsError: another line is damaged.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
@@ -173,42 +199,3 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield line.decode(), row
         elif number < len(lines):
             raise MetricsError(f"line {number} of {path} is damaged: fix or remove that line")
-
-
-# TensorBoard's event files: records of length (8 bytes), its checksum (4), an Event, its checksum (4).
-
-
-def _scalars(values: Mapping[str, float], step: int) -> bytes:
-    """Return a record of scalars by name."""
-    points = [summary_pb2.Summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
-    return _record(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=points)))
-
-
-def _record(event: Any) -> bytes:
-    data = event.SerializeToString()
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
-
-
-def _records(path: Path) -> Iterator[tuple[bytes, Any]]:
-    """Yield each complete record of an event file, with its event, up to the first incomplete one."""
-    with path.open("rb") as file:
-        while len(head := file.read(12)) == 12:
-            (length,) = struct.unpack("<Q", head[:8])
-            if struct.pack("<I", masked_crc32c(head[:8])) != head[8:]:
-                return
-            rest = file.read(length + 4)
-            if len(rest) < length + 4 or struct.pack("<I", masked_crc32c(rest[:length])) != rest[length:]:
-                return
-            yield head + rest, event_pb2.Event.FromString(rest[:length])
-
-
-def _trim_events(path: Path, after_step: int) -> None:
-    """Rewrite an event file without later events, or delete it if only its version is left."""
-    kept = [(record, event) for record, event in _records(path) if event.step <= after_step]
-    if not any(event.HasField("summary") for _, event in kept):
-        path.unlink()
-        return
-    temporary = path.with_name("trimmed.tmp")  # a name that readers of event files ignore
-    temporary.write_bytes(b"".join(record for record, _ in kept))
-    temporary.replace(path)

@@ -3,41 +3,40 @@
     checkpoints/0000000120/arrays/          written by orbax
                            meta.json        counters and other data that are not arrays
                            manifest.json    names, shapes and types of all leaves; SHA-256 of every file
-    checkpoints/0000000140.writing/         not committed yet, or left by a killed process: never read
-    checkpoints/best/0000000080/            a separate copy
+    checkpoints/0000000140.orbax-...        not committed yet, or left by a killed process: never read
 
-A checkpoint is written under `<step>.writing` and committed, once orbax has finished and every file is hashed, by
-renaming that folder; it is deleted by renaming it to `<step>.trash` first. So a folder whose name is a number
-is complete, however the process ended, and one that does not match its manifest (which holds the step too) has
-been damaged, renamed or copied since.
+Orbax's CheckpointManager writes in the background, commits a checkpoint by renaming its folder once all is written, the
+manifest included, deletes old ones, and clears away what a killed process left. So a folder whose name is a number
+was complete once, and one that does not match its manifest (which holds the step too) has been damaged, renamed,
+copied or partly deleted since. The manager is only for writing: it expects to be alone, and undamaged folders.
 
 Orbax gets one flat dictionary from leaf names ("algo.params.Conv_0.kernel") to plain arrays, so that the format
 on disk does not depend on the Python classes of the state. Typed PRNG keys are stored as their data.
 """
 
+import contextlib
+import dataclasses
 import functools
 import json
 import logging
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts
 from jaxrl.runtime.manifest import (
+    ARRAYS,
+    META,
     Leaf,
     difference,
-    digest_of,
     find_damage,
     is_key,
     is_stored,
@@ -68,13 +67,36 @@ def _hush_late_writes() -> None:
     sys.unraisablehook = hook
 
 
-_ARRAYS, _META = "arrays", "meta.json"
-_WRITING, _TRASH = ".writing", ".trash"
+_DIGITS = 10  # of the name of a checkpoint
 _NAMED = 3  # damaged checkpoints in a row that are named; the others are counted
 
 
 class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
+
+
+class _Arrays(ocp.PyTreeCheckpointHandler):
+    """Writes the arrays, and then, on host 0, the files beside them, before orbax commits the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: Callable[[Path], None] = lambda folder: None
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        self.beside(Path(directory))
+
+
+@dataclasses.dataclass
+class _Kept(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the newest checkpoints and the best one."""
+
+    newest: int
+    best: int | None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        first = len(checkpoints) - self.newest
+        return [index >= first or found.step == self.best for index, found in enumerate(checkpoints)]
 
 
 class Checkpoints:
@@ -93,13 +115,11 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         self.directory = Path(directory).absolute()
-        self._best = self.directory / "best"
         self._keep = keep
         self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
-        self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._unfinished: Future[None] | None = None
-        self._swept = False
+        self._arrays = _Arrays()
+        self._manager: ocp.CheckpointManager | None = None  # made by the first save
+        self._saving = -1  # number of the last save
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -113,69 +133,70 @@ class Checkpoints:
         """Start saving `state`; the caller may donate its buffers as soon as this returns.
 
         Args:
-            step: its number, at least 0; an existing checkpoint of this number is replaced.
-            state: pytree of jax.Arrays; typed PRNG keys and arrays of any sharding may be among them.
+            step: its number, at least 0; an existing checkpoint of this number is deleted first.
+            state: pytree of jax.Arrays, of which one has elements; typed PRNG keys and arrays of any sharding may be
+                among them.
             meta: a JSON object that can be read without the arrays.
-            best: keep a copy as the best checkpoint, replacing the former one.
+            best: this is the best checkpoint from now on.
 
         Raises:
             CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
-        _hush_late_writes()
-        leaves = leaves_of(state)
+        leaves, text = leaves_of(state), json.dumps(meta, indent=1)
         arrays = {
             leaf.name: plain_array(value)
             for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
             if is_stored(leaf)
         }
-        folder = self.directory / f"{step:010d}{_WRITING}"
-        try:
-            if hosts.writes():
-                self._sweep()
-                folder.mkdir(parents=True)
-                write_atomically(folder / _META, json.dumps(meta, indent=1))
-            if arrays:
-                self._orbax.save(folder / _ARRAYS, args=ocp.args.PyTreeSave(arrays))
-        except (OSError, ValueError) as error:
-            raise self._failed(step, folder, error) from error
-        self._unfinished = self._thread.submit(self._finish, step, folder, leaves, best)
 
-    def _finish(self, step: int, folder: Path, leaves: list[Leaf], best: bool) -> None:
-        """Wait for orbax, commit the checkpoint and delete those it replaces (on a separate thread)."""
-        try:
-            self._orbax.wait_until_finished()
-            if not hosts.writes():
-                return
-            write_manifest(folder, step, leaves)
-            _commit(folder)
+        def beside(arrays: Path) -> None:
+            write_atomically(arrays.parent / META, text)
+            write_manifest(arrays.parent, arrays, step, leaves, best)
+
+        self._saving, self._arrays.beside = step, beside
+        with self._one_sentence():
+            manager = self._manager = self._manager or self._make_manager()
+            if step in manager.all_steps():
+                manager.delete(step)
             if best:
-                copy = self._best / folder.name
-                shutil.copytree(self.directory / folder.stem, copy)
-                _commit(copy)
-                _delete(self._best / name for name in _committed(self._best) if name != copy.stem)
-            _delete(self.directory / name for name in _committed(self.directory)[: -self._keep])
-        except (OSError, ValueError) as error:
-            raise self._failed(step, folder, error) from error
+                self._kept.best = step
+            manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
 
-    def _failed(self, step: int, folder: Path, error: Exception) -> CheckpointError:
-        """Free the space of a failed save and return its error."""
-        if hosts.writes():
-            shutil.rmtree(folder, ignore_errors=True)
-            self._swept = False  # pending writes of other arrays may recreate the folder
-        return CheckpointError(
-            f"checkpoint {step} could not be written under {self.directory} ({_reason(error)}); make the directory "
-            "writable and free disk space there, then continue with --resume"
+    def _make_manager(self) -> ocp.CheckpointManager:
+        _hush_late_writes()
+        for name in _committed(self.directory) if hosts.writes() else ():
+            if (self.directory / name).is_symlink() or not (self.directory / name).is_dir():
+                _remove(self.directory / name)  # the manager takes it for a checkpoint, but could not delete it
+        self._kept = _Kept(self._keep, self.best_step())
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry.add(ARRAYS, ocp.args.PyTreeSave, self._arrays)
+        options = ocp.CheckpointManagerOptions(
+            step_format_fixed_length=_DIGITS,
+            preservation_policy=self._kept,
+            cleanup_tmp_directories=True,
+            single_host_load_and_broadcast=True,  # a network file system may show others an older folder
+            lightweight_initialize=True,
+            save_root_metadata=False,
         )
+        return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
 
-    def _sweep(self) -> None:
-        """Delete incomplete saves and deletions, once per run and after a failure."""
-        if not self._swept:
-            for folder in (self.directory, self._best):
-                for name in _names(folder):
-                    if name.endswith((_WRITING, _TRASH)):
-                        _remove(folder / name)
-        self._swept = True
+    @contextlib.contextmanager
+    def _one_sentence(self) -> Any:
+        """Free the space of a save that fails, and raise its error as one sentence."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            manager, self._manager = self._manager, None
+            if manager is not None:
+                with contextlib.suppress(Exception):
+                    manager.close()
+            for folder in self.directory.glob(f"{self._saving:0{_DIGITS}d}.*") if hosts.writes() else ():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {self._saving} could not be written under {self.directory} ({_reason(error)}); make the "
+                "directory writable and free disk space there, then continue with --resume"
+            ) from error
 
     def wait(self) -> None:
         """Wait until the pending save, if any, is committed.
@@ -183,21 +204,20 @@ class Checkpoints:
         Raises:
             CheckpointError: the save failed.
         """
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is not None:
-            unfinished.result()
+        if self._manager is not None:
+            with self._one_sentence():
+                self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for the pending save and end the thread.
+        """Wait for the pending save and end the threads.
 
         Raises:
             CheckpointError: the last save failed.
         """
-        try:
-            self.wait()
-        finally:
-            self._thread.shutdown()
-            self._orbax.close()
+        self.wait()
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
 
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints with a number above `step`, after the point where a run resumes.
@@ -205,10 +225,12 @@ class Checkpoints:
         Raises:
             CheckpointError: they cannot be deleted.
         """
-        self.wait()
+        assert self._manager is None, "the manager would not know"
         if hosts.writes():
             try:
-                _delete(self.directory / name for name in _committed(self.directory) if int(name) > step)
+                for name in _committed(self.directory):
+                    if int(name) > step:
+                        _remove(self.directory / name)
             except OSError as error:
                 raise CheckpointError(
                     f"old checkpoints under {self.directory} could not be deleted ({error}); "
@@ -218,13 +240,16 @@ class Checkpoints:
     # Reading
 
     def steps(self) -> list[int]:
-        """Return the numbers of all committed checkpoints, oldest first, without the best one."""
+        """Return the numbers of all committed checkpoints, oldest first."""
         return committed_steps(self.directory)
 
     def best_step(self) -> int | None:
         """Return the number of the best checkpoint, if one was kept."""
-        best = _committed(self._best)
-        return int(best[-1]) if best else None
+        for name in reversed(_committed(self.directory)):
+            with contextlib.suppress(OSError, ValueError):
+                if read_manifest(self.directory / name).best:
+                    return int(name)
+        return None
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
@@ -233,17 +258,22 @@ class Checkpoints:
             CheckpointError: there is none.
         """
         self.wait()
-        folder = self._newest_intact(self.directory, _committed(self.directory))
+        folder = self._newest_intact(_committed(self.directory))
         return int(folder.name), _read_meta(folder)
 
-    def restore(self, like: Any, step: int | None = None, intact: bool = False) -> tuple[int, Any, dict[str, Any]]:
-        """Read a whole state back, bit-identical.
+    def restore(
+        self, like: Any, step: int | None = None, *, prefix: str | None = None, best: bool = False, intact: bool = False
+    ) -> tuple[int, Any, dict[str, Any]]:
+        """Read a state back, bit-identical.
 
         Args:
             like: pytree of jax.ShapeDtypeStruct (or arrays) with the wanted shardings, on any devices; a leaf
                 without a sharding goes to the first local device.
             step: which one; by default the newest intact one. `warn` gets a sentence for each damaged one.
-            intact: `newest` has just checked it; do not verify its files again.
+            prefix: read only the part of the state there, such as "algo.params", whose shape `like` then is; leaves
+                outside it may be anything.
+            best: read the best one, if one was kept.
+            intact: `newest` has just checked this step; do not verify its files again.
 
         Returns:
             Its number, the state, and its JSON object.
@@ -251,55 +281,25 @@ class Checkpoints:
         Raises:
             CheckpointError: no intact checkpoint, or leaves of other names, shapes or types than `like` has.
         """
-        return self._restore(self.directory, like, step=step, intact=intact)
-
-    def digest(self, step: int | None = None) -> str:
-        """Return the SHA-256 of the state in a checkpoint, by default the newest; equal to `manifest.digest(state)`.
-
-        Raises:
-            CheckpointError: no such checkpoint, or it is damaged.
-        """
         self.wait()
-        names = _committed(self.directory)
-        folder = self.directory / (f"{step:010d}" if step is not None else names[-1] if names else "none")
-        damage = find_damage(folder)
-        if damage is not None:
-            raise CheckpointError(f"checkpoint {folder} is damaged: {damage}; use another")
-        leaves = read_manifest(folder).leaves
-        wanted = [leaf.name for leaf in leaves if is_stored(leaf)]
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-        args = ocp.args.PyTreeRestore(dict.fromkeys(wanted, 0), as_numpy)
-        arrays = self._orbax.restore(folder / _ARRAYS, args=args) if wanted else {}
-        return digest_of(leaves, [arrays.get(leaf.name) for leaf in leaves])
+        step = self.best_step() if best else step
+        names = _committed(self.directory) if step is None else [f"{step:0{_DIGITS}d}"]
+        folder = self.directory / names[0] if intact else self._newest_intact(names)
+        return int(folder.name), _read_state(folder, like, prefix), _read_meta(folder)
 
-    def restore_subtree(self, like: Any, prefix: str, *, best: bool = False) -> tuple[int, Any, dict[str, Any]]:
-        """Read only the part of the state at `prefix`, such as "algo.params"; `like` is the shape of that part.
-
-        Raises:
-            CheckpointError: as `restore` does; leaves outside the part may be anything.
-        """
-        return self._restore(self._best if best else self.directory, like, prefix=prefix)
-
-    def _restore(
-        self, directory: Path, like: Any, *, step: int | None = None, prefix: str | None = None, intact: bool = False
-    ) -> tuple[int, Any, dict[str, Any]]:
-        self.wait()
-        names = _committed(directory) if step is None else [f"{step:010d}"]
-        folder = directory / names[0] if intact else self._newest_intact(directory, names)
-        return int(folder.name), _read_state(self._orbax, folder, like, prefix), _read_meta(folder)
-
-    def _newest_intact(self, directory: Path, names: list[str]) -> Path:
+    def _newest_intact(self, names: list[str]) -> Path:
         """Return the folder of the last undamaged one of `names`. Raises CheckpointError if there is none."""
         if not names:
             raise CheckpointError(
-                f"there is no checkpoint in {directory}: the run ended before its first was complete; start it again"
+                f"there is no checkpoint in {self.directory}: the run ended before its first was complete; "
+                "start it again"
             )
-        return directory / hosts.on_first(lambda: self._not_damaged(directory, names))
+        return self.directory / hosts.on_first(lambda: self._not_damaged(names))
 
-    def _not_damaged(self, directory: Path, names: list[str]) -> str:
+    def _not_damaged(self, names: list[str]) -> str:
         """Return the last of `names` that passes its files' digests. Raises CheckpointError if there is none."""
         for passed, name in enumerate(reversed(names)):
-            folder = directory / name
+            folder = self.directory / name
             damage = find_damage(folder)
             if damage is None:
                 if passed > _NAMED:
@@ -308,21 +308,19 @@ class Checkpoints:
             if passed < min(_NAMED, len(names) - 1):  # the error names the oldest
                 self._warn(f"checkpoint {folder} is damaged: {damage}; it is skipped")
         raise CheckpointError(
-            f"no intact checkpoint in {directory} (of {len(names)}; the oldest, {name}: {damage}); "
+            f"no intact checkpoint in {self.directory} (of {len(names)}; the oldest, {name}: {damage}); "
             "copy an intact one back, or start the run again"
         )
 
 
 def _reason(error: Exception) -> str:
     """Return the cause in a few words: of TensorStore's "KIND: where: where: cause [details]" only the cause."""
-    if isinstance(error, shutil.Error):  # of a copy: (source, target, "[Errno 28] cause") for each file
-        return str(error.args[0][-1][-1]).rpartition("] ")[2]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).rpartition(": ")[2].partition(" [")[0].strip() or type(error).__name__
 
 
-def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: str | None) -> Any:
+def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
     wanted = leaves_of(like, prefix)
     odd = difference(wanted, read_manifest(folder).leaves, whole=prefix is None)
@@ -339,11 +337,12 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
         for leaf, sharding in zip(wanted, shardings, strict=True)
         if is_stored(leaf)
     }
+    args = ocp.args.PyTreeRestore(dict.fromkeys(restore_args, 0), restore_args, partial_restore=prefix is not None)
     arrays = {}
     if restore_args:
-        args = ocp.args.PyTreeRestore(dict.fromkeys(restore_args, 0), restore_args, partial_restore=prefix is not None)
         try:
-            arrays = orbax.restore(folder / _ARRAYS, args=args)
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                arrays = reader.restore(folder / ARRAYS, args=args)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"checkpoint {folder} could not be read ({error})") from error
 
@@ -359,10 +358,6 @@ def _read_state(orbax: ocp.AsyncCheckpointer, folder: Path, like: Any, prefix: s
     return jax.tree.unflatten(structure, map(finish, wanted, values, shardings))
 
 
-def _names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-
-
 def committed_steps(directory: Path) -> list[int]:
     """Return the numbers of the complete checkpoints in a folder, oldest first."""
     return [int(name) for name in _committed(directory)]
@@ -370,34 +365,20 @@ def committed_steps(directory: Path) -> list[int]:
 
 def _committed(directory: Path) -> list[str]:
     """Return the names of the complete checkpoints, oldest first."""
-    return sorted((name for name in _names(directory) if name.isdecimal()), key=int)
-
-
-def _commit(folder: Path) -> None:
-    """Rename `<step>.writing` to `<step>`; an existing checkpoint of this name is replaced."""
-    sealed = folder.with_suffix("")
-    _delete([sealed] if os.path.lexists(sealed) else [])
-    folder.rename(sealed)
-
-
-def _delete(folders: Iterable[Path]) -> None:
-    for folder in list(folders):
-        trash = folder.with_suffix(_TRASH)
-        _remove(trash)
-        folder.rename(trash)
-        _remove(trash)
+    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
+    return sorted((name for name in names if name.isdecimal()), key=int)
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder and its content, or a file or link in its place; do nothing if it is absent."""
+    """Delete a folder and its content, or a file or link in its place."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        path.unlink()
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / _META).read_text(encoding="utf-8")))
+        return dict(json.loads((folder / META).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {folder} has no readable {_META} ({error}); use another") from error
+        raise CheckpointError(f"checkpoint {folder} has no readable {META} ({error}); use another") from error

@@ -6,30 +6,26 @@ made by host 0 or by all together (`first`, `gather`, `on_first`), over a socket
 device takes part, so that an exchange does not wait for the running block. In a run of one process every function
 here returns at once.
 
-When a host dies, the others see its socket close, or JAX ends them within `LOST` seconds, by aborting them or by an
-error of the running collective. So the process that a user starts only supervises the one that trains, and reports in
-one sentence what happened.
+When a process ends, the system closes its socket: host 0 sees it, or the others see that of host 0, and all end with
+one sentence. A machine that falls silent closes nothing: JAX ends the others within `LOST` seconds, in its own words.
 """
 
 import atexit
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import pickle
+import queue
 import re
 import secrets
-import signal
 import socket
-import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -37,105 +33,62 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from envs_jax.base import short_repr
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, one_line
 
 JOIN = 300  # seconds to wait for the others at the start
 LOST = 30  # seconds of silence after which a host counts as dead
 SEEN = 60  # seconds after which a folder made by host 0 must be visible to the others
-FAREWELL = 3  # seconds that host 0, the coordinator, stays after an error, so that the others can read it
-_GUARDED = "JAXRL_SUPERVISED"  # set for a supervised process: the supervisor's folder and its stderr's file descriptor
-_RUN, _STDERR = "run", "stderr"  # files in the supervisor's folder
-_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-_LEFT = 86  # exit code of a supervised process that has lost the others
+FAREWELL = 1, 2  # seconds that a host stays after an error, so that the others can read it; that host 0 stays longer
 _ADDRESS = 512  # bytes of the broadcast of host 0's address
-_connections: list[Connection] = []  # host 0's to each other host in order, or that of another host to host 0
-
-
-class LostError(Exception):
-    """Another host has ended."""
+_TASKS = "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"  # processes that a launcher has started
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """One process of a run.
+    """One process of a run, as far as the flags tell; JAX finds the rest.
 
     Attributes:
-        coordinator: "HOST:PORT" of host 0; None where the launcher tells JAX.
+        coordinator: "HOST:PORT" of host 0.
         number: of hosts.
         index: of this one, from 0.
-        devices: local device numbers to use; [] for all that are visible.
+        devices: [] to use all visible devices, None for those that JAX chooses: the GPU of the task's local number.
     """
 
     coordinator: str | None
-    number: int
-    index: int
-    devices: list[int]
+    number: int | None
+    index: int | None
+    devices: list[int] | None
 
 
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
-    """Return the place of this process: from the flags, else from SLURM or Open MPI; None if it trains alone.
+    """Return the place of this process, None if it trains alone: without flags and launcher, or with `number` 1.
 
     Args:
         coordinator: `--coordinator`.
-        number: `--num_hosts`; 1 trains alone, under any launcher.
+        number: `--num_hosts`.
         index: `--host_index`.
 
     Raises:
         UsageError: incompatible flags.
     """
-    launched = _launched()
-    if number == 1 or (launched is None and (coordinator, number, index) == (None, None, None)):
-        if number == 1 and (coordinator or index):
-            raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
-        return None
-    found = {
-        "--coordinator HOST:PORT": coordinator or ("" if launched and launched.coordinator else None),
-        "--num_hosts N": number if number is not None or not launched else launched.number,
-        "--host_index I": index if index is not None or not launched else launched.index,
-    }
-    missing = [flag for flag, value in found.items() if value is None]
-    if missing:
-        why = "Open MPI 5 does not say where its first process runs" if launched else "several hosts need it"
-        raise UsageError(f"{' and '.join(missing)}: missing; {why} (--num_hosts 1 trains on this host only)")
-    address, number, index = found.values()  # type: ignore[assignment]
-    assert isinstance(number, int) and isinstance(index, int)
-    if number < 1 or not 0 <= index < number:
-        raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
-    port = re.fullmatch(r"\S+:([0-9]{1,5})", str(address))
-    if address and not (port and 0 < int(port[1]) < 2**16):
-        raise UsageError(f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(address)}")
-    return ProcessInfo(str(address) or None, number, index, launched.devices if launched else [])
-
-
-def _launched() -> ProcessInfo | None:
-    """Return the place given by SLURM or Open MPI; None if they have not started several processes.
-
-    A process that shares its machine with others uses the GPU of its local rank, unless it sees only one.
-    """
     get = os.environ.get
-    if get("SLURM_STEP_NUM_TASKS") and get("SLURM_PROCID"):
-        number, index = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID")
-        alone = number == _number("SLURM_STEP_NUM_NODES", "0")
-        local, known = "SLURM_LOCALID", "SLURM_STEP_NODELIST" in os.environ
-    elif get("OMPI_COMM_WORLD_SIZE") and get("OMPI_COMM_WORLD_RANK"):
-        number, index = _number("OMPI_COMM_WORLD_SIZE"), _number("OMPI_COMM_WORLD_RANK")
-        alone = get("OMPI_COMM_WORLD_LOCAL_SIZE") == "1"
-        local, known = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_MCA_orte_hnp_uri" in os.environ
-    else:
+    if number == 1 and (coordinator or index):
+        raise UsageError("--num_hosts 1 trains on this host only: remove --coordinator and --host_index")
+    alone = all(get(name, "1") in ("", "1") for name in _TASKS) and (coordinator, number, index) == (None, None, None)
+    if number == 1 or alone:
         return None
-    bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
-    devices = [] if alone or bound or get(local) is None else [_number(local)]
-    return ProcessInfo("known to JAX" if known else None, number, index, devices) if number > 1 else None
-
-
-def _number(name: str, default: str = "") -> int:
-    """Return the integer value of an environment variable. Raises UsageError."""
-    text = os.environ.get(name) or default
-    if not text.isdecimal():
+    if (number is not None and number < 1) or (index is not None and not 0 <= index < (number or index + 1)):
+        raise UsageError(f"--host_index {index} of --num_hosts {number}: give hosts the numbers 0 to N - 1")
+    port = re.fullmatch(r"\S+:([0-9]{1,5})", coordinator or "")
+    if coordinator is not None and not (port and 0 < int(port[1]) < 2**16):
         raise UsageError(
-            f"the environment variable {name} must be a number, not {short_repr(text)}: unset it to train on one host"
+            f"--coordinator must be HOST:PORT of host 0, such as node1:7733, not {short_repr(coordinator)}"
         )
-    return int(text)
+    # A task alone on its machine uses all of its GPUs, and one that its launcher has bound to a GPU sees no other.
+    one_per_machine = get(_TASKS[0]) == get("SLURM_STEP_NUM_NODES") and get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") == "1"
+    bound = "," not in get("CUDA_VISIBLE_DEVICES", ",")
+    every = "JAX_LOCAL_DEVICE_IDS" not in os.environ and (one_per_machine or bound)
+    return ProcessInfo(coordinator, number, index, [] if every else None)
 
 
 @contextlib.contextmanager
@@ -143,7 +96,7 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
     """Join the hosts of a run until the program ends; hosts other than 0 write nothing to stdout.
 
     Raises:
-        UserError: the other hosts were not found.
+        UserError: the other hosts were not found, or flags are missing.
     """
     if place is None:
         yield
@@ -153,54 +106,61 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
             place.coordinator,
             place.number,
             place.index,
-            None if "JAX_LOCAL_DEVICE_IDS" in os.environ else place.devices,
+            place.devices,
             initialization_timeout=JOIN,
             heartbeat_timeout_seconds=LOST,
         )
-        if place.index:
+        if not writes():
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _connections[:] = _connect(place)
-    except (RuntimeError, ValueError, OSError) as error:
+        _peers[:] = map(Peer, _connect(place))
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
+        cause = one_line(str(error))
+        if isinstance(error, ValueError):
+            raise UsageError(
+                f"JAX finds no other hosts ({cause}): give each --coordinator, --num_hosts and its --host_index; "
+                "--num_hosts 1 trains on this host only"
+            ) from None
         raise UserError(
-            f"host {place.index} of {place.number} could not join the others ({_cause(str(error))}): start the same "
-            "command on all hosts, and check that they reach the coordinator's port"
+            f"this host could not join the others ({cause}): start the same command on all hosts, and check that they "
+            "reach the coordinator's port"
         ) from None
     try:
         yield
         gather("done")  # host 0 may still be committing a checkpoint
     except BaseException as error:
-        broken = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error)
-        if broken or isinstance(error, LostError):
-            os.write(2, f"\n{_cause(str(error))}\n".encode())
-            _leave(_LEFT)
-        # The others have not finished, and JAX would wait for them.
-        atexit.register(_leave, getattr(error, "exit_code", 1), FAREWELL if writes() else 0)
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            _lost()  # a collective that has failed
+        _ending.set()
+        atexit.register(_leave, getattr(error, "exit_code", 1))  # JAX would wait for the others, which have not ended
         raise
+    _ending.set()
     jax.distributed.shutdown()
 
 
-def _leave(code: int, seconds: float = 0) -> None:
-    """End the process at once, or after so many seconds."""
-    time.sleep(seconds)
+def _leave(code: int) -> None:
+    """End the process when the others have had time to read its messages; host 0, JAX's coordinator, as the last."""
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(FAREWELL[0])
+    for peer in _peers:
+        peer.part()
+    time.sleep(FAREWELL[1] if writes() else 0)
     os._exit(code)
 
 
 def _connect(place: ProcessInfo) -> list[Connection]:
     """Open sockets between host 0 and all others, with mutual authentication for this run."""
-    if place.index:
+    if not writes():
         name, port, secret = json.loads(_from_first(b""))
         connection = Client((name, port), authkey=bytes.fromhex(secret))
-        _send(connection, json.dumps(place.index).encode())
+        connection.send_bytes(json.dumps(jax.process_index()).encode())
         return [connection]
     secret = secrets.token_hex(16)
-    with Listener(("", 0), backlog=place.number, authkey=bytes.fromhex(secret)) as listener:
-        coordinator = place.coordinator or ""
-        name = coordinator.rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names of nodes
+    with Listener(("", 0), backlog=number(), authkey=bytes.fromhex(secret)) as listener:
+        name = (place.coordinator or "").rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names
         _from_first(json.dumps([name, listener.address[1], secret]).encode())
-        found = [listener.accept() for _ in range(place.number - 1)]
-    by_index = {json.loads(_read(connection)): connection for connection in found}  # they connect in any order
+        found = [listener.accept() for _ in range(number() - 1)]
+    by_index = {json.loads(connection.recv_bytes()): connection for connection in found}  # they connect in any order
     return [by_index[index] for index in sorted(by_index)]
 
 
@@ -211,19 +171,63 @@ def _from_first(text: bytes) -> bytes:
     return bytes(np.asarray(multihost_utils.broadcast_one_to_all(sent))).rstrip(b"\0")
 
 
-def _read(connection: Connection) -> bytes:
-    """Read a message of another host; wait for a slow host, end the process for a dead one."""
-    try:
-        return connection.recv_bytes()
-    except (EOFError, OSError):
-        raise LostError("another host has ended") from None
+# The end of a host
+
+_run: Path | None = None  # the run directory
+_ending = threading.Event()  # the others may close their sockets
+_losing = threading.Lock()
 
 
-def _send(connection: Connection, text: bytes) -> None:
-    try:
-        connection.send_bytes(text)
-    except OSError:
-        raise LostError("another host has ended") from None
+def remember(directory: Path) -> None:
+    """Name the run directory in the sentence that follows the loss of a host."""
+    global _run
+    _run = directory
+
+
+def _lost() -> None:
+    """End the process with one sentence, since another host has ended."""
+    _losing.acquire()  # for good: one sentence is enough
+    remedy = (
+        f"start all of them again with --resume {_run}" if _run else "nothing was trained yet, start all of them again"
+    )
+    sys.stdout.flush()
+    os.write(2, f"\nerror: another host has ended: {remedy}\n".encode())
+    _leave(1)
+
+
+class Peer:
+    """The socket to another host; a thread reads it, and ends this process when the other one has ended."""
+
+    def __init__(self, connection: Connection, lost: Callable[[], None] = _lost) -> None:
+        self._connection, self._lost = connection, lost
+        self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError, ValueError):
+            while text := self._connection.recv_bytes():
+                self._received.put(json.loads(text))
+        if not _ending.is_set():
+            self._lost()
+
+    def send(self, value: Any) -> None:
+        """Send a JSON object."""
+        self._send(json.dumps(value).encode())
+
+    def part(self) -> None:
+        """Tell the other host that this one ends."""
+        self._send(b"")
+
+    def _send(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # the thread sees it, too
+            self._connection.send_bytes(text)
+
+    def receive(self) -> Any:
+        """Return the next JSON object; wait for a slow host."""
+        return self._received.get()
+
+
+_peers: list[Peer] = []  # of host 0, all others in order; of another, host 0
 
 
 # Agreement
@@ -241,19 +245,17 @@ def writes() -> bool:
 
 def gather(value: Any) -> list[Any]:
     """Return the values, JSON objects, of all hosts in order; wait for them all."""
-    if jax.process_count() == 1:
-        return [value]
-    return exchange(value, _connections, writes())
+    return [value] if jax.process_count() == 1 else exchange(value, _peers, writes())
 
 
-def exchange(value: Any, connections: Sequence[Connection], collects: bool) -> list[Any]:
-    """Return the values of all hosts: the one that collects has connections to all others, which have one to it."""
+def exchange(value: Any, peers: list[Peer], collects: bool) -> list[Any]:
+    """Return the values of all hosts: the one that collects has all others as peers, which have only it."""
     if not collects:
-        _send(connections[0], json.dumps(value).encode())
-        return list(json.loads(_read(connections[0])))
-    values = [value, *(json.loads(_read(connection)) for connection in connections)]
-    for connection in connections:
-        _send(connection, json.dumps(values).encode())
+        peers[0].send(value)
+        return list(peers[0].receive())
+    values = [value, *(peer.receive() for peer in peers)]
+    for peer in peers:
+        peer.send(values)
     return values
 
 
@@ -309,91 +311,3 @@ def fetched(tree: Any) -> Any:
         return x if at_hand else multihost_utils.process_allgather(x, tiled=True)
 
     return jax.device_get(jax.tree.map(whole, tree))
-
-
-# The supervisor
-
-
-def supervise(module: str, argv: Sequence[str], checkpoints: Callable[[Path], list[int]]) -> int:
-    """Run `python -m module argv` in a separate process; return its exit code, or 1 with a sentence if it died.
-
-    Its stderr output from Python is shown at once; output of libraries (aborts of JAX, with their stack) only if it
-    ends by itself.
-
-    Args:
-        module: of the command.
-        argv: its arguments.
-        checkpoints: the numbers of the complete checkpoints in a run directory, for the sentence.
-
-    Raises:
-        UserError: the process died, or lost the others.
-    """
-    received: list[int] = []
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / _STDERR).open("w+b") as log:
-        shown = os.dup(2)
-        child = subprocess.Popen(
-            [sys.executable, "-m", module, *argv],
-            env=os.environ | {_GUARDED: f"{shown}:{folder}"},
-            stderr=log,
-            pass_fds=(shown,),
-            start_new_session=True,  # Ctrl-C reaches it through us, once
-        )
-
-        def relay(number: int, frame: FrameType | None) -> None:
-            received.append(number)
-            child.send_signal(number)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, relay)
-        code = child.wait()
-        os.close(shown)
-        text = (Path(folder) / _STDERR).read_text(errors="replace")
-        run = Path(folder) / _RUN
-        where = Path(run.read_text()) if run.exists() else None
-    if code == -signal.SIGINT and signal.SIGINT in received:
-        return 128 + signal.SIGINT
-    if code >= 0 and code != _LEFT:
-        sys.stderr.write(text)
-        return code
-    raise UserError(f"{_story(code, text)}; {_remedy(where, checkpoints(where) if where else [])}")
-
-
-def supervised() -> bool:
-    """Return whether a supervisor has started this process, and connect to it; to be called once."""
-    if _GUARDED not in os.environ:
-        return False
-    sys.stderr = os.fdopen(int(os.environ[_GUARDED].partition(":")[0]), "w", buffering=1)
-    with contextlib.suppress(OSError, AttributeError):  # Linux: SIGTERM when the supervisor ends for any reason
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    return True
-
-
-def remember(directory: Path) -> None:
-    """Report the run directory to the supervisor, if any."""
-    if _GUARDED in os.environ:
-        (Path(os.environ[_GUARDED].partition(":")[2]) / _RUN).write_text(str(directory))
-
-
-def _story(code: int, text: str) -> str:
-    """Explain why a supervised process ended, given the libraries' output on its stderr."""
-    if code == _LEFT:
-        return f"this host has lost the others ({text.strip().splitlines()[-1]})"
-    fatal = re.search(r"^F\d{4} .*?\] (.*?)(?:^\*\*\*|\Z)", text, re.MULTILINE | re.DOTALL)
-    if fatal and "distributed service" in fatal[1]:
-        return f"this host has lost the others ({_cause(fatal[1])})"
-    cause = f" ({_cause(fatal[1])})" if fatal else ""
-    return f"the process of this host was ended by {signal.Signals(-code).name}{cause}"
-
-
-def _cause(text: str) -> str:
-    """Return the essence of a JAX message, in at most 200 characters of one line."""
-    gist = re.sub(r"/job:\S+/task:(\d+)", r"host \1", " ".join(text.rpartition("absl::Status: ")[2].split()))
-    return gist if len(gist) <= 200 else gist[:197] + "..."
-
-
-def _remedy(run: Path | None, checkpoints: list[int]) -> str:
-    """Return how to continue an interrupted run."""
-    if run is None:
-        return "nothing was trained yet: start all hosts again"
-    at = f"the last good checkpoint ({checkpoints[-1]:,}) is kept" if checkpoints else "there was no checkpoint yet"
-    return f"{at}: continue with --resume {run}"

@@ -49,12 +49,12 @@ def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState
     with Checkpoints(root / "checkpoints") as checkpoints:
         use_best = best and checkpoints.best_step() is not None
         try:
-            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated", best=use_best)
+            step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated", best=use_best)
         except CheckpointError as error:
             if not use_best:
                 raise
             print(f"warning: the best checkpoint cannot be used, the newest is used instead: {error}", file=sys.stderr)
-            step, replicated, _ = checkpoints.restore_subtree(shapes, "algo.replicated")
+            step, replicated, _ = checkpoints.restore(shapes, prefix="algo.replicated")
     if not several:
         return [AlgoState(replicated, ())], step
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in found], step
@@ -114,7 +114,7 @@ def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
     directory, config = read_run(run)
     setup = unchecked_run(config.with_run(devices=1), resuming=True)
     with Checkpoints(directory / "checkpoints") as checkpoints:
-        step, state, _ = checkpoints.restore_subtree(_unplaced(setup.trainer.shapes().algo), "algo")
+        step, state, _ = checkpoints.restore(_unplaced(setup.trainer.shapes().algo), prefix="algo")
     return setup.algo, _anywhere(state), step
 
 

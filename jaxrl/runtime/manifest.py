@@ -3,17 +3,15 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl.common.files import write_atomically
 
-MANIFEST = "manifest.json"
+ARRAYS, META, MANIFEST = "arrays", "meta.json", "manifest.json"
 
 
 class Leaf(NamedTuple):
@@ -50,21 +48,6 @@ def is_stored(leaf: Leaf) -> bool:
     return 0 not in leaf.shape
 
 
-def digest(state: Any) -> str:
-    """Return the SHA-256 of names, types, shapes and bits of all leaves of a state."""
-    return digest_of(leaves_of(state), [plain_array(value) for value in jax.tree.leaves(state)])
-
-
-def digest_of(leaves: list[Leaf], values: Iterable[Any]) -> str:
-    """Return the SHA-256 of leaves and their plain values."""
-    pairs = sorted(zip(leaves, values, strict=True), key=lambda pair: pair[0].name)
-    total = hashlib.sha256()
-    for leaf, value in pairs:
-        total.update(f"{leaf.name} {leaf}\n".encode())
-        total.update(np.ascontiguousarray(value).tobytes() if is_stored(leaf) else b"")
-    return total.hexdigest()
-
-
 def is_key(value: Any) -> bool:
     """Return whether an array holds typed PRNG keys."""
     return bool(jnp.issubdtype(value.dtype, jax.dtypes.prng_key))
@@ -97,22 +80,34 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, step: int, leaves: list[Leaf]) -> None:
-    """Write the manifest of a checkpoint whose other files are complete. Raises OSError."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool) -> None:
+    """Write the manifest of a checkpoint whose other files are complete.
+
+    Args:
+        folder: with META; orbax's own notes there change when it commits and are not read.
+        arrays: what will be the folder ARRAYS there when orbax commits.
+        step, leaves, best: see `Manifest`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    files = sorted(path for path in arrays.rglob("*") if path.is_file())
     contents = {
         "step": step,
+        "best": best,
         "leaves": [list(leaf) for leaf in leaves],
-        "files": {path.relative_to(folder).as_posix(): _file_digest(path) for path in files},
+        "files": {META: _file_digest(folder / META)}
+        | {f"{ARRAYS}/{path.relative_to(arrays).as_posix()}": _file_digest(path) for path in files},
     }
     text = json.dumps(contents)
     write_atomically(folder / MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
 
 
 class Manifest(NamedTuple):
-    """The content of a manifest: the checkpoint's number, digests by file, and the leaves."""
+    """The content of a manifest: the checkpoint's number, whether it was the best, digests by file, and the leaves."""
 
     step: int
+    best: bool
     files: dict[str, str]
     leaves: list[Leaf]
 
@@ -133,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     if _text_digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
     leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
-    return Manifest(contents["step"], contents["files"], leaves)
+    return Manifest(contents["step"], contents.get("best", False), contents["files"], leaves)
 
 
 def find_damage(folder: Path) -> str | None:

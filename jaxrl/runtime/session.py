@@ -160,7 +160,7 @@ class Session:
         self._former_seconds = meta["seconds"]
         self._restart_lines([meta["group"], *meta.get("trial_groups", [])])
         for writer in (self.writer, *self.trial_writers):
-            writer.trim(step, self.position.axis(self.phases))
+            writer.trim(step)
         if hosts.writes() and self.writer.rows < meta.get("rows", 0):
             self.console.say(
                 f"warning: metrics.jsonl holds {self.writer.rows:,} of the {meta['rows']:,} rows that were written up "
@@ -172,8 +172,6 @@ class Session:
                 f"checkpoints after iteration {step:,} are deleted, as the run continues from there: {listed}"
             )
         self.checkpoints.discard_after(step)
-        if self.best_step == step != self.checkpoints.best_step():  # killed between the checkpoint and its copy
-            self._save(state, best=True)
         self._saved = (step, time.monotonic())
         return state
 

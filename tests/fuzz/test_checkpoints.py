@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bench.harness.state_digest import digest
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.cli import train
 from jaxrl.cli.entry import exit_on_error
@@ -28,8 +29,7 @@ from jaxrl.runtime import load as loading
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import Checkpoints
-from jaxrl.runtime.manifest import digest
-from scripts.kill_and_resume import SMALL, only_run, outcome
+from scripts.kill_and_resume import SMALL, UNCOMMITTED, only_run, outcome
 
 pytestmark = pytest.mark.fuzz
 
@@ -99,11 +99,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def folders(checkpoints: Path) -> list[Path]:
-    return sorted(
-        p
-        for p in [*checkpoints.glob("*"), *checkpoints.glob("best/*")]
-        if p.is_dir() and not p.is_symlink() and p.name != "best"
-    )
+    return sorted(path for path in checkpoints.glob("*") if path.is_dir() and not path.is_symlink())
 
 
 def files(folder: Path) -> list[Path]:
@@ -164,14 +160,14 @@ def renumber(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None
 
 def copy(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
     folder, name = pick(folders(checkpoints)), pick([str(number % 60), f"{number % 60:010d}", f"{number:010d}", "٣"])
-    target = pick([checkpoints, checkpoints / "best"]) / name
+    target = checkpoints / name
     if not target.exists():
         shutil.copytree(folder, target)
 
 
 def unfinished(checkpoints: Path, pick: Callable[[Any], Any], number: int) -> None:
     folder = pick(folders(checkpoints))
-    target = folder.with_name(folder.name.partition(".")[0] + pick([".writing", ".trash"]))
+    target = folder.with_name(folder.name.partition(".")[0] + UNCOMMITTED)
     if not target.exists():
         folder.rename(target)
 
@@ -218,22 +214,18 @@ def test_damaged_checkpoints(finished: Finished, data: st.DataObject, harms: lis
 def check(finished: Finished, run: Path) -> None:
     """Resume the run, ask for its best policy, and see what both say and do."""
     loaded: list[int] = []
-    restore, subtree = Checkpoints.restore, Checkpoints.restore_subtree
+    restore = Checkpoints.restore
 
-    def whole(self: Checkpoints, *arguments: Any, **more: Any) -> Any:
+    def noted(self: Checkpoints, *arguments: Any, **more: Any) -> Any:
         step, state, meta = restore(self, *arguments, **more)
-        assert digest(state) == finished.states.get(step), f"another state than that of {step}"
-        loaded.append(step)
-        return step, state, meta
-
-    def part(self: Checkpoints, *arguments: Any, **more: Any) -> Any:
-        step, state, meta = subtree(self, *arguments, **more)
-        assert digest(state) == finished.policies.get(step), f"another policy than that of {step}"
+        whole = more.get("prefix") is None
+        saved = (finished.states if whole else finished.policies).get(step)
+        assert digest(state) == saved, f"another {'state' if whole else 'policy'} than that of {step}"
+        loaded.extend([step] * whole)
         return step, state, meta
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "restore", whole)
-        patch.setattr(Checkpoints, "restore_subtree", part)
+        patch.setattr(Checkpoints, "restore", noted)
         COUNTS["policy " + said(exit_on_error(lambda argv: loading.load_policy(argv[0]) and 0), [str(run)])[0]] += 1
         there = [p.name for p in (run / "checkpoints").iterdir() if p.name.isdecimal()]
         above, out = said(train.main, ["--resume", str(run)])

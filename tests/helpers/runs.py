@@ -10,11 +10,11 @@ from unittest import mock
 
 from tensorboardX.proto.event_pb2 import Event
 
+from bench.harness.state_digest import checkpoint_digest
 from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import CompiledRun, Run, compile_run
-from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.position import Position
 
 # What a run may have otherwise with the same programs; how long schedules last is a setting of its own.
@@ -33,9 +33,8 @@ def resume(directory: Path, argv: str = "") -> None:
 
 def outcome(directory: Path) -> tuple[str, list[dict[str, Any]]]:
     """Digest of the newest state, and the metrics that do not depend on time."""
-    with Checkpoints(directory / "checkpoints") as checkpoints:
-        digest = checkpoints.digest()
-    return digest, [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
+    rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(directory)]
+    return checkpoint_digest(directory / "checkpoints"), rows
 
 
 def points(directory: Path) -> dict[str, list[tuple[int, float]]]:
