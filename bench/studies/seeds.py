@@ -1,7 +1,8 @@
 """python -m bench.studies.seeds [--seeds 16] [--jobs sac,ddpg]: one program of N seeds against N runs in turn.
 
-Both train the same seeds. The result holds compile seconds, seconds per iteration of all seeds (in turns, on the first
-device), and how far metrics and parameters of each seed are from those of the single run of that seed.
+All train the same seeds on the first device. One program can train its seeds at once ("vectorized") or in turns
+("in_turns"); a run chooses by its device. The result holds compile seconds, seconds per block of iterations of all
+seeds (samples in turns), and how far the losses of each seed are from those of the single run of that seed.
 """
 
 import dataclasses
@@ -39,28 +40,31 @@ def run(job: str, seeds: int, iterations: int, rounds: int, quick: bool, say: me
         build_run(command_line.parse(f"{flags} --num_seeds {count}".split(), "python -m bench.studies.seeds").config)
         for count in (seeds, 1)
     )
+    setups = {"single": single} | {
+        name: dataclasses.replace(several, trainer=dataclasses.replace(several.trainer, vectorized=vectorized))
+        for name, vectorized in (("vectorized", True), ("in_turns", False))
+    }
     phase = measured_phase(single.algo)
     found: dict[str, Any] = {"flags": flags, "iterations_per_block": iterations}
     programs = {}
-    for name, setup in (("several", several), ("single", single)):
+    for name, setup in setups.items():
         began = time.monotonic()
         programs[name] = _compiled(setup)
         found[f"compile_seconds_{name}"] = time.monotonic() - began
         say(f"{job}: compiled {name} in {found[f'compile_seconds_{name}']:.1f} s")
 
-    both, losses = _train(several, programs["several"], phase, iterations)
-    alone: Any = None
-    worst: dict[str, float] = {}
+    states, losses = {}, {}
+    alone = []
     for seed in range(seeds):
-        alone, wanted = _train(single, programs["single"], phase, iterations, seed)
-        for number in (1, 10, 100, len(wanted)):
-            if number <= len(wanted):
-                difference = float(np.max(np.abs(losses[:number, seed] / wanted[:number, 0] - 1)))
-                worst[f"first_{number}_updates"] = max(worst.get(f"first_{number}_updates", 0.0), difference)
-    found["largest_relative_difference_of_the_critic_loss"] = worst
-    say(f"{job}: largest relative differences of the critic's loss {worst}")
-
-    states = {"several": both, "single": alone}
+        states["single"], loss = _train(single, programs["single"], phase, iterations, seed)
+        alone.append(loss[:, 0])
+    wanted = np.stack(alone, axis=1)
+    for name in ("vectorized", "in_turns"):
+        states[name], losses[name] = _train(setups[name], programs[name], phase, iterations)
+        difference = np.abs(losses[name] / wanted - 1).max(axis=1)
+        shown = [number for number in (1, 10, 100, len(difference)) if number <= len(difference)]
+        found[f"relative_difference_{name}"] = {f"first_{n}_updates": float(difference[:n].max()) for n in shown}
+        say(f"{job}, {name}: relative differences of the critics' loss {found[f'relative_difference_{name}']}")
     block = {name: programs[name][phase.name] for name in programs}
 
     def sample(name: str, times: int) -> Any:
@@ -73,11 +77,13 @@ def run(job: str, seeds: int, iterations: int, rounds: int, quick: bool, say: me
 
         return call
 
-    timings = measure_interleaved([sample("several", 1), sample("single", seeds)], rounds)
+    samples = [sample("single", seeds), sample("vectorized", 1), sample("in_turns", 1)]
+    timings = measure_interleaved(samples, rounds)
     found["seconds"] = {name: timing.plain() for name, timing in timings.items()}
-    together, in_turn = timings["several"].median, timings["single"].median
-    found["ratio"] = in_turn / together
-    say(f"{job}: {seeds} seeds together {together:.3f} s, one after another {in_turn:.3f} s, {in_turn / together:.2f}x")
+    runs = timings["single"].median
+    for name in ("vectorized", "in_turns"):
+        found[f"speed_{name}"] = runs / timings[name].median
+        say(f"{job}, {name}: {timings[name].median:.3f} s for {seeds} seeds, {seeds} runs {runs:.3f} s")
     return found
 
 
