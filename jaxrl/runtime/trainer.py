@@ -444,20 +444,19 @@ class Trainer:
             Metrics of episodes are means over those that ended in an iteration, NaN where none did.
         """
 
+        def reported(state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
+            state, learning, sums = self._iteration(state, phase)
+            episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
+            ended = {"episodes": sums["episodes"]} if sums else {}
+            return state, learning | episodes | ended
+
         def whole(key: Key) -> Any:
             state, metrics = self._init(key, None), {}
             for index, (phase, number) in enumerate(zip(self.algo.phases, iterations, strict=True)):
                 if number:
                     state = dataclasses.replace(state, phase=jnp.int32(index), iteration=jnp.uint32(0))
-                    step = functools.partial(self._reported, phase=phase)
+                    step = functools.partial(reported, phase=phase)
                     state, metrics[phase.name] = jax.lax.scan(step, state, None, length=number)
             return self.algo.policy(state.algo), metrics
 
         return on_mesh(whole, self.mesh, (REPLICATED,), REPLICATED)
-
-    def _reported(self, state: TrainState, _: None, phase: Phase) -> tuple[TrainState, dict[str, Array]]:
-        """Run one iteration and return its metrics by name."""
-        state, learning, sums = self._iteration(state, phase)
-        episodes = {name: value / sums["episodes"] for name, value in sums.items() if name != "episodes"}
-        ended = {"episodes": sums["episodes"]} if sums else {}
-        return state, learning | episodes | ended
