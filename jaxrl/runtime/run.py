@@ -222,7 +222,8 @@ def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, con
     for line in learning_curves.table(curves, _WIDTH):
         console.say(line.plain)
     try:
-        learning_curves.write(curves, directory)
+        of_run = {"settings": setup.config.plain(), "versions": run_directory.versions()}
+        learning_curves.write(curves | of_run, directory)
         console.say(f"learning curves: {directory / learning_curves.PLOT}")
     except OSError as error:
         console.say(f"warning: no learning curves under {directory} ({error.strerror}): make it writable, then resume")
