@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             "losses", "the default target entropy counts all agents",
             "jaxrl/algos/sac.py",
-            "standard = -float(math.prod(self.spec.action.shape))",
-            "standard = -float(math.prod(self.spec.action.shape) * self.spec.num_agents)",
+            "standard = self.target_entropy, -float(math.prod(self.spec.action.shape))",
+            "standard = self.target_entropy, -float(math.prod(self.spec.action.shape) * self.spec.num_agents)",
             SAC,
         ),
         (
@@ -304,8 +304,8 @@ MUTATIONS = [
         (
             "losses", "coma: the entropy bonus is a cost",
             "jaxrl/algos/coma.py",
-            "value = value - self.entropy_bonus(progress) * entropy",
-            "value = value + self.entropy_bonus(progress) * entropy",
+            "value = value - self.entropy_bonus(progress) * mean_entropy",
+            "value = value + self.entropy_bonus(progress) * mean_entropy",
             COMA,
         ),
         (

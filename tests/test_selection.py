@@ -39,7 +39,7 @@ def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> 
     """A session whose evaluations return these curves one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
     env = SimpleNamespace(spec=spec, env=setup.env.env)
-    trainer = SimpleNamespace(layout=setup.trainer.layout, seeds=1, policies=lambda state: ())
+    trainer = SimpleNamespace(layout=setup.trainer.layout, seeds=1, trials=1, policies=lambda state: ())
     chosen: Any = SimpleNamespace(
         config=setup.config, algo=setup.algo, env=env, eval_env=setup.eval_env, mesh=setup.mesh, trainer=trainer
     )
