@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.off_policy import CASES, make_trainer, trainer_of
+from helpers.tiny import Corridor
 
 import jaxrl
 import jaxrl.cli.evaluate
 import jaxrl.cli.train
+from jaxrl.algos.coma import Coma
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
@@ -293,14 +295,30 @@ SWEPT = {
         "tau": (0.05, 0.2),
     },
     "ddpg continuous": {"exploration_noise": (0.1, 0.3), "critic_lr": (3e-3, 1e-3)},
+    "coma": {
+        "gamma": (0.9, 0.99),
+        "td_lambda": (0.5, 0.9),
+        "actor_lr": (1e-3, 1e-2),
+        "final_lr_fraction": (0.1, 1.0),
+        "eps_max": (0.5, 0.1),
+        "eps_min": (0.1, 0.02),
+        "entropy_weight": (0.0, 0.1),
+        "entropy_final": (0.0, 0.01),
+    },
 }
 
 
+@pytest.mark.parametrize("vectorized", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("case", SWEPT)
-def test_traced_settings_are_those_of_the_field(case: str) -> None:
+def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> None:
     """A trial with traced settings learns what the algorithm does that was made with these settings."""
-    single, values = trainer_of(case), SWEPT[case]
-    several = dataclasses.replace(single, sweep=values)
+    values = SWEPT[case]
+    if case == "coma":
+        sizes = {"batch_transitions": 160, "num_minibatches": 2, "hidden_size": 8, "num_epochs": 2}
+        single = make_trainer(Coma, Corridor(num_agents=2), 8, **sizes)
+    else:
+        single = trainer_of(case)
+    several = dataclasses.replace(single, sweep=values, vectorized=vectorized)
     both = several.init(several.keys(0))
     singles = [
         dataclasses.replace(
