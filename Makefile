@@ -1,4 +1,4 @@
-# make train | test | test-long | nightly | lint | bench, on a fresh machine too: the virtual environment is made on the first call.
+# make train | test | test-long | nightly | lint | docs | bench, on a fresh machine too: the virtual environment is made on the first call.
 #   PYTHON=python3.11   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
 #   JOBS=8   pytest processes; by default as many as there are cores
@@ -16,7 +16,7 @@ CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 # Containers often forbid Python to keep bytecode; pytest then rewrites all tests anew in every run.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-long nightly lint format bench clean
+.PHONY: train test test-long nightly lint docs format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -37,6 +37,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@echo "the documentation is in build/site"
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -41,7 +41,7 @@ def test_gradients_are_clipped_to_a_norm() -> None:
 
 
 def with_sgd(algorithm: type[Algorithm]) -> Any:
-    """The algorithm with plain gradient descent, as docs/own_environment_and_algorithm.md replaces the optimizer."""
+    """The algorithm with plain gradient descent, as the tutorial in docs/tutorials replaces the optimizer."""
 
     @dataclasses.dataclass(frozen=True)
     class WithSgd(algorithm):
