@@ -180,7 +180,7 @@ class RealReach(ReachBatch):
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
-        state, _ = _in_order(self.reach, keys, numbers)
+        state, _ = _in_order(ReachBatch(self.env), keys, numbers)
         observations = [arm.reset(self._vector(k)) for arm, k in zip(self.arms, np.asarray(numbers), strict=True)]
         return self._seen(state, 0, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
 
@@ -226,11 +226,7 @@ class RealReach(ReachBatch):
 
 
 _listed = jax.jit(goals.listed, static_argnums=(0, 1))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-    return ReachBatch(env).in_order(keys, numbers)
+_in_order = jax.jit(ReachBatch.in_order, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

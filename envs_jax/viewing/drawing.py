@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs_jax.viewing.record import Level, Line
+from envs_jax.viewing.record import Line
 
 
 class Style(NamedTuple):
@@ -145,8 +145,7 @@ class Drawing:
         metrics: names of `record.curves` that a page shows, the one of pictures in front; () for all, the score in
             front.
         step_labels: words for the time steps [K]; () for the environment's.
-        lines: {metric: curves drawn in place of the episode's only one}.
-        levels: {metric: lines across its chart}.
+        lines: {metric: curves drawn in place of the episode's only one, and lines of one value across its chart}.
     """
 
     panels: Sequence[Panel]
@@ -155,4 +154,3 @@ class Drawing:
     metrics: Sequence[str] = ()
     step_labels: Sequence[str] = ()
     lines: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)
-    levels: Mapping[str, Sequence[Level]] = dataclasses.field(default_factory=dict)

@@ -5,7 +5,6 @@ import html
 import io
 import json
 import re
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
         names = [name for name in names if name != "length"]
     styles, charts = dict(drawing.styles), {}
     for name in ("reward", *names):
-        panel, looks = chart(record, name, drawing.lines.get(name, ()), drawing.levels.get(name, ()))
+        panel, looks = chart(record, name, drawing.lines.get(name, ()))
         charts[name] = panel.still
         styles |= looks
     data = {
@@ -32,7 +31,7 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
         "step_labels": list(drawing.step_labels or map(record.env.step_label, range(record.steps + 1))),
         "metric": names[0],
         "labels": {name: spec.label(name) for name in charts},
-        "curves": {name: _list(curves[name]) for name in charts},
+        "curves": {name: [float(f"{x:.6g}") if np.isfinite(x) else None for x in curves[name]] for name in charts},
         "charts": charts,
         "panels": [{"still": panel.still, "steps": panel.steps} for panel in drawing.panels],
     }
@@ -50,26 +49,19 @@ def page(record: Record, drawing: Drawing, rate: int = 2) -> str:
 
 def _svg(panel: Panel) -> str:
     """Return a panel with its images; its shapes are added to the last element, step by step."""
+    from PIL import Image
+
     (left, top, _, _), (width, height), (x0, y0, x1, y1) = panel.box, panel.size, panel.image_box
-    images = "".join(
-        f'<image x="{x0}" y="{y0}" width="{x1 - x0}" height="{y1 - y0}" preserveAspectRatio="none" '
-        f'href="{_uri(image)}"/>'
-        for image in panel.images
-    )
+    images = ""
+    for image in panel.images:
+        Image.fromarray(image).save(buffer := io.BytesIO(), "PNG", optimize=True)
+        images += f'<image x="{x0}" y="{y0}" width="{x1 - x0}" height="{y1 - y0}" preserveAspectRatio="none" '
+        images += f'href="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"/>'
     title = f"<figcaption>{html.escape(panel.title)}</figcaption>" if panel.title else ""
     return (
         f'<figure style="flex:{width / height:.4f}">{title}<svg class="drawn" viewBox="{left} {top} {width} {height}" '
         f'role="img" aria-label="{html.escape(panel.title or "scene")}">{images}<g></g></svg></figure>'
     )
-
-
-def _uri(image: np.ndarray) -> str:
-    """Return an image uint8[h, w, 3] as a data URI."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _sample(sign: Sign, style: Style) -> str:
@@ -82,10 +74,6 @@ def _sample(sign: Sign, style: Style) -> str:
     look = style.scaled(2.0 if sign.kind == "path" else 1.0).css
     words = html.escape(sign.words)
     return f'<span><svg viewBox="0 0 28 10"><{element[sign.kind]} style="{look}"/></svg>{words}</span>'
-
-
-def _list(values: Any) -> list[float | None]:
-    return [float(f"{x:.6g}") if np.isfinite(x) else None for x in np.asarray(values, np.float64)]
 
 
 _PAGE = """<!doctype html>

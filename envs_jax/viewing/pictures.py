@@ -49,12 +49,7 @@ def image(figure: Any) -> Any:
 class _Sheet:
     """A figure with room for boards, which show all panels at one time step, beside the curve of the first metric.
 
-    Args:
-        record: the episode.
-        drawing: the same as shapes.
-        columns, rows: of boards.
-        size: width and height that all boards fill at most, inches.
-        dpi: dots per inch.
+    Boards stand in so many columns and rows and fill a size (width, height) in inches at most.
     """
 
     def __init__(
@@ -66,7 +61,7 @@ class _Sheet:
         self.record, self.drawing, self.columns = record, drawing, columns
         self.axes: dict[tuple[float, float], Any] = {}
         metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
-        self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()), drawing.levels.get(metric, ()))
+        self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
         shapes, gaps = [panel.size[0] / panel.size[1] for panel in drawing.panels], _GAP * len(drawing.panels)
         self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # of a panel
@@ -159,20 +154,16 @@ def _draw(axes: Any, shape: Shape, style: Style, step: int, unit: float) -> None
         axes.text(*shape.parts[0], shape.value, color=style.fill, fontsize=style.size * unit, alpha=style.opacity,
                   ha=_ANCHORS[style.anchor], weight="bold", clip_on=True)  # fmt: skip
     elif shape.parts:
-        outlines = [_outline(shape, np.reshape(part, (-1, 2)), step) for part in shape.parts]
+        outlines = []
+        for points in (np.reshape(part, (-1, 2)) for part in shape.parts):
+            if shape.kind in ("disc", "marker"):
+                outlines.append(Path.circle(points[step if shape.kind == "marker" else 0], shape.value))
+            elif shape.kind == "area":
+                outlines.append(Path([*points, points[0]], closed=True))
+            else:
+                outlines.append(Path(points[: step + 1] if shape.kind == "trail" else points))
         axes.add_patch(
             PathPatch(Path.make_compound_path(*outlines), facecolor=style.fill, edgecolor=style.stroke,
                       linewidth=style.width * unit, linestyle=_dashes(style), alpha=style.opacity, capstyle="round",
                       joinstyle="round")
         )  # fmt: skip
-
-
-def _outline(shape: Shape, points: np.ndarray, step: int) -> Any:
-    """A matplotlib path of one part of a shape."""
-    from matplotlib.path import Path
-
-    if shape.kind in ("disc", "marker"):
-        return Path.circle(points[step if shape.kind == "marker" else 0], shape.value)
-    if shape.kind == "area":
-        return Path([*points, points[0]], closed=True)
-    return Path(points[: step + 1] if shape.kind == "trail" else points)

@@ -39,27 +39,16 @@ def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Repo
 
 @pytree
 class _Work:
-    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window.
+    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window."""
 
-    Attributes:
-        beliefs: dtype[M, n, n].
-        clipped: float32[M, 11, 11], resized probabilities of the clipped maps.
-        excess: see `types.Excess`, leaves [M, ...].
-        sums: see `types.Sums`, leaves [B, ...].
-        before: int32[B, 2], see `types.Report`.
-        measured: float32[B, A, 11, 11], see `types.Report`.
-        change: dtype[A, W, W], readings of each agent of the current copy as summands, 0 outside the footprint.
-        old: dtype[A, W, W], the team's map before the update, in the same windows.
-    """
-
-    beliefs: Array
-    clipped: Array
-    excess: Excess
-    sums: Sums
-    before: Array
-    measured: Array
-    change: Array
-    old: Array
+    beliefs: Array  # dtype[M, n, n]
+    clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
+    excess: Excess  # see `types.Excess`, leaves [M, ...]
+    sums: Sums  # see `types.Sums`, leaves [B, ...]
+    before: Array  # int32[B, 2], see `types.Report`
+    measured: Array  # float32[B, A, 11, 11], see `types.Report`
+    change: Array  # dtype[A, W, W], readings of each agent of this copy as summands, 0 outside the footprint
+    old: Array  # dtype[A, W, W], the team's map before the update, in the same windows
 
 
 def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
@@ -95,22 +84,14 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
 
 @pytree
 class _Plan:
-    """Windows and updates of all copies [B, ...]; int32 unless noted.
+    """Windows and updates of all copies [B, ...]; int32 unless noted."""
 
-    Attributes:
-        level: [B, A], altitude index.
-        place: [B, A, 2], horizontal lattice index.
-        box: [B, A], clipped footprint.
-        top, left: [B, A], first row and column of the window, a square inside the map that holds the clipped footprint.
-        valid: bool[B, E], which of the entries of `_entries` happen.
-    """
-
-    level: Array
-    place: Array
-    box: world.Box
-    top: Array
-    left: Array
-    valid: Array
+    level: Array  # [B, A], altitude index
+    place: Array  # [B, A, 2], horizontal lattice index
+    box: world.Box  # [B, A], clipped footprint
+    top: Array  # [B, A], first row of the window, a square inside the map that holds the clipped footprint
+    left: Array  # [B, A], its first column
+    valid: Array  # bool[B, E], which of the entries of `_entries` happen
 
 
 def _side(mapper: Mapper, level: int) -> int:
