@@ -22,7 +22,6 @@ from envs_jax.coverage import (
     baselines,
     communication,
     maps,
-    metrics,
     observation,
     reward,
     sensor,
@@ -205,7 +204,7 @@ class Coverage(Settings):
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
             first=t == 0,
-            metrics={**metrics.measure(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
+            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
         )
         state = dataclasses.replace(state, t=t, positions=survey.positions, maps=updated, earned=earned)
         return state, timestep

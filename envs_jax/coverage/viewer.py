@@ -149,7 +149,6 @@ class CoverageViewer(viewing.Viewer):
         flip = np.array([1, -1])
 
         def up(points: np.ndarray) -> np.ndarray:
-            """Points (x, y) with y downwards."""
             return points * flip + (0, side)
 
         gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show

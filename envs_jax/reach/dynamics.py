@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
+from envs_jax.batch import constant
 from envs_jax.reach import constants
-from envs_jax.reach.constants import HINGES, JOINTS, Arm, Link, Softness
+from envs_jax.reach.constants import HINGES, Arm, Link, Softness
 from envs_jax.reach.folding import (
     Matrix,
     Number,
@@ -353,16 +354,13 @@ class Limits(NamedTuple):
 
 def limits(arm: Arm, q: Array, v: Array) -> Limits:
     """Return the limits of all joints; they push back where a joint is beyond its range."""
-
-    def column(values: Sequence[float]) -> Array:
-        return jnp.asarray(values, q.dtype).reshape(JOINTS, *(1,) * (q.ndim - 1))
-
-    below = column([link.low for link in arm.links]) - q
-    above = q - column([link.high for link in arm.links])
+    rows = [(link.low, link.high, link.inverse_weight) for link in arm.links]
+    low, high, inverse_weight = constant(np.transpose(rows), q.shape[1:], q.dtype)
+    below, above = low - q, q - high
     depth = jnp.maximum(below, above)
     sign = jnp.where(below > above, 1.0, -1.0).astype(q.dtype)
     imp = _impedance(arm.limit, jnp.maximum(depth, 0.0))
-    weight = imp / ((1.0 - imp) * column([link.inverse_weight for link in arm.links]))
+    weight = imp / ((1.0 - imp) * inverse_weight)
     reference = arm.limit.stiffness * imp * depth - arm.limit.damping * sign * v
     return Limits(depth > 0.0, sign, weight, reference)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
-from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, for_keys
+from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import TARGET_UNIT, Settings, State
 
@@ -80,8 +80,7 @@ class Reach(Settings):
         start, batch = constants.reset(self.weld), puck.shape[1:]
 
         def spread(values: Any, dtype: Any = jnp.float32) -> Array:
-            column = jnp.asarray(values, dtype)
-            return jnp.broadcast_to(column.reshape(-1, *(1,) * len(batch)), (len(column), *batch))
+            return jnp.broadcast_to(constant(values, batch, dtype), (len(values), *batch))
 
         def of_task(values: Any) -> Array:
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
@@ -109,7 +108,7 @@ class Reach(Settings):
         """Step one control period with actions float32[1, 4, ...]."""
         wanted = jnp.clip(action[0], -1.0, 1.0)
         known = constants.data()
-        bound = lambda name: jnp.asarray(_units(known[name])).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
+        bound = lambda name: constant(_units(known[name]), state.t.shape)  # noqa: E731
         moved = jnp.round(wanted[:3] * jnp.float32(_SCALE / TARGET_UNIT)).astype(jnp.int32)
         target = jnp.clip(state.target + moved, bound("mocap_low"), bound("mocap_high"))
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)

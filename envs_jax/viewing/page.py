@@ -65,7 +65,6 @@ def _svg(panel: Panel) -> str:
 
 
 def _sample(sign: Sign, style: Style) -> str:
-    """Return an entry of the legend."""
     element = {
         "path": 'path d="M2 5H26"',
         "area": 'rect x="9" width="10" height="10"',

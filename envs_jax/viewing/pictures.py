@@ -97,7 +97,6 @@ class _Sheet:
         return self.figure.text(left / w, 1 - top / h, words, **look)
 
     def _legend(self) -> None:
-        """Draw the legend in rows of four at the foot."""
         from matplotlib.lines import Line2D
 
         handles = []

@@ -119,11 +119,9 @@ class _Copy:
     words: Any
 
     def of(self, agent: Any, name: str) -> Array:
-        """int32[]."""
         return self.words[agent * len(_WORDS) + _WORDS.index(name)]
 
     def box(self, agent: Any) -> Box:
-        """The clipped footprint."""
         return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
 
     def hears(self, receiver: Any, sender: int) -> Array:

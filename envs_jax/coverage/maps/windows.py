@@ -95,7 +95,6 @@ class _Plan:
 
 
 def _side(mapper: Mapper, level: int) -> int:
-    """Side of a window in cells."""
     return 2 * world.radius(mapper.q, level)
 
 
@@ -133,7 +132,6 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
 
 
 def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, work: _Work) -> _Work:
-    """Update copy `b`."""
     agents = mapper.num_agents
     first = b * (agents + 1)  # its first map
     team = first + agents
@@ -147,8 +145,17 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, wo
         return work
 
     def clip(target: Array, condition: Array | bool, work: _Work) -> _Work:
-        condition = work.excess.cells[target] & condition
-        return when(condition, lambda zero, work: _clip(mapper, target + zero, work), work)
+        """Clip the whole of one map where cells may lie beyond the clip."""
+
+        def turn(zero: Array, work: _Work) -> _Work:
+            here, n = target + zero, mapper.n
+            cells = jax.lax.dynamic_slice(work.beliefs, (here, 0, 0), (1, n, n))
+            cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
+            excess = Excess(work.excess.cells.at[here].set(False), work.excess.probability.at[here].set(0.0))
+            beliefs = jax.lax.dynamic_update_slice(work.beliefs, cells, (here, 0, 0))
+            return dataclasses.replace(work, beliefs=beliefs, excess=excess)
+
+        return when(work.excess.cells[target] & condition, turn, work)
 
     def enter(k: Array, work: _Work) -> _Work:
         def turn(zero: Array, work: _Work) -> _Work:
@@ -298,15 +305,6 @@ def _look(mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Arra
         old=_paste(work.old, sender, 0, 0, side, _cut(work.beliefs, team, top, left, side)),
         measured=jax.lax.dynamic_update_slice(work.measured, measured[None, None], (b, sender, 0, 0)),
     )
-
-
-def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
-    """Clip the whole of one map."""
-    cells = jax.lax.dynamic_slice(work.beliefs, (target, 0, 0), (1, mapper.n, mapper.n))
-    cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
-    excess = Excess(work.excess.cells.at[target].set(False), work.excess.probability.at[target].set(0.0))
-    beliefs = jax.lax.dynamic_update_slice(work.beliefs, cells, (target, 0, 0))
-    return dataclasses.replace(work, beliefs=beliefs, excess=excess)
 
 
 def _enter(
