@@ -16,6 +16,7 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
+from envs_jax.coverage.maps.types import Mapper, Measurements
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
 from envs_jax.stages import stage
@@ -119,33 +120,23 @@ def team_positions(positions: Array) -> Array:
 
 
 def observe(
-    t: Array,
-    positions: Array,
-    received: Array,
-    probability: Array,
-    measured: Array,
-    *,
-    total: int,
-    q: int,
-    weights: Weights,
+    t: Array, survey: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
     Args:
         t: int32[], time.
-        positions: int32[A, 3].
-        received: bool[A, A].
+        survey: positions of agents, and who heard whom.
         probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
         measured: float32[A, 11, 11], see `Report.measured`.
         total: budget B.
-        q: resolution.
-        weights: importance of cells.
+        mapper: resolution, and importance of cells.
     """
-    agents = positions.shape[0]
+    positions, received, agents, weights = survey.positions, survey.received, mapper.num_agents, mapper.weights
     left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
     number = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
     error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    own, everyone = stage(functools.partial(footprints, q=q))(positions, received)
+    own, everyone = stage(functools.partial(footprints, q=mapper.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(

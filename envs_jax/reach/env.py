@@ -153,23 +153,19 @@ class ReachFamily(Reach):
 class ReachBatch(BatchLast):
     """[B] arms; goals may come in the order of a list."""
 
-    @property
-    def reach(self) -> Reach:
-        """The environment of one arm."""
-        assert isinstance(self.env, Reach)
-        return self.env
+    env: Reach
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        if self.reach.goals != "order":
+        if self.env.goals != "order":
             return super()._start(keys, episode, context)
-        length = goals.POOL * len(self.reach.tasks)
+        length = goals.POOL * len(self.env.tasks)
         first = jax.vmap(lambda key: jax.random.randint(key, (), 0, length, jnp.int32))(keys)
         state, timestep = self.in_order(keys, first + (episode % jnp.uint32(length)).astype(jnp.int32))
         return dataclasses.replace(state, episode=episode), timestep
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes int32[B] of an endless list, see `goals.listed`, each pair for all tasks; keys key[B]."""
-        env, count = self.reach, len(self.reach.tasks)
+        env, count = self.env, len(self.env.tasks)
         pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
         return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)

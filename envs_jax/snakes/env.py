@@ -154,8 +154,9 @@ class Snakes5p(Snakes):
 class SnakesBatch(BatchLast):
     """[B] games; actions of the other team may come from outside."""
 
+    env: Snakes
+
     def opponent_view(self, state: BatchState) -> tuple[TimeStep, Array]:
         """See `Snakes.opponent_view`; leaves [B, ...]."""
-        assert isinstance(self.env, Snakes)
         timestep, keys = self.env.opponent_view(batch_last(state.env))
         return batch_first(timestep), keys

@@ -125,8 +125,8 @@ class Check:
             agent = jax.ShapeDtypeStruct((), jnp.int32)
             found = self._traced("next_mask", lambda: jax.eval_shape(mask, first, self.action, agent))
             self._expect("next_mask returns", found, (spec.action.n,), jnp.bool_)
-        if spec.critic_input is not None and (box := spec.critic_input_spec):
-            rows = self._traced("critic_input", lambda: jax.eval_shape(spec.critic_input, first, self.action))
+        if (critic := spec.critic_input) and (box := spec.critic_input_spec):
+            rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
             self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
 
     def _returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
@@ -346,7 +346,8 @@ class Check:
             if seen:
                 self._check_masks(to_host(seen), when)
             if critic:
-                self._check_critic(*to_host(critic), when)
+                rows, depends = to_host(critic)
+                self._check_critic(rows, depends, when)
             host, age = to_host(timestep), np.where(ended, 0, age + 1)
             self._check_values(host, when)
             self._check_course(host, ended, age, when)
