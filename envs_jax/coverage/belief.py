@@ -38,15 +38,10 @@ CLIP = logit(1.0 - P_MIN)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Importance of a cell by its believed class.
+    """Importance of a cell by its believed class."""
 
-    Attributes:
-        classes: of class 0 and of class 1.
-        unknown: of a cell that is neither.
-    """
-
-    classes: tuple[float, float]
-    unknown: float
+    classes: tuple[float, float]  # of class 0 and of class 1
+    unknown: float  # of a cell that is neither
 
     @property
     def largest(self) -> float:

@@ -111,14 +111,17 @@ def _turns(q: Array) -> list[Turn]:
     return [Turn(s, c) for s, c in zip(jnp.sin(q[:HINGES]), jnp.cos(q[:HINGES]), strict=True)]
 
 
+def _stack(v: Vector, q: Array) -> Array:
+    return jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])
+
+
 @jax.jit
 def pose(q: Array) -> Pose:
     """Return hand, tool centre and gripper of joint values q [9, ...]."""
     arm = constants.arm()
     frame = hand(arm, _turns(q))
-    stack = lambda v: jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])  # noqa: E731
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
-    return Pose(stack(frame.position), stack(_tool(arm, frame, q[7], q[8])), opening)
+    return Pose(_stack(frame.position, q), _stack(_tool(arm, frame, q[7], q[8]), q), opening)
 
 
 @jax.jit
@@ -134,7 +137,7 @@ def skeleton(q: Array) -> Array:
         points.append(place)
     frame = hand(arm, turns)
     points += [list(frame.position), _tool(arm, frame, q[7], q[8])]
-    return jnp.stack([jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in point]) for point in points])
+    return jnp.stack([_stack(point, q) for point in points])
 
 
 # Inertia and forces
@@ -368,36 +371,24 @@ def limits(arm: Arm, q: Array, v: Array) -> Limits:
 # Linear algebra
 
 
-class Factor(NamedTuple):
-    """L D L^T: strict lower triangle [n][i] of L, and 1 / D [n]."""
-
-    lower: list[list[Number]]
-    inverse: list[Number]
-
-
-def factorise(matrix: Sequence[Sequence[Number]]) -> Factor:
-    """Factorise a positive definite matrix, lower triangle [n][i + 1]."""
-    lower: list[list[Number]] = []
-    diagonal: list[Number] = []
+def _solve(matrix: Sequence[Sequence[Number]], right: Sequence[Number]) -> list[Number]:
+    """Return the x with L D L^T x = right, for a positive definite matrix, lower triangle [n][i + 1]."""
+    lower: list[list[Number]] = []  # strict triangle of L
+    inverse: list[Number] = []  # 1 / D
     for i, row in enumerate(matrix):
         scaled: list[Number] = []  # entries of L times D
         for j in range(i):
             scaled.append(sub(row[j], dot(scaled, lower[j])))
-        entries = [mul(x, d) for x, d in zip(scaled, diagonal, strict=True)]
+        entries = [mul(x, d) for x, d in zip(scaled, inverse, strict=True)]
         lower.append(entries)
-        diagonal.append(1.0 / sub(row[i], dot(scaled, entries)))
-    return Factor(lower, diagonal)
-
-
-def solve(factor: Factor, right: Sequence[Number]) -> list[Number]:
-    """Return the x with L D L^T x = right."""
+        inverse.append(1.0 / sub(row[i], dot(scaled, entries)))
     y: list[Number] = []
-    for b, row in zip(right, factor.lower, strict=True):
+    for b, row in zip(right, lower, strict=True):
         y.append(sub(b, dot(row, y)))
-    x = [mul(a, d) for a, d in zip(y, factor.inverse, strict=True)]
+    x = [mul(a, d) for a, d in zip(y, inverse, strict=True)]
     for i in range(len(x) - 1, -1, -1):
         below = range(i + 1, len(x))
-        x[i] = sub(x[i], dot([factor.lower[k][i] for k in below], [x[k] for k in below]))
+        x[i] = sub(x[i], dot([lower[k][i] for k in below], [x[k] for k in below]))
     return x
 
 
@@ -417,7 +408,7 @@ def _eliminated(
     drop = scale(both, coupling)
     reduced = [[sub(x, mul(drop[i], coupling[j])) for j, x in enumerate(row)] for i, row in enumerate(matrix)]
     pushed = dot(inverse, right[HINGES:])
-    hinges = solve(factorise(reduced), [sub(b, mul(pushed, g)) for b, g in zip(right, coupling, strict=False)])
+    hinges = _solve(reduced, [sub(b, mul(pushed, g)) for b, g in zip(right, coupling, strict=False)])
     moved = dot(coupling, hinges)
     return hinges + [mul(x, sub(b, moved)) for x, b in zip(inverse, right[HINGES:], strict=True)]
 

@@ -79,18 +79,6 @@ class _Sheet:
         """Draw the curve up to a time step; return what was drawn."""
         return self._panel(self.chart, self.left, _TOP + _ABOVE, 3.6, step)
 
-    def _axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes in inches from the figure's top left corner, empty; made once for a place."""
-        if (left, top) not in self.axes:
-            w, h = self.figure.get_size_inches()
-            self.axes[left, top] = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
-            self.axes[left, top].set(xticks=(), yticks=(), facecolor="#fafbfc")
-            self.axes[left, top].spines[:].set_color("#dfe3e8")
-        axes = self.axes[left, top]
-        for artist in (*axes.images, *axes.patches, *axes.texts):
-            artist.remove()
-        return axes
-
     def _text(self, left: float, top: float, words: str, **look: Any) -> Any:
         """Text in inches from the figure's top left corner."""
         w, h = self.figure.get_size_inches()
@@ -127,8 +115,16 @@ class _Sheet:
         return drawn
 
     def _panel(self, panel: Panel, left: float, top: float, width: float, step: int) -> Any:
-        """Draw a panel at a time step, so many inches wide; return its axes."""
-        axes = self._axes(left, top, width, width * panel.size[1] / panel.size[0])
+        """Draw a panel at a time step, places in inches from the figure's top left corner; return its axes."""
+        w, h = self.figure.get_size_inches()
+        height = width * panel.size[1] / panel.size[0]
+        if (left, top) not in self.axes:
+            self.axes[left, top] = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
+            self.axes[left, top].set(xticks=(), yticks=(), facecolor="#fafbfc")
+            self.axes[left, top].spines[:].set_color("#dfe3e8")
+        axes = self.axes[left, top]
+        for artist in (*axes.images, *axes.patches, *axes.texts):
+            artist.remove()
         if len(panel.images):
             x0, y0, x1, y1 = panel.image_box
             axes.imshow(panel.images[step], extent=(x0, x1, y1, y0), interpolation="nearest", aspect="auto")

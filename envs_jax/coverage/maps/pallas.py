@@ -124,11 +124,6 @@ class _Copy:
     def box(self, agent: Any) -> Box:
         return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
 
-    def hears(self, receiver: Any, sender: int) -> Array:
-        """bool[]: whether a map fuses the message of an agent."""
-        agents = self.mapper.num_agents
-        return self.words[agents * len(_WORDS) + receiver * agents + sender] != 0
-
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
         first = self.mapper.num_agents * len(_WORDS) + (self.mapper.num_agents + 1) * self.mapper.num_agents
@@ -305,7 +300,7 @@ def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: 
         state = jax.lax.cond(meets(own), functools.partial(enter, own, False), keep, state)
     late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
     for sender in range(agents):
-        heard = jnp.bool_(True) if own is None else copy.hears(own, sender)
+        heard = jnp.bool_(True) if own is None else copy.words[agents * (len(_WORDS) + own) + sender] != 0
         here = heard & meets(sender)
         state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
         late = (late | heard) & ~here
