@@ -38,17 +38,6 @@ class Link:
     armature: float
     inverse_weight: float
 
-    @property
-    def moment(self) -> np.ndarray:
-        """float64[3], mass times centre of mass."""
-        return self.mass * self.com
-
-    @property
-    def inertia_about_origin(self) -> np.ndarray:
-        """float64[3, 3], about the origin of the link's frame."""
-        square = float(self.com @ self.com)
-        return self.inertia + self.mass * (square * np.eye(3) - np.outer(self.com, self.com))
-
 
 @dataclasses.dataclass(frozen=True)
 class Softness:

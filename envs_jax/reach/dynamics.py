@@ -171,8 +171,9 @@ def _join(*bodies: Body) -> Body:
 
 
 def _body(link: Link) -> Body:
-    inertia = link.inertia_about_origin
-    return Body(link.mass, _numbers(link.moment), [float(inertia[e]) for e in _ENTRIES])
+    steiner = float(link.com @ link.com) * np.eye(3) - np.outer(link.com, link.com)
+    inertia = link.inertia + link.mass * steiner  # about the origin of the link's frame
+    return Body(link.mass, _numbers(link.mass * link.com), [float(inertia[e]) for e in _ENTRIES])
 
 
 def _carried(link: Link, turn: Turn, body: Body) -> Body:

@@ -1,6 +1,7 @@
 """Drawings of recorded episodes: panels of shapes, described once for pages, animations and pictures."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -60,18 +61,13 @@ class Shape(NamedTuple):
     value: Any = None
 
 
-def _flat(points: Any) -> list[float]:
-    return np.round(np.asarray(points, np.float64), 2).ravel().tolist()
+def _shape(kind: Any, style: str, *parts: Any, value: Any = None) -> Shape:
+    return Shape(kind, style, [np.round(np.asarray(part, np.float64), 2).ravel().tolist() for part in parts], value)
 
 
-def path(style: str, *lines: Any) -> Shape:
-    """Return lines through points [N, 2]."""
-    return Shape("path", style, [_flat(line) for line in lines])
-
-
-def area(style: str, *outlines: Any) -> Shape:
-    """Return areas with corners [N, 2]."""
-    return Shape("area", style, [_flat(outline) for outline in outlines])
+path = functools.partial(_shape, "path")  # of a style: lines through points [N, 2]
+area = functools.partial(_shape, "area")  # areas with corners [N, 2]
+trail = functools.partial(_shape, "trail")  # a line through points [K, 2], one per time step
 
 
 def rectangle(style: str, left: float, top: float, right: float, bottom: float) -> Shape:
@@ -79,24 +75,19 @@ def rectangle(style: str, left: float, top: float, right: float, bottom: float) 
     return area(style, [(left, top), (right, top), (right, bottom), (left, bottom)])
 
 
-def trail(style: str, points: Any) -> Shape:
-    """Return a line through points [K, 2], one per time step."""
-    return Shape("trail", style, [_flat(points)])
-
-
 def disc(style: str, radius: float, *places: Any) -> Shape:
     """Return discs of one radius around places (x, y)."""
-    return Shape("disc", style, [_flat(place) for place in places], radius)
+    return _shape("disc", style, *places, value=radius)
 
 
 def marker(style: str, radius: float, points: Any) -> Shape:
     """Return a disc around one of the points [K, 2], one per time step."""
-    return Shape("marker", style, [_flat(points)], radius)
+    return _shape("marker", style, points, value=radius)
 
 
 def text(style: str, place: Any, words: str) -> Shape:
     """Return words at a place (x, y) of their baseline."""
-    return Shape("text", style, [_flat(place)], words)
+    return _shape("text", style, place, value=words)
 
 
 @dataclasses.dataclass(frozen=True)
