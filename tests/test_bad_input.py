@@ -74,7 +74,7 @@ USAGE = {
     ),
     "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
     "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
-    "a number without end": (f"{COMA} --q {'9' * 400}", "--q must lie between -1e+18 and 1e+18, not 999"),
+    "a number without end": (f"{COMA} --q {'9' * 400}", "q must lie between 2 and 200, not 999"),
     "a key that stands twice": ("--config {here}/twice.yaml", "a key stands twice in a mapping"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
