@@ -19,5 +19,6 @@ setup(
         "jaxrl.runtime": ["tuned.json"],
         "envs_jax": ["py.typed"],
         "envs_jax.reach": ["*.json"],
+        "envs_jax.viewing": ["*.html"],
     },
 )

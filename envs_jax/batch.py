@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress
@@ -93,6 +94,12 @@ class BatchedEnvironment:
             return where(done, restart(state), play(state))
 
         return jax.lax.cond(jnp.any(done), mixed, play, state)
+
+
+def constant(values: Any, batch: tuple[int, ...], dtype: Any = None) -> Array:
+    """Return a constant array with an axis of length 1 for each axis of a batch in the last axes."""
+    values = np.asarray(values, dtype)
+    return jnp.asarray(values.reshape(values.shape + (1,) * len(batch)))
 
 
 def batch_first(tree: Any) -> Any:

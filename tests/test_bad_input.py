@@ -48,8 +48,8 @@ USAGE = {
     "an empty command line": ("", "say what to train"),
     "wrong type": (f"{TINY} --seed tree", "--seed must be a whole number, not 'tree'"),
     "a seed that does not fit": (f"{TINY} --seed -1", "seed must lie between 0 and 4,294,967,295"),
-    "q without a map": (f"{COMA} --q 1", "q is 1; below 2 the lowest camera covers no cell"),
-    "q without an end": (f"{COMA} --q 100000", "maps get too large"),
+    "q without a map": (f"{COMA} --q 1", "q must lie between 2 and 200, not 1"),
+    "q without an end": (f"{COMA} --q 100000", "q must lie between 2 and 200"),
     "agents 0": (f"{COMA} --num_agents 0", "num_agents must lie between 1 and 8, not 0"),
     "agents 9": (f"{COMA} --num_agents 9", "num_agents must lie between 1 and 8, not 9"),
     "budget 0": (f"{COMA} --budget 0", "budget must lie between 1 and 10,000, not 0"),
@@ -74,7 +74,7 @@ USAGE = {
     ),
     "negative total": (f"{TINY} --total_env_steps -5", "total_env_steps must lie between 0 and"),
     "too many environments": (f"{TINY} --num_envs 1000000000000", "num_envs must lie between 0 and 16,777,216"),
-    "a number without end": (f"{COMA} --q {'9' * 400}", "--q must lie between -1e+18 and 1e+18, not 999"),
+    "a number without end": (f"{COMA} --q {'9' * 400}", "q must lie between 2 and 200, not 999"),
     "a key that stands twice": ("--config {here}/twice.yaml", "a key stands twice in a mapping"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
@@ -88,7 +88,7 @@ USAGE = {
     "resume with another gamma": ("--resume {run} --gamma 0.5", "gamma cannot change on resume (the run has 0.9"),
     "weights of another algorithm": (f"{SAC} --init_from {{run}}", "trained with 'helpers.tiny:TinyQ', not 'sac'"),
     "weights of other shapes": (f"{TINY} --length 5 --init_from {{run}}", "do not match: they were built with length"),
-    "a board too small": (f"{DDPG} --height 2", "the board is 2 x 20; snakes need at least 3 rows and 3 columns"),
+    "a board too small": (f"{DDPG} --height 2", "height must lie between 3 and 64, not 2"),
     "a board too full": (f"{DDPG} --height 3 --width 3", "3 x 3 may have no room for the start of 6 snakes"),
     "an observation that does not fit": (
         f"{DDPG} --observation obs35 --beans 4", "obs35 is published for 2 teams, 6 snakes and 5 beans, not 2, 6 and 4"

@@ -143,7 +143,8 @@ def test_steps_of_int16_keep_cells_on_their_side():
 @pytest.mark.parametrize("prior", [1e-4, 0.375, 0.5, 0.9])
 def test_storage(name, prior):
     storage = belief.Storage(name, prior)
-    assert storage.fits()
+    farthest = belief.CLIP + max(sensor.EVIDENCE) + abs(belief.logit(prior))  # of all log-odds
+    assert farthest * storage.unit < -float(storage.unseen)
     assert np.all(storage.gains != 0)
     exact = np.array([[-e - belief.logit(prior), e - belief.logit(prior)] for e in sensor.EVIDENCE]).T
     np.testing.assert_allclose(storage.gains / storage.unit, exact, atol=1e-3 if name == "int16" else 1e-6)

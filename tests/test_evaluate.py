@@ -214,7 +214,7 @@ def test_a_policy_moves_to_settings_that_fit(run):
         (["--episodes", "many"], 2, "--episodes must be a whole number, not 'many'"),
         (["--seed", "-1"], 2, "--seed must lie between 0"),
         (["--env", "covrage"], 2, "did you mean 'coverage'?"),
-        (["--q", "0"], 2, "q is 0"),
+        (["--q", "0"], 2, "q must lie between 2 and 200, not 0"),
         (["--q", "seven"], 2, "not 'seven'"),
         (["--last"], 2, "--last chooses a checkpoint of a run"),
         (["a", "b"], 2, "unexpected word 'b'"),

@@ -102,7 +102,10 @@ def reference(env: Any, settings: oracle.Settings, states: list[oracle.State]) -
     def look(state: State) -> tuple[Any, Any]:
         game = teams.learner_view(env, state)
         missing = game.length[: env.num_agents, None] == 0  # a snake that may as well choose anything
-        return timesteps.observe(env, game), timesteps.open_directions(env, game) | missing
+        return (
+            timesteps.of_agents(env, timesteps.observe, game),
+            timesteps.of_agents(env, timesteps.open_directions, game) | missing,
+        )
 
     found = look(State(zeros.astype(np.float32), games, zeros, second))
     seen, masks = (np.moveaxis(np.asarray(x), -1, 0) for x in found)

@@ -20,13 +20,13 @@ from envs_jax.snakes.board import Board
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"height": 2}, "at least 3 rows"),
-        ({"width": 33}, "32 columns"),
+        ({"height": 2}, "height must lie between 3 and 64, not 2"),
+        ({"width": 33}, "width must lie between 3 and 32, not 33"),
         ({"snakes": 5}, "teams 1"),
         ({"snakes": 0}, "snakes must lie between 1 and 14"),
         ({"beans": 0}, "beans must lie between 1 and 32"),
         ({"max_steps": 0}, "max_steps"),
-        ({"teams": 3}, "teams is 3"),
+        ({"teams": 3}, "teams must lie between 1 and 2, not 3"),
         ({"height": 3, "width": 4, "snakes": 4}, "no room"),
         ({"height": 4, "width": 4, "beans": 5, "observation": "obs30", "snakes": 2}, "obs_full"),
         ({"beans": 4, "observation": "obs35"}, "6 snakes and 5 beans"),

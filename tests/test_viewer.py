@@ -264,7 +264,7 @@ def test_curves_lie_where_the_axis_says(any_record):
     metric = any_record.env.viewer().drawing(any_record).metrics
     metric = metric[0] if metric else any_record.env.spec.score
     line = viewing.Line("x", "#123456", np.asarray(any_record.curves[metric], float))
-    panel, _ = charts.chart(any_record, metric, [line], ())
+    panel, _ = charts.chart(any_record, metric, [line])
     ticks = np.array([[shape.parts[0][1] - 4, float(shape.value)] for shape in panel.still if shape.style == "left"])
     (curve,) = (np.reshape(shape.parts[0], (-1, 2)) for shape in panel.still if shape.kind == "trail")
     slope, start = np.polyfit(ticks[:, 0], ticks[:, 1], 1)

@@ -180,14 +180,14 @@ class RealReach(ReachBatch):
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes in order, see `ReachBatch.in_order`; a task of Meta-World takes its draws in turn."""
-        state, _ = _in_order(self.reach, keys, numbers)
-        observations = [arm.reset(self._vector(k)) for arm, k in zip(self.arms, np.asarray(numbers), strict=True)]
-        return self._seen(state, 0, observations, np.zeros(len(observations)), np.zeros(len(observations), bool))
+        state, _ = _in_order(ReachBatch(self.env), keys, numbers)
+        arms = zip(self.arms, np.asarray(numbers), strict=True)
+        return self._seen(state, 0, [(arm.reset(self._vector(k)), 0.0, False) for arm, k in arms])
 
     def _vector(self, number: int) -> np.ndarray:
         """float64[n], the draw of an episode of the list."""
         if self.vectors is None:
-            env = self.reach
+            env = self.env
             if env.goals == "uniform":
                 return np.asarray(_listed(env.goals, env.pool_seed, number // len(env.tasks)), np.float64)
             return goals.pool(env.pool_seed)[number // len(env.tasks) % goals.POOL]
@@ -195,26 +195,19 @@ class RealReach(ReachBatch):
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any = ()) -> tuple[BatchState, TimeStep]:
         """Step every arm one control period with actions float32[B, 1, 4]."""
-        steps = [arm.step(one[0]) for arm, one in zip(self.arms, np.asarray(action, np.float32), strict=True)]
-        observations, rewards, successes = zip(*steps, strict=True)
-        return self._seen(state, 1, observations, np.array(rewards), np.array(successes))
+        arms = zip(self.arms, np.asarray(action, np.float32), strict=True)
+        return self._seen(state, 1, [arm.step(one[0]) for arm, one in arms])
 
-    def _seen(
-        self,
-        state: BatchState,
-        steps: int,
-        observations: Sequence[np.ndarray],
-        rewards: np.ndarray,
-        successes: np.ndarray,
-    ) -> tuple[BatchState, TimeStep]:
-        """Return the state after `steps` more steps, with the arms' observations, and its time step."""
-        observation = np.stack(observations).astype(np.float32)
+    def _seen(self, state: BatchState, steps: int, seen: Sequence[tuple[Any, ...]]) -> tuple[BatchState, TimeStep]:
+        """Return the state after `steps` more steps, with what `Arm.step` of all arms returned, and its time step."""
+        observations, rewards, successes = (np.stack(values) for values in zip(*seen, strict=True))
+        observation = observations.astype(np.float32)
         tools = np.stack([arm.tool for arm in self.arms]).astype(np.float32)
-        env, timestep = _show(self.reach, state.env, steps, observation, tools)
+        env, timestep = _show(self.env, state.env, steps, observation, tools)
         state = dataclasses.replace(state, env=env)
         if self.vectors is None:
             return state, timestep
-        if self.reach.partially_observable:
+        if self.env.partially_observable:
             observation[:, _GOAL:] = 0
         success = successes.astype(np.float32)
         own = {
@@ -226,11 +219,7 @@ class RealReach(ReachBatch):
 
 
 _listed = jax.jit(goals.listed, static_argnums=(0, 1))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _in_order(env: Reach, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
-    return ReachBatch(env).in_order(keys, numbers)
+_in_order = jax.jit(ReachBatch.in_order, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

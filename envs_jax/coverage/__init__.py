@@ -5,7 +5,7 @@ Learning", IROS 2023, arXiv 2303.01150, and the public repository dmar-bonn/ipp-
 
 Modules: `world` geometry, `terrain` ground truth, `sensor` camera and its noise, `actions` moves and masks,
 `communication` messages, `belief` log-odds, `maps` the backends that update and read the maps, `observation`
-inputs of actor and critic, `reward`, `metrics`, `types` state and settings, `env` the mission that combines them,
+inputs of actor and critic, `reward` (and metrics), `types` state and settings, `env` the mission that combines them,
 `baselines` scripted policies. One copy per function; layout letters: A agents, n map side in cells.
 """
 

@@ -38,15 +38,10 @@ CLIP = logit(1.0 - P_MIN)
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Importance of a cell by its believed class.
+    """Importance of a cell by its believed class."""
 
-    Attributes:
-        classes: of class 0 and of class 1.
-        unknown: of a cell that is neither.
-    """
-
-    classes: tuple[float, float]
-    unknown: float
+    classes: tuple[float, float]  # of class 0 and of class 1
+    unknown: float  # of a cell that is neither
 
     @property
     def largest(self) -> float:
@@ -100,7 +95,7 @@ class Storage:
 
     "float32" keeps them as they are. "int16" counts steps of 1 / FIXED_POINT; updates are sums of integers, so that
     contradicting readings cancel exactly. A cell that was never observed holds the value `unseen`, which no update can
-    reach. All constants are in storage units.
+    reach for priors from P_MIN to 1 - P_MIN. All constants are in storage units.
     """
 
     name: str
@@ -150,11 +145,6 @@ class Storage:
         exact = [[self.encode(sign * value - offset) for value in EVIDENCE] for sign in (-1, 1)]
         least = self.dtype.type(1 if self.name == "int16" else 1e-30)
         return np.where(np.array(exact) == 0, least, np.array(exact))
-
-    def fits(self) -> bool:
-        """Return whether the prior is within the clip and no value that can occur equals `unseen`."""
-        reach = CLIP + max(EVIDENCE) + abs(logit(self.prior))
-        return abs(logit(self.prior)) <= CLIP + 1e-6 and reach * self.unit < -float(self.unseen)
 
     def value(self, stored: Array) -> Array:
         """Replace `unseen` by the prior's value."""

@@ -22,7 +22,6 @@ from envs_jax.coverage import (
     baselines,
     communication,
     maps,
-    metrics,
     observation,
     reward,
     sensor,
@@ -186,16 +185,7 @@ class Coverage(Settings):
         )
         paid = earned if self.reward_timing == "aligned" else state.earned
         paid = jnp.where(t > 0, paid, jnp.zeros_like(paid))
-        seen, team = observation.observe(
-            t,
-            survey.positions,
-            survey.received,
-            updated.probability,
-            report.measured,
-            total=self.budget,
-            q=self.q,
-            weights=self.weights,
-        )
+        seen, team = observation.observe(t, survey, updated.probability, report.measured, self.budget, self.mapper)
         timestep = TimeStep(
             observation=seen,
             action_mask=actions.boundary_mask(survey.positions, self.num_actions),
@@ -205,7 +195,7 @@ class Coverage(Settings):
             terminated=t == self.steps,
             truncated=jnp.bool_(False),
             first=t == 0,
-            metrics={**metrics.measure(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
+            metrics={**reward.metrics(updated.sums, state.terrain.count, self.n), "return_abs": paid[1]},
         )
         state = dataclasses.replace(state, t=t, positions=survey.positions, maps=updated, earned=earned)
         return state, timestep
@@ -215,26 +205,23 @@ class Coverage(Settings):
 class CoverageBatch(BatchedEnvironment):
     """[B] missions: everything but the maps is vmapped; the map backend updates the maps."""
 
-    @property
-    def _coverage(self) -> Coverage:
-        assert isinstance(self.env, Coverage)
-        return self.env
+    env: Coverage
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._coverage
+        env = self.env
         states = jax.vmap(lambda key, e: env._draw_mission(jax.random.fold_in(key, e)))(keys, episode)
         states, timestep = self._advance(states, states.positions)
         return BatchState(env=states, key=keys, episode=episode), timestep
 
     def step_without_reset(self, state: BatchState, action: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        env = self._coverage
+        env = self.env
         positions = jax.vmap(functools.partial(actions.move, num_actions=env.num_actions))(state.env.positions, action)
         states, timestep = self._advance(state.env, positions)
         return dataclasses.replace(state, env=states), timestep
 
     @functools.partial(jax.jit, static_argnums=0)  # traced once, as `Coverage.observe_and_fuse`
     def _advance(self, states: State, positions: Array) -> tuple[State, TimeStep]:
-        env = self._coverage
+        env = self.env
         received, source = jax.vmap(env._draw)(states, positions)
         survey = Measurements(states.terrain, positions, received, source)
         backend = maps.choose(env.map_backend, env.q, batched=True)

@@ -1,7 +1,8 @@
 """Observations of agents and critic: stacks of 11 x 11 maps, channel last, all values in [0, 1].
 
-Actor (7 channels): 0 budget left, 1 agent id, 2 positions around the agent, 3 weighted entropy of the local belief,
-4 weighted entropy of the last measurement, 5 probability of the local belief, 6 footprints of the agents heard.
+Actor (7 channels): 0 share of the budget left, 1 agent id (i + 1) / A, 2 positions around the agent, 3 weighted
+entropy of the local belief, 4 weighted entropy of the last measurement, 5 probability of the local belief, 6 footprints
+of the agents heard.
 Critic: the actor's, then 7 positions, 8 weighted entropy and 9 probability of the team's belief, 10 footprints, 11
 actions of the others. Channel 2 is centred on the agent; resized maps are not, and cell d of them spans [4.545 d,
 4.545 (d + 1)) m while lattice index d is the point 5 d m (kept from the original).
@@ -15,6 +16,7 @@ import numpy as np
 from envs_jax.base import Array, TimeStep
 from envs_jax.coverage import world
 from envs_jax.coverage.belief import KNOWN, Weights, clip_probability, entropy
+from envs_jax.coverage.maps.types import Mapper, Measurements
 from envs_jax.coverage.sensor import ERROR
 from envs_jax.coverage.world import LATTICE, LEVELS
 from envs_jax.stages import stage
@@ -37,18 +39,6 @@ def _weighted_entropy(p: Array, weights: Weights) -> Array:
     return weighted(p.reshape(-1)).reshape(p.shape)
 
 
-def budget(t: Array, total: int, num_agents: int) -> Array:
-    """Channel 0, float32[A, 11, 11]: share of the budget left at time t, not below 0."""
-    left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
-    return jnp.full((num_agents, LATTICE, LATTICE), left)
-
-
-def identity(num_agents: int) -> Array:
-    """Channel 1, float32[A, 11, 11]: (i + 1) / A."""
-    values = jnp.arange(1, num_agents + 1, dtype=jnp.float32) / num_agents
-    return jnp.broadcast_to(values[:, None, None], (num_agents, LATTICE, LATTICE))
-
-
 def neighbours(positions: Array, received: Array) -> Array:
     """Channel 2, float32[A, 11, 11]: the area (1 inside, 0 outside) around each agent and who was heard there.
 
@@ -68,12 +58,6 @@ def neighbours(positions: Array, received: Array) -> Array:
         there = (row == positions[j, 0]) & (column == positions[j, 1]) & heard[:, None, None]
         plane = jnp.where(there, height[j], plane)
     return plane
-
-
-def measurement(measured: Array, positions: Array, weights: Weights) -> Array:
-    """Channel 4, float32[A, 11, 11]: weighted entropy of the resized readings (`Report.measured`)."""
-    error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
-    return _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights)
 
 
 def footprints(positions: Array, received: Array, q: int) -> tuple[Array, Array]:
@@ -136,39 +120,32 @@ def team_positions(positions: Array) -> Array:
 
 
 def observe(
-    t: Array,
-    positions: Array,
-    received: Array,
-    probability: Array,
-    measured: Array,
-    *,
-    total: int,
-    q: int,
-    weights: Weights,
+    t: Array, survey: Measurements, probability: Array, measured: Array, total: int, mapper: Mapper
 ) -> tuple[Array, Array]:
     """Observations float32[A, 11, 11, 7] and the team's channels 7 to 10, float32[11, 11, 4].
 
     Args:
         t: int32[], time.
-        positions: int32[A, 3].
-        received: bool[A, A].
+        survey: positions of agents, and who heard whom.
         probability: float32[A + 1, 11, 11], resized local beliefs and the team's.
         measured: float32[A, 11, 11], see `Report.measured`.
         total: budget B.
-        q: resolution.
-        weights: importance of cells.
+        mapper: resolution, and importance of cells.
     """
-    agents = positions.shape[0]
-    own, everyone = stage(functools.partial(footprints, q=q))(positions, received)
+    positions, received, agents, weights = survey.positions, survey.received, mapper.num_agents, mapper.weights
+    left = jnp.maximum((total - t).astype(jnp.float32) / total, 0.0)
+    number = jnp.arange(1, agents + 1, dtype=jnp.float32) / agents
+    error = jnp.take(jnp.asarray(ERROR, jnp.float32), positions[:, 2], mode="clip")
+    own, everyone = stage(functools.partial(footprints, q=mapper.q))(positions, received)
     uncertainty = _weighted_entropy(probability, weights)
     p = clip_probability(probability)
     observation = jnp.stack(
         [
-            budget(t, total, agents),
-            identity(agents),
+            jnp.full((agents, LATTICE, LATTICE), left),
+            jnp.broadcast_to(number[:, None, None], (agents, LATTICE, LATTICE)),
             stage(neighbours)(positions, received),
             uncertainty[:agents],
-            measurement(measured, positions, weights),
+            _weighted_entropy(0.5 + (0.5 - error)[:, None, None] * measured, weights),
             p[:agents],
             own,
         ],

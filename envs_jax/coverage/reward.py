@@ -1,4 +1,4 @@
-"""Reward: reduction of the weighted entropy of the team map by an update.
+"""Reward, the reduction of the weighted entropy of the team map by an update, and metrics that do not depend on it.
 
     relative:  u = sum w(p') (H(p) - H(p')) / sum w(p') H(p),   r = scale u + offset       (shared by all agents)
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array
 from envs_jax.coverage.belief import Weights
 from envs_jax.coverage.maps.fixed_point import real
+from envs_jax.coverage.maps.types import Sums
 
 ABSOLUTE_SCALE = 10.0
 ABSOLUTE_OFFSET = -0.17
@@ -30,3 +31,27 @@ def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
 def absolute(before: Array, after: Array, n: int, weights: Weights) -> Array:
     """float32[]: the absolute form, on maps of n x n cells."""
     return (ABSOLUTE_SCALE * weights.largest / (n * n)) * real(before - after) + ABSOLUTE_OFFSET
+
+
+def metrics(sums: Sums, interest: Array, n: int) -> dict[str, Array]:
+    """Return metrics float32[] of the team map.
+
+    Args:
+        sums: of the team map.
+        interest: int32[], number of cells whose true class is 1.
+        n: side of the map in cells.
+
+    Returns:
+        entropy: mean entropy in bits over class-1 cells, 1 at first (with prior 0.5).
+        f1: F1 score of the prediction "class 1 where p > 0.5 + 1e-4"; 0 at first.
+        coverage: share of cells observed at least once.
+        roi_coverage: share of class-1 cells observed at least once.
+    """
+    predicted, right, seen, seen_interest = (sums.counts[i].astype(jnp.float32) for i in range(4))
+    positive = jnp.maximum(interest, 1).astype(jnp.float32)
+    return {
+        "entropy": real(sums.interest) / positive,
+        "f1": 2.0 * right / jnp.maximum(predicted + interest.astype(jnp.float32), 1.0),
+        "coverage": seen / (n * n),
+        "roi_coverage": seen_interest / positive,
+    }

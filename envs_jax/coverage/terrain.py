@@ -90,27 +90,25 @@ def _describe(family: str, side: Array, first: Array, second: Array, n: int) -> 
     def tail(percent: Array) -> Array:
         return jnp.stack([n - n * (percent - 1) // 100, jnp.int32(n)])
 
-    no = jnp.bool_(False)
-    if family == "split":  # a half-plane: first rows, last rows, first columns, last columns
-        strip = jnp.where(side % 2 == 1, tail(first), head(first))
-        rows, columns = jnp.where(side < 2, strip, every), jnp.where(side < 2, every, strip)
-        return jnp.stack([rows, none]), jnp.stack([columns, none]), no
-    if family == "corner":  # one rectangle in a corner
-        rows = jnp.where((side == 1) | (side == 2), tail(first), head(first))
-        columns = jnp.where(side >= 2, tail(second), head(second))
-        return jnp.stack([rows, none]), jnp.stack([columns, none]), no
-    if family == "band":  # a strip across the map, or all but it
-        strip = jnp.stack([n * first // 100, n * second // 100])
-        rows, columns = jnp.where(side < 2, strip, every), jnp.where(side < 2, every, strip)
-        return jnp.stack([rows, none]), jnp.stack([columns, none]), side % 2 == 1
+    def across(strip: Array) -> tuple[Array, Array]:
+        return jnp.where(side < 2, strip, every), jnp.where(side < 2, every, strip)
+
+    sets, invert = (none, none), jnp.bool_(False)
     if family == "diagonal":  # squares in two opposite corners
         rows = jnp.stack([head(first), tail(first)])
-        columns = jnp.where(side % 2 == 0, rows, rows[::-1])
-        return rows, columns, no
-    if family == "four":  # squares in all four corners, or all but them
+        return rows, jnp.where(side % 2 == 0, rows, rows[::-1]), invert
+    if family == "split":  # a half-plane: first rows, last rows, first columns, last columns
+        sets = across(jnp.where(side % 2 == 1, tail(first), head(first)))
+    elif family == "corner":  # one rectangle in a corner
+        rows = jnp.where((side == 1) | (side == 2), tail(first), head(first))
+        sets = rows, jnp.where(side >= 2, tail(second), head(second))
+    elif family == "band":  # a strip across the map, or all but it
+        sets, invert = across(jnp.stack([n * first // 100, n * second // 100])), side % 2 == 1
+    elif family == "four":  # squares in all four corners, or all but them
         edges = jnp.stack([tail(first)[0], head(first)[1]])
-        return jnp.stack([edges, none]), jnp.stack([edges, none]), side % 2 == 1
-    return jnp.stack([none, none]), jnp.stack([none, none]), no
+        sets, invert = (edges, edges), side % 2 == 1
+    rows, columns = (jnp.stack([one, none]) for one in sets)
+    return rows, columns, invert
 
 
 def _percentages(family: str, side: Array, key: Array) -> tuple[Array, Array]:

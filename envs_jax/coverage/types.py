@@ -4,7 +4,7 @@ import dataclasses
 
 from envs_jax.base import Array, Environment, check_settings, pytree, setting, short_repr
 from envs_jax.coverage import actions, maps, starts, terrain, world
-from envs_jax.coverage.belief import Storage, Weights
+from envs_jax.coverage.belief import P_MIN, Storage, Weights
 from envs_jax.coverage.maps.types import Mapper, Maps
 from envs_jax.coverage.terrain import Terrain
 
@@ -12,7 +12,7 @@ TERRAINS = (*terrain.FAMILIES, "mixed")
 PATHS = {"paths_5": 0, "paths_10": 1, "paths_15": 2}  # where the lawn-mower of an altitude begins
 STARTS = ("uniform", "corners", "original", *PATHS)
 MAX_AGENTS = 8
-MAX_Q = 200
+MAX_Q = 200  # below 2 the lowest camera covers no cell
 
 
 @pytree
@@ -51,13 +51,15 @@ class Settings(Environment):
         14, "moves of each UAV after its first step; a mission has budget + 1 steps", between=(1, 10_000)
     )
     q: int = setting(
-        57, "map resolution: cells along the camera footprint at 5 m altitude (57: 493 x 493 maps, 7: 60 x 60)"
+        57,
+        "map resolution: cells along the camera footprint at 5 m altitude (57: 493 x 493 maps, 7: 60 x 60)",
+        between=(2, MAX_Q),
     )
     num_actions: int = setting(6, "size of the action set: 4 (level), 6 (with up and down) or 27 (with diagonals)")
     communication_range: float = setting(25.0, "communication range in metres", between=(0, 1e6))
     failure_rate: float = setting(0.0, "probability that a message within range is lost", between=(0, 1))
     fix_range: bool = setting(True, "use the same range in all missions (else draw 0, 15, 25 or 100 m)")
-    prior: float = setting(0.5, "prior probability of class 1 in every cell")
+    prior: float = setting(0.5, "prior probability of class 1 in every cell", between=(P_MIN, 1 - P_MIN))
     class_weights: tuple[float, float] = setting(
         (0.0, 1.0), "weights of cells believed to be of class 0 and 1", between=(0, 1e6)
     )
@@ -89,26 +91,14 @@ class Settings(Environment):
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not 2 <= self.q <= MAX_Q:
-            raise ValueError(
-                f"coverage: q is {self.q}; below 2 the lowest camera covers no cell, above {MAX_Q} maps get too large, "
-                "so choose a q in between (57 is the published one, 7 is quick)"
-            )
         if self.num_actions not in actions.MOVES:
             raise ValueError(f"coverage: num_actions is {self.num_actions}; choose 4, 6 or 27")
-        if not 0.0 < self.prior < 1.0:
-            raise ValueError(f"coverage: prior is {self.prior}; choose a probability between 0 and 1, both exclusive")
         if len(self.class_weights) != 2:
             raise ValueError(f"coverage: class_weights {short_repr(self.class_weights)} must be two numbers")
         if self.start == "corners" and self.num_agents > len(starts.CORNERS):
             raise ValueError(
                 f"coverage: start 'corners' has positions for {len(starts.CORNERS)} agents, not {self.num_agents}; "
                 "choose start 'uniform' or fewer agents"
-            )
-        if not self.storage.fits():
-            raise ValueError(
-                f"coverage: prior is {self.prior}, too close to 0 or 1 for the range of the stored beliefs; "
-                "choose one from 0.0001 to 0.9999"
             )
 
     # Derived values

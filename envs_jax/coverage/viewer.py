@@ -55,38 +55,25 @@ LEGEND = (
 )
 
 
-def _rgb(colour: str) -> np.ndarray:
-    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], np.float64)
-
-
 @functools.cache
 def palette() -> np.ndarray:
     """uint8[256, 3]: entry 0 for cells never observed, 1 to 255 for probabilities from 0 to 1."""
-    p = np.linspace(0.0, 1.0, 255)
-    places = [place for place, _ in _ANCHORS]
-    table = np.stack([np.interp(p, places, [_rgb(colour)[i] for _, colour in _ANCHORS]) for i in range(3)], axis=-1)
-    return np.concatenate([_rgb(_UNSEEN)[None], table]).round().astype(np.uint8)
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    table = LinearSegmentedColormap.from_list("belief", _ANCHORS, N=255)(np.arange(255))[:, :3]
+    return np.rint(255 * np.concatenate([[to_rgb(_UNSEEN)], table])).astype(np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Data drawn of a mission, K = T + 1 time steps, lengths in metres.
+    """Data drawn of a mission, K = T + 1 time steps, lengths in metres."""
 
-    Attributes:
-        side: edge of the mapped area.
-        belief: uint8[K, s, s], the team's belief as entries of `palette`; axis 0 is x, axis 1 is y.
-        borders: float[M, 2, 2], segments (x, y) to (x, y) around the true region of interest.
-        positions: float[K, A, 3].
-        boxes: float[K, A, 4], measured footprints: x from, y from, x to, y to.
-        heard: bool[K, A, A], [i, j] = agent i received the message of agent j.
-    """
-
-    side: float
-    belief: np.ndarray
-    borders: np.ndarray
-    positions: np.ndarray
-    boxes: np.ndarray
-    heard: np.ndarray
+    side: float  # edge of the mapped area
+    belief: np.ndarray  # uint8[K, s, s], the team's belief as entries of `palette`; axis 0 is x, axis 1 is y
+    borders: np.ndarray  # float[M, 2, 2], segments (x, y) to (x, y) around the true region of interest
+    positions: np.ndarray  # float[K, A, 3]
+    boxes: np.ndarray  # float[K, A, 4], measured footprints: x from, y from, x to, y to
+    heard: np.ndarray  # bool[K, A, A], [i, j] = agent i received the message of agent j
 
 
 def shrink(values: np.ndarray, side: int) -> np.ndarray:
@@ -118,8 +105,9 @@ def scene(record: Record) -> Scene:
         p = shrink(np.asarray(belief.probability(env.storage.log_odds(jnp.asarray(stored)))), SIDE)
         seen = shrink((stored != env.storage.unseen).astype(np.float32), SIDE) >= 0.5
         maps.append(np.where(seen, 1 + np.round(np.clip(p, 0.0, 1.0) * 254.0), 0).astype(np.uint8))
-    ground, box = _laid_out(env, jax.tree.map(lambda leaf: leaf[0], states.terrain), states.positions)
+    ground = terrain.whole(jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states.terrain), n)
     truth = shrink(np.asarray(ground).astype(np.float32), SIDE) >= 0.5
+    box = world.clip_footprint(world.footprint(jnp.asarray(states.positions), env.q), n)
     corners = np.stack([np.asarray(edge) for edge in (box.top, box.left, box.bottom, box.right)], axis=-1)
     return Scene(
         side=n * metres,
@@ -129,12 +117,6 @@ def scene(record: Record) -> Scene:
         boxes=corners * metres,
         heard=np.asarray(_heard(env, states.key, states.positions, states.reach)),
     )
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _laid_out(env: Settings, ground: terrain.Terrain, positions: Any) -> tuple[Any, world.Box]:
-    """Return the whole region of interest bool[n, n], and footprints at positions int32[T, A, 3]."""
-    return terrain.whole(ground, env.n), world.clip_footprint(world.footprint(positions, env.q), env.n)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -157,11 +139,6 @@ def _beside(positions: np.ndarray) -> np.ndarray:
     return places
 
 
-def _path(agent: int, number: int, positions: np.ndarray) -> np.ndarray:
-    """float[K, 2]: horizontal path, shifted a little, so that shared stretches show."""
-    return positions[:, agent, :2] + min(0.5, 1.5 / max(number - 1, 1)) * (agent - (number - 1) / 2)
-
-
 class CoverageViewer(viewing.Viewer):
     """See `envs_jax.viewing.Viewer`."""
 
@@ -172,10 +149,10 @@ class CoverageViewer(viewing.Viewer):
         flip = np.array([1, -1])
 
         def up(points: np.ndarray) -> np.ndarray:
-            """Points (x, y) with y downwards."""
             return points * flip + (0, side)
 
-        paths = [up(_path(agent, agents, shown.positions)) for agent in range(agents)]
+        gap = min(0.5, 1.5 / max(agents - 1, 1))  # between paths, so that shared stretches show
+        paths = [up(shown.positions[:, a, :2] + gap * (a - (agents - 1) / 2)) for a in range(agents)]
         still = [
             *(text("across", (metre, side + 1.9), str(metre)) for metre in range(0, 50, 10)),
             *(text("up", (-0.6, side - metre + 0.6), str(metre)) for metre in range(0, 50, 10)),

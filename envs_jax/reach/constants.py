@@ -38,17 +38,6 @@ class Link:
     armature: float
     inverse_weight: float
 
-    @property
-    def moment(self) -> np.ndarray:
-        """float64[3], mass times centre of mass."""
-        return self.mass * self.com
-
-    @property
-    def inertia_about_origin(self) -> np.ndarray:
-        """float64[3, 3], about the origin of the link's frame."""
-        square = float(self.com @ self.com)
-        return self.inertia + self.mass * (square * np.eye(3) - np.outer(self.com, self.com))
-
 
 @dataclasses.dataclass(frozen=True)
 class Softness:
@@ -71,31 +60,19 @@ class Softness:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """Seven hinges (about local z), then the right and the left finger (slides along local y, on the last hinge).
+    """Seven hinges (about local z), then the right and the left finger (slides along local y, on the last hinge)."""
 
-    Attributes:
-        links: nine links, each on the one before it, but for the fingers.
-        hand_rotation, hand_shift: frame of the hand in the last hinge's link.
-        hand_weights: inverse weights of the hand, of translation and rotation.
-        weld, limit: softness of the weld between hand and target, and of joint limits.
-        gain: of the finger servos.
-        site: offset of the fingertips from the hand along its x axis, m.
-        timestep: of the physics, s.
-        substeps: physics steps of a control period.
-        gravity: downwards, m/s^2.
-    """
-
-    links: tuple[Link, ...]
-    hand_rotation: np.ndarray
+    links: tuple[Link, ...]  # nine, each on the one before it, but for the fingers
+    hand_rotation: np.ndarray  # frame of the hand in the last hinge's link
     hand_shift: np.ndarray
-    hand_weights: tuple[float, float]
-    weld: Softness
-    limit: Softness
-    gain: float
-    site: float
-    timestep: float
-    substeps: int
-    gravity: float
+    hand_weights: tuple[float, float]  # inverse weights of the hand, of translation and rotation
+    weld: Softness  # of the weld between hand and target
+    limit: Softness  # of joint limits
+    gain: float  # of the finger servos
+    site: float  # offset of the fingertips from the hand along its x axis, m
+    timestep: float  # of the physics, s
+    substeps: int  # physics steps of a control period
+    gravity: float  # downwards, m/s^2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
+from envs_jax.batch import constant
 from envs_jax.reach import constants
-from envs_jax.reach.constants import HINGES, JOINTS, Arm, Link, Softness
+from envs_jax.reach.constants import HINGES, Arm, Link, Softness
 from envs_jax.reach.folding import (
     Matrix,
     Number,
@@ -70,19 +71,12 @@ def _from_parent(link: Link, turn: Turn, v: Vector) -> list[Number]:
 
 
 class Hand(NamedTuple):
-    """The frame of the hand, and its derivatives by hinges.
+    """The frame of the hand, and its derivatives by hinges."""
 
-    Attributes:
-        position: [3], in the world.
-        rotation: [3][3], columns are the hand's axes in the world.
-        axes: [7][3], axis of every hinge, in the hand's frame.
-        levers: [7][3], velocity of the hand's origin for unit speed of every hinge, in the hand's frame.
-    """
-
-    position: Vector
-    rotation: Matrix
-    axes: list[list[Number]]
-    levers: list[list[Number]]
+    position: Vector  # [3], in the world
+    rotation: Matrix  # [3][3], columns are the hand's axes in the world
+    axes: list[list[Number]]  # [7][3], axis of every hinge, in the hand's frame
+    levers: list[list[Number]]  # [7][3], velocity of the hand's origin for unit speed of every hinge, in its frame
 
 
 @apart
@@ -117,14 +111,17 @@ def _turns(q: Array) -> list[Turn]:
     return [Turn(s, c) for s, c in zip(jnp.sin(q[:HINGES]), jnp.cos(q[:HINGES]), strict=True)]
 
 
+def _stack(v: Vector, q: Array) -> Array:
+    return jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])
+
+
 @jax.jit
 def pose(q: Array) -> Pose:
     """Return hand, tool centre and gripper of joint values q [9, ...]."""
     arm = constants.arm()
     frame = hand(arm, _turns(q))
-    stack = lambda v: jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in v])  # noqa: E731
     opening = jnp.clip((0.1 - (q[7] - q[8])) / 0.1, 0.0, 1.0)
-    return Pose(stack(frame.position), stack(_tool(arm, frame, q[7], q[8])), opening)
+    return Pose(_stack(frame.position, q), _stack(_tool(arm, frame, q[7], q[8]), q), opening)
 
 
 @jax.jit
@@ -140,7 +137,7 @@ def skeleton(q: Array) -> Array:
         points.append(place)
     frame = hand(arm, turns)
     points += [list(frame.position), _tool(arm, frame, q[7], q[8])]
-    return jnp.stack([jnp.stack([jnp.broadcast_to(x, q[0].shape) for x in point]) for point in points])
+    return jnp.stack([_stack(point, q) for point in points])
 
 
 # Inertia and forces
@@ -174,8 +171,9 @@ def _join(*bodies: Body) -> Body:
 
 
 def _body(link: Link) -> Body:
-    inertia = link.inertia_about_origin
-    return Body(link.mass, _numbers(link.moment), [float(inertia[e]) for e in _ENTRIES])
+    steiner = float(link.com @ link.com) * np.eye(3) - np.outer(link.com, link.com)
+    inertia = link.inertia + link.mass * steiner  # about the origin of the link's frame
+    return Body(link.mass, _numbers(link.mass * link.com), [float(inertia[e]) for e in _ENTRIES])
 
 
 def _carried(link: Link, turn: Turn, body: Body) -> Body:
@@ -202,33 +200,42 @@ def _carried(link: Link, turn: Turn, body: Body) -> Body:
 
 
 class Finger(NamedTuple):
-    """A finger on the last link: its place [3], the direction it slides in [3] (known), and its mass."""
+    """A finger on the last link: its place [3], the direction it slides in [3] (known), mass and inertia [3][3]."""
 
     place: list[Number]
     axis: list[float]
-    link: Link
+    mass: float
+    inertia: Matrix
 
+    @property
     def body(self) -> Body:
-        """Return the finger's `Body` in the frame of the last link."""
-        turned = self.link.rotation @ self.link.inertia @ self.link.rotation.T
-        inertia = plus([float(turned[e]) for e in _ENTRIES], _point(self.link.mass, self.place))
-        return Body(self.link.mass, scale(self.link.mass, self.place), inertia)
+        """The finger's `Body` in the frame of the last link."""
+        inertia = plus([self.inertia[i][j] for i, j in _ENTRIES], _point(self.mass, self.place))
+        return Body(self.mass, scale(self.mass, self.place), inertia)
 
 
-def _fingers(arm: Arm, q: Sequence[Array]) -> list[Finger]:
-    found = []
-    for link, x in zip(arm.links[HINGES:], q[HINGES:], strict=True):
-        axis = _numbers(link.rotation[:, 1])
-        found.append(Finger(plus(_numbers(link.shift), scale(x, axis)), axis, link))
-    return found
+def _finger(link: Link, x: Array) -> Finger:
+    axis = _numbers(link.rotation[:, 1])
+    turned = _numbers(link.rotation @ link.inertia @ link.rotation.T)
+    return Finger(plus(_numbers(link.shift), scale(x, axis)), axis, link.mass, turned)
 
 
-def _down(arm: Arm, turns: Sequence[Turn], last: int, force: Vector, moment: Vector) -> list[Number]:
-    """[last + 1]: torques of the hinges 0 .. last that balance a force and a moment about the origin of link `last`."""
+_NO_LOADS: list[tuple[Vector, Vector]] = [((0.0, 0.0, 0.0),) * 2] * HINGES
+
+
+def _down(
+    arm: Arm, turns: Sequence[Turn], last: int, force: Vector, moment: Vector, loads: Sequence[Any] = _NO_LOADS
+) -> list[Number]:
+    """[last + 1]: torques of the hinges 0 .. last that balance a force and a moment about the origin of link `last`.
+
+    `loads` are a force and a moment more for each of the links before it.
+    """
     torques = [moment[2]]
-    for link, turn in zip(reversed(arm.links[1 : last + 1]), reversed(turns[1 : last + 1]), strict=True):
-        force = _to_parent(link, turn, force)
-        moment = plus(_to_parent(link, turn, moment), cross(_numbers(link.shift), force))
+    for i in range(last, 0, -1):
+        carried = _to_parent(arm.links[i], turns[i], force)
+        turned = _to_parent(arm.links[i], turns[i], moment)
+        force = plus(loads[i - 1][0], carried)
+        moment = plus(loads[i - 1][1], turned, cross(_numbers(arm.links[i].shift), carried))
         torques.insert(0, moment[2])
     return torques
 
@@ -237,7 +244,7 @@ def _down(arm: Arm, turns: Sequence[Turn], last: int, force: Vector, moment: Vec
 def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> tuple[list[list[Number]], list[Number]]:
     """Lower triangle [7][i + 1] of the hinges, armature included, and their coupling [7] with either finger."""
     rows: list[list[Number]] = []
-    bodies = [_join(_body(arm.links[HINGES - 1]), *(finger.body() for finger in fingers))]
+    bodies = [_join(_body(arm.links[HINGES - 1]), *(finger.body for finger in fingers))]
     for i in range(HINGES - 1, 0, -1):
         bodies.insert(0, _join(_body(arm.links[i - 1]), _carried(arm.links[i], turns[i], bodies[0])))
     for i, body in enumerate(bodies):
@@ -246,7 +253,7 @@ def mass_matrix(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger]) -> t
         row[i] = add(row[i], arm.links[i].armature)
         rows.append(row)
     first, second = fingers
-    pushes = [(scale(f.link.mass, f.axis), cross(f.place, scale(f.link.mass, f.axis))) for f in (first, second)]
+    pushes = [(scale(f.mass, f.axis), cross(f.place, scale(f.mass, f.axis))) for f in (first, second)]
     assert pushes[0] == pushes[1], "the fingers slide in a plane with the last axis, so that both couple alike"
     return rows, _down(arm, turns, HINGES - 1, *pushes[0])
 
@@ -271,21 +278,12 @@ def bias(arm: Arm, turns: Sequence[Turn], fingers: Sequence[Finger], v: Sequence
     extra = []
     for finger, speed in zip(fingers, v[HINGES:], strict=True):
         sliding = cross(spin, scale(mul(2.0, speed), finger.axis))
-        force = scale(finger.link.mass, plus(rising, apply(gradient, finger.place), sliding))
+        force = scale(finger.mass, plus(rising, apply(gradient, finger.place), sliding))
         extra.append(dot(finger.axis, force))
         forces[-1] = plus(forces[-1], force)
-        turned = finger.link.rotation @ finger.link.inertia @ finger.link.rotation.T
-        moments[-1] = plus(moments[-1], cross(finger.place, force), _rotational(_numbers(turned), spin, turning))
-    torques: list[Number] = []
-    force, moment = forces[-1], moments[-1]
-    for i in range(HINGES - 1, -1, -1):
-        torques.insert(0, moment[2])
-        if i:
-            carried = _to_parent(arm.links[i], turns[i], force)
-            force = plus(forces[i - 1], carried)
-            carried_moment = _to_parent(arm.links[i], turns[i], moment)
-            moment = plus(moments[i - 1], carried_moment, cross(_numbers(arm.links[i].shift), carried))
-    return torques + extra
+        moments[-1] = plus(moments[-1], cross(finger.place, force), _rotational(finger.inertia, spin, turning))
+    loads = list(zip(forces, moments, strict=True))
+    return _down(arm, turns, HINGES - 1, *loads[-1], loads) + extra
 
 
 def _gradient(spin: Vector, turning: Vector) -> list[list[Number]]:
@@ -360,16 +358,13 @@ class Limits(NamedTuple):
 
 def limits(arm: Arm, q: Array, v: Array) -> Limits:
     """Return the limits of all joints; they push back where a joint is beyond its range."""
-
-    def column(values: Sequence[float]) -> Array:
-        return jnp.asarray(values, q.dtype).reshape(JOINTS, *(1,) * (q.ndim - 1))
-
-    below = column([link.low for link in arm.links]) - q
-    above = q - column([link.high for link in arm.links])
+    rows = [(link.low, link.high, link.inverse_weight) for link in arm.links]
+    low, high, inverse_weight = constant(np.transpose(rows), q.shape[1:], q.dtype)
+    below, above = low - q, q - high
     depth = jnp.maximum(below, above)
     sign = jnp.where(below > above, 1.0, -1.0).astype(q.dtype)
     imp = _impedance(arm.limit, jnp.maximum(depth, 0.0))
-    weight = imp / ((1.0 - imp) * column([link.inverse_weight for link in arm.links]))
+    weight = imp / ((1.0 - imp) * inverse_weight)
     reference = arm.limit.stiffness * imp * depth - arm.limit.damping * sign * v
     return Limits(depth > 0.0, sign, weight, reference)
 
@@ -377,36 +372,24 @@ def limits(arm: Arm, q: Array, v: Array) -> Limits:
 # Linear algebra
 
 
-class Factor(NamedTuple):
-    """L D L^T: strict lower triangle [n][i] of L, and 1 / D [n]."""
-
-    lower: list[list[Number]]
-    inverse: list[Number]
-
-
-def factorise(matrix: Sequence[Sequence[Number]]) -> Factor:
-    """Factorise a positive definite matrix, lower triangle [n][i + 1]."""
-    lower: list[list[Number]] = []
-    diagonal: list[Number] = []
+def _solve(matrix: Sequence[Sequence[Number]], right: Sequence[Number]) -> list[Number]:
+    """Return the x with L D L^T x = right, for a positive definite matrix, lower triangle [n][i + 1]."""
+    lower: list[list[Number]] = []  # strict triangle of L
+    inverse: list[Number] = []  # 1 / D
     for i, row in enumerate(matrix):
         scaled: list[Number] = []  # entries of L times D
         for j in range(i):
             scaled.append(sub(row[j], dot(scaled, lower[j])))
-        entries = [mul(x, d) for x, d in zip(scaled, diagonal, strict=True)]
+        entries = [mul(x, d) for x, d in zip(scaled, inverse, strict=True)]
         lower.append(entries)
-        diagonal.append(1.0 / sub(row[i], dot(scaled, entries)))
-    return Factor(lower, diagonal)
-
-
-def solve(factor: Factor, right: Sequence[Number]) -> list[Number]:
-    """Return the x with L D L^T x = right."""
+        inverse.append(1.0 / sub(row[i], dot(scaled, entries)))
     y: list[Number] = []
-    for b, row in zip(right, factor.lower, strict=True):
+    for b, row in zip(right, lower, strict=True):
         y.append(sub(b, dot(row, y)))
-    x = [mul(a, d) for a, d in zip(y, factor.inverse, strict=True)]
+    x = [mul(a, d) for a, d in zip(y, inverse, strict=True)]
     for i in range(len(x) - 1, -1, -1):
         below = range(i + 1, len(x))
-        x[i] = sub(x[i], dot([factor.lower[k][i] for k in below], [x[k] for k in below]))
+        x[i] = sub(x[i], dot([lower[k][i] for k in below], [x[k] for k in below]))
     return x
 
 
@@ -426,7 +409,7 @@ def _eliminated(
     drop = scale(both, coupling)
     reduced = [[sub(x, mul(drop[i], coupling[j])) for j, x in enumerate(row)] for i, row in enumerate(matrix)]
     pushed = dot(inverse, right[HINGES:])
-    hinges = solve(factorise(reduced), [sub(b, mul(pushed, g)) for b, g in zip(right, coupling, strict=False)])
+    hinges = _solve(reduced, [sub(b, mul(pushed, g)) for b, g in zip(right, coupling, strict=False)])
     moved = dot(coupling, hinges)
     return hinges + [mul(x, sub(b, moved)) for x, b in zip(inverse, right[HINGES:], strict=True)]
 
@@ -445,7 +428,7 @@ def step(arm: Arm, q: Array, v: Array, target: Vector, grip: Array, torque_scale
         torque_scale: float[], weight of the weld's rotation.
     """
     speeds = list(v)
-    turns, fingers = _turns(q), _fingers(arm, list(q))
+    turns, fingers = _turns(q), [_finger(*pair) for pair in zip(arm.links[HINGES:], q[HINGES:], strict=True)]
     matrix, coupling = mass_matrix(arm, turns, fingers)
     pulled = weld(arm, hand(arm, turns), target, speeds, torque_scale)
     servo = [0.0] * HINGES + [arm.gain * (grip - q[7]), arm.gain * (-grip - q[8])]

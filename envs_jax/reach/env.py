@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep, setting
-from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, for_keys
+from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, constant, for_keys
 from envs_jax.reach import baselines, constants, dynamics, goals, observation, reward, tasks
 from envs_jax.reach.types import TARGET_UNIT, Settings, State
 
@@ -80,8 +80,7 @@ class Reach(Settings):
         start, batch = constants.reset(self.weld), puck.shape[1:]
 
         def spread(values: Any, dtype: Any = jnp.float32) -> Array:
-            column = jnp.asarray(values, dtype)
-            return jnp.broadcast_to(column.reshape(-1, *(1,) * len(batch)), (len(column), *batch))
+            return jnp.broadcast_to(constant(values, batch, dtype), (len(values), *batch))
 
         def of_task(values: Any) -> Array:
             return jnp.moveaxis(jnp.asarray(values, jnp.float32)[task], -1, 0)
@@ -109,7 +108,7 @@ class Reach(Settings):
         """Step one control period with actions float32[1, 4, ...]."""
         wanted = jnp.clip(action[0], -1.0, 1.0)
         known = constants.data()
-        bound = lambda name: jnp.asarray(_units(known[name])).reshape(3, *(1,) * state.t.ndim)  # noqa: E731
+        bound = lambda name: constant(_units(known[name]), state.t.shape)  # noqa: E731
         moved = jnp.round(wanted[:3] * jnp.float32(_SCALE / TARGET_UNIT)).astype(jnp.int32)
         target = jnp.clip(state.target + moved, bound("mocap_low"), bound("mocap_high"))
         place = target.astype(jnp.float32) * jnp.float32(TARGET_UNIT)
@@ -154,23 +153,19 @@ class ReachFamily(Reach):
 class ReachBatch(BatchLast):
     """[B] arms; goals may come in the order of a list."""
 
-    @property
-    def reach(self) -> Reach:
-        """The environment of one arm."""
-        assert isinstance(self.env, Reach)
-        return self.env
+    env: Reach
 
     def _start(self, keys: Array, episode: Array, context: Any) -> tuple[BatchState, TimeStep]:
-        if self.reach.goals != "order":
+        if self.env.goals != "order":
             return super()._start(keys, episode, context)
-        length = goals.POOL * len(self.reach.tasks)
+        length = goals.POOL * len(self.env.tasks)
         first = jax.vmap(lambda key: jax.random.randint(key, (), 0, length, jnp.int32))(keys)
         state, timestep = self.in_order(keys, first + (episode % jnp.uint32(length)).astype(jnp.int32))
         return dataclasses.replace(state, episode=episode), timestep
 
     def in_order(self, keys: Array, numbers: Array) -> tuple[BatchState, TimeStep]:
         """Start episodes int32[B] of an endless list, see `goals.listed`, each pair for all tasks; keys key[B]."""
-        env, count = self.reach, len(self.reach.tasks)
+        env, count = self.env, len(self.env.tasks)
         pairs = jax.vmap(lambda number: goals.listed(env.goals, env.pool_seed, number))(numbers // count).T
         state, timestep = env.begin(pairs[:3], pairs[3:], numbers % count)
         return BatchState(env=batch_first(state), key=keys, episode=numbers.astype(jnp.uint32)), batch_first(timestep)

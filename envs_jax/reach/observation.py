@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
+from envs_jax.batch import constant
 from envs_jax.reach import constants
 from envs_jax.reach.dynamics import Pose
 
@@ -36,7 +37,6 @@ def frame(pose: Pose, puck: Array, t: Array) -> Array:
 def observe(now: Array, before: Array, goal: Array) -> Array:
     """[39, ...] of frames [18, ...] and the goal [3, ...]; hand positions are clipped to their box."""
     known = constants.data()
-    column = lambda name: jnp.asarray(known[name], jnp.float32).reshape(3, *(1,) * (now.ndim - 1))  # noqa: E731
-    low, high = column("hand_obs_low"), column("hand_obs_high")
+    low, high = (constant(known[f"hand_obs_{end}"], now.shape[1:], np.float32) for end in ("low", "high"))
     parts = [part for seen in (now, before) for part in (jnp.clip(seen[:3], low, high), seen[3:])]
     return jnp.concatenate([*parts, goal])

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
+from envs_jax.batch import constant
 from envs_jax.reach.constants import Reset
 
 NAMES = ("v2", "v1")
@@ -13,24 +14,16 @@ _NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, approximately, m
 MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left
 
 
-def _length(v: Array) -> Array:
-    return jnp.sqrt(jnp.sum(v * v, axis=0))
-
-
-def _from(place: np.ndarray, point: Array) -> Array:
-    """Distance of the point from a constant place."""
-    return _length(point - jnp.asarray(place, point.dtype).reshape(3, *(1,) * (point.ndim - 1)))
+def distance(a: Array, b: Array) -> Array:
+    """[...]: m between positions [3, ...]."""
+    way = a - b
+    return jnp.sqrt(jnp.sum(way * way, axis=0))
 
 
 def tail(excess: Array) -> Array:
     """1 up to an excess of 0, 1/10 at 1, and a long tail: 1 / (1 + 9 excess^2)."""
     beyond = jnp.maximum(excess, 0.0)
     return 1.0 / (1.0 + 9.0 * beyond * beyond)
-
-
-def distance(tool: Array, point: Array) -> Array:
-    """[...]: m between positions [3, ...]."""
-    return _length(tool - point)
 
 
 def reward_of(name: str, far: Array, point: Array, reset: Reset) -> Array:
@@ -42,10 +35,12 @@ def reward_of(name: str, far: Array, point: Array, reset: Reset) -> Array:
         point: [3, ...], m.
         reset: state at the start of the episode.
     """
+    start = constant(_NOMINAL if name == "v2" else reset.tool_before, point.shape[1:], point.dtype)
+    most = distance(point, start)
     if name == "v2":
-        return MOST * tail((far - RADIUS) / _from(_NOMINAL, point))
+        return MOST * tail((far - RADIUS) / most)
     near = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
-    return jnp.maximum(1000.0 * (_from(reset.tool_before, point) - far) + 1000.0 * near, 0.0)
+    return jnp.maximum(1000.0 * (most - far) + 1000.0 * near, 0.0)
 
 
 def outside(opening: Array, width: Array) -> Array:

@@ -13,14 +13,14 @@ import numpy as np
 from envs_jax import viewing
 from envs_jax.reach import dynamics, reward
 from envs_jax.reach.types import TARGET_UNIT, Settings
-from envs_jax.viewing import GREY, SOFT, Drawing, Level, Panel, Record, Shape, Sign, Style
+from envs_jax.viewing import GREY, SOFT, Drawing, Line, Panel, Record, Shape, Sign, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, trail
 
 ARM, PATH, POINT, PUCK = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a"
 HAND, TOOL = 7, 8  # places in the skeleton
 PUCK_SIZE = 0.02  # radius and half height, m
 METRICS = ("distance", "success", "success_at_end", "return")
-LEVEL = Level(f"success below {100 * reward.RADIUS:.0f} cm", POINT, reward.RADIUS)
+LIMIT = Line(f"success below {100 * reward.RADIUS:.0f} cm", POINT, reward.RADIUS)
 
 
 class View(NamedTuple):
@@ -67,27 +67,16 @@ LEGEND = (
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Data drawn of an episode, K = T + 1 time steps; positions in the world, m.
+    """Data drawn of an episode, K = T + 1 time steps; positions in the world, m."""
 
-    Attributes:
-        arm: [K, 9, 3], base to last joint, hand, tool centre.
-        target: [K, 3], the weld's target for the hand.
-        opening: [K], of the gripper.
-        point: [3], where the tool centre should be.
-        goal: [3], the goal that is shown to the agent.
-        puck: [3].
-        success: bool[K].
-        task: name.
-    """
-
-    arm: np.ndarray
-    target: np.ndarray
-    opening: np.ndarray
-    point: np.ndarray
-    goal: np.ndarray
-    puck: np.ndarray
-    success: np.ndarray
-    task: str
+    arm: np.ndarray  # [K, 9, 3], base to last joint, hand, tool centre
+    target: np.ndarray  # [K, 3], the weld's target for the hand
+    opening: np.ndarray  # [K], of the gripper
+    point: np.ndarray  # [3], where the tool centre should be
+    goal: np.ndarray  # [3], the goal that is shown to the agent
+    puck: np.ndarray  # [3]
+    success: np.ndarray  # bool[K]
+    task: str  # its name
 
 
 def scene(record: Record) -> Scene:
@@ -131,7 +120,7 @@ class ReachViewer(viewing.Viewer):
             legend=[Sign(f"task {shown.task}", "point", "disc"), *LEGEND],
             metrics=[name for name in METRICS if name in record.curves],
             step_labels=step_labels(shown),
-            levels={"distance": (LEVEL,)},
+            lines={"distance": (LIMIT,)},
         )
 
 

@@ -34,17 +34,15 @@ BASELINES: dict[str, Callable[..., Array]] = {
 }
 
 
-GAME = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")  # the settings that define a game
-
-
 def match_rules(env: Settings) -> MatchRules:
     """Return the published rules, but on both sides: sampled actions, games against each opponent of the mixture."""
     only = np.eye(len(schedule.PLAYERS), dtype=np.float32)
     used = env.schedule.used if env.scripted else ()
     everyone = ",".join(opponents.NAMES)
     fixed = {"stale_observation_bug": False} if env.stale_observation_bug else {}
+    defining = ("height", "width", "snakes", "beans", "max_steps", "fixed_respawn")
     return MatchRules(
-        game={name: getattr(env, name) for name in GAME},
+        game={name: getattr(env, name) for name in defining},
         settings={"opponent": everyone, "side": "both"} | fixed,
         league={
             "opponent": f"{everyone},self",

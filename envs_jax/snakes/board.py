@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from envs_jax.base import Array
 
@@ -44,12 +43,6 @@ def running(x: Array) -> Array:
 def counting(size: int, like: Array) -> Array:
     """int32[size, *like.shape]: the index along the first axis."""
     return jax.lax.broadcasted_iota(jnp.int32, (size, *like.shape), 0)
-
-
-def constant(values: Any, batch: tuple[int, ...]) -> Array:
-    """A constant array with an axis of length 1 for each axis of the batch."""
-    values = np.asarray(values)
-    return jnp.asarray(values.reshape(values.shape + (1,) * len(batch)))
 
 
 def choose(index: Array, choices: Sequence[Array]) -> Array:
@@ -135,10 +128,6 @@ class Board(NamedTuple):
             return (plane >> one) | (plane << rest) & self.full_row
         return (plane << one) & self.full_row | (plane >> rest)
 
-    def row_of(self, plane: Array, row: Array) -> Array:
-        """uint32[...]: the word of a row int32[...] of a plane uint32[H, ...]."""
-        return total(jnp.where(counting(self.height, row) == row[None], plane, jnp.uint32(0)))
-
     def around(self, plane: Array, place: Array, radius: int) -> list[Array]:
         """Return the cells around a place: a word uint32[...] per row from `radius` above it to `radius` below.
 
@@ -150,7 +139,8 @@ class Board(NamedTuple):
         start = jnp.where(c < radius, c + (self.width - radius % self.width), c - radius)  # first column, wrapped
         for offset in range(-radius, radius + 1):
             r = row(place) + (offset % self.height)
-            word = self.row_of(plane, jnp.where(r >= self.height, r - self.height, r))
+            r = jnp.where(r >= self.height, r - self.height, r)
+            word = total(jnp.where(counting(self.height, r) == r[None], plane, jnp.uint32(0)))
             words.append(self._turn(word, start, 2 * radius + 1))
         return words
 

@@ -11,7 +11,8 @@ from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_firs
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
 from envs_jax.snakes import baselines, draws, respawn, rules, stale_observation, teams, timesteps
-from envs_jax.snakes.types import MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
+from envs_jax.snakes.board import MOST_COLUMNS
+from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Snakes(Settings):
 class Snakes1v1(Snakes):
     """One snake against one on the small board."""
 
-    height: int = setting(6, "rows of the board")
-    width: int = setting(8, "columns of the board, at most 32")
+    height: int = setting(6, "rows of the board", between=(3, MOST_ROWS))
+    width: int = setting(8, "columns of the board, at most 32", between=(3, MOST_COLUMNS))
     snakes: int = setting(2, "number of snakes", between=(1, MOST_SNAKES))
     max_steps: int = setting(50, "steps of a game", between=(1, MOST_STEPS))
 
@@ -135,7 +136,7 @@ class Snakes1v1(Snakes):
 class Snakes2p(Snakes1v1):
     """Two snakes on the small board, each for itself."""
 
-    teams: int = setting(1, TEAMS)
+    teams: int = setting(1, TEAMS, between=(1, 2))
 
     name = "snakes_2p"
 
@@ -145,7 +146,7 @@ class Snakes5p(Snakes):
     """Five snakes, each for itself."""
 
     snakes: int = setting(5, "number of snakes", between=(1, MOST_SNAKES))
-    teams: int = setting(1, TEAMS)
+    teams: int = setting(1, TEAMS, between=(1, 2))
 
     name = "snakes_5p"
 
@@ -154,8 +155,9 @@ class Snakes5p(Snakes):
 class SnakesBatch(BatchLast):
     """[B] games; actions of the other team may come from outside."""
 
+    env: Snakes
+
     def opponent_view(self, state: BatchState) -> tuple[TimeStep, Array]:
         """See `Snakes.opponent_view`; leaves [B, ...]."""
-        assert isinstance(self.env, Snakes)
         timestep, keys = self.env.opponent_view(batch_last(state.env))
         return batch_first(timestep), keys

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, constant, counting, total, union
+from envs_jax.batch import constant
+from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, counting, total, union
 from envs_jax.snakes.observation import difference, others_of, pick
 from envs_jax.snakes.rules import Game, bean_plane, body_plane
 from envs_jax.stages import stage
@@ -42,15 +43,12 @@ def leaving(board: Board, game: Game) -> list[Array]:
     low, high = game.toward[:, 0], game.toward[:, 1]
     ways = {0: ~(low | high), 1: low & ~high, 2: high & ~low, 3: low & high}
 
-    def ahead(cells: Array) -> Array:
-        """Return the cells to which these cells' directions lead."""
-        return union(jnp.stack([board.seen_from(cells & way, d ^ 1) for d, way in ways.items()]))
-
-    def twice(cells: Array) -> Array:
-        """Return the cells two steps ahead: the second step of a split tail has the direction of the first."""
-        return union(
-            jnp.stack([board.seen_from(board.seen_from(cells & way, d ^ 1), d ^ 1) for d, way in ways.items()])
-        )
+    def ahead(cells: Array, steps: int = 1) -> Array:
+        """Return the cells so many steps ahead; the second of a split tail has the direction of the first."""
+        parts = {d: cells & way for d, way in ways.items()}
+        for _ in range(steps):
+            parts = {d: board.seen_from(part, d ^ 1) for d, part in parts.items()}
+        return union(jnp.stack(list(parts.values())))
 
     beans = bean_plane(board, game)
     near = union(jnp.stack([board.seen_from(beans, d) for d in range(4)]))
@@ -65,7 +63,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
         if k > 2:
             planes.append(step(moving))
         else:  # tails among them
-            planes.append(step(moving & ~split) | twice(moving & split) | (late if k == 1 else jnp.uint32(0)))
+            planes.append(step(moving & ~split) | ahead(moving & split, 2) | (late if k == 1 else jnp.uint32(0)))
     return planes
 
 

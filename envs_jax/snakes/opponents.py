@@ -94,46 +94,15 @@ def _weigh(blocked: list[Array], cost: list[Array]) -> Array:
 
 
 class View(NamedTuple):
-    """The game before the step for m scripted snakes; four or five values by direction or row.
-
-    Attributes:
-        board: its size.
-        near: uint32[m, ...] five times, rows of the cells around the head that hold a snake, see `Board.around`.
-        blocked: bool[m, ...] four times, the neighbour cell holds a snake.
-        cost: int32[m, ...] four times, squared distance of the neighbour cell from the bean nearest to the head.
-        cost_in_turn: the same where snakes choose their beans in turn, each its own.
-        cost_as_set: one of these two, see `exclusive` in the module's docstring.
-        draw: int32[m, ...], 0 to 3, random.
-    """
+    """The game before the step for m scripted snakes; lists by direction or row."""
 
     board: Board
-    near: list[Array]
-    blocked: list[Array]
-    cost: list[Array]
-    cost_in_turn: list[Array]
-    cost_as_set: list[Array]
-    draw: Array
-
-
-def _view(board: Board, game: Game, heads: Array, word: Array, exclusive: bool) -> View:
-    near = board.around(body_plane(game)[:, None], heads, 2)
-    steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
-
-    def cost(in_turn: bool) -> list[Array]:
-        bean = targets(heads, game.beans, in_turn)
-        return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
-
-    shift = 2 * counting(len(heads), word).astype(jnp.uint32)
-    alone, in_turn = cost(False), cost(True)
-    return View(
-        board=board,
-        near=near,
-        blocked=[bit(near[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
-        cost=alone,
-        cost_in_turn=in_turn,
-        cost_as_set=in_turn if exclusive else alone,
-        draw=(word[None] >> shift).astype(jnp.int32) & 3,
-    )
+    near: list[Array]  # uint32[m, ...] five times, rows of the cells around the head that hold a snake, `Board.around`
+    blocked: list[Array]  # bool[m, ...] four times, the neighbour cell holds a snake
+    cost: list[Array]  # int32[m, ...] four times, squared distance of the neighbour cell from the nearest bean
+    cost_in_turn: list[Array]  # the same where snakes choose their beans in turn, each its own
+    cost_as_set: list[Array]  # one of these two, see `exclusive` in the module's docstring
+    draw: Array  # int32[m, ...], 0 to 3, random
 
 
 def _nearest(view: View) -> Array:
@@ -147,17 +116,11 @@ def _evade(view: View) -> Array:
 
 
 class Opponent(NamedTuple):
-    """A scripted opponent.
+    """A scripted opponent."""
 
-    Attributes:
-        name: its name in the settings `opponent` and `eval_opponent`.
-        baseline: its name as a policy in the learner's place.
-        choose: the actions of its snakes, int32[m, ...].
-    """
-
-    name: str
-    baseline: str
-    choose: Callable[[View], Array]
+    name: str  # in the settings `opponent` and `eval_opponent`
+    baseline: str  # its name as a policy in the learner's place
+    choose: Callable[[View], Array]  # the actions of its snakes, int32[m, ...]
 
 
 OPPONENTS = (
@@ -186,7 +149,24 @@ def act(
         exclusive: see the module's docstring.
     """
     heads, alive = game.head[snakes], game.length[snakes] > 0
-    view = _view(board, game, heads, word, exclusive)
+    near = board.around(body_plane(game)[:, None], heads, 2)
+    steps = [board.shift(heads, r, c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)]
+
+    def cost(in_turn: bool) -> list[Array]:
+        bean = targets(heads, game.beans, in_turn)
+        return [jnp.where(bean == NOWHERE, 0, squared(step, bean)) for step in steps]
+
+    shift = 2 * counting(len(heads), word).astype(jnp.uint32)
+    alone, in_turn = cost(False), cost(True)
+    view = View(
+        board=board,
+        near=near,
+        blocked=[bit(near[2 + r], 2 + c) for r, c in zip(ROW_STEP, COLUMN_STEP, strict=True)],
+        cost=alone,
+        cost_in_turn=in_turn,
+        cost_as_set=in_turn if exclusive else alone,
+        draw=(word[None] >> shift).astype(jnp.int32) & 3,
+    )
     chosen = [OPPONENTS[k].choose(view) if k in used else jnp.zeros_like(heads) for k in range(len(OPPONENTS))]
     action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]
     return jnp.where(alive, action, 0)

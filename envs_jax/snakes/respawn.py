@@ -135,9 +135,7 @@ def respawn(board: Board, game: Game, fixed: bool = False) -> Game:
         place, cells = search(free)
         return free & ~occupied(jnp.where((turn[-1] > k)[None], cells, NOWHERE)), jnp.where(mine, place[None], found)
 
-    rounds = (
-        jnp.max(turn[-1]) if on_cpu() else len(dead)
-    )  # as many as needed where that costs no device synchronisation
+    rounds = jnp.max(turn[-1]) if on_cpu() else len(dead)  # as many as needed where that needs no synchronisation
     start = (free_plane(board, game), jnp.full_like(game.head, NOWHERE))
     _, found = jax.lax.fori_loop(0, rounds, one, start, unroll=not on_cpu())
 

@@ -18,12 +18,8 @@ from envs_jax.snakes.opponents import squared
 from envs_jax.snakes.rules import Game
 
 NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "score")
-BASE = {  # by code: level, won, lost, in the lead, behind
-    "original": (0, 50, -25, 10, -5),
-    "plus": (0, 50, -25, 10, -5),
-    "v1.1": (0, 100, -100, 30, -30),
-    "v1.1_fixed": (0, 100, -100, 30, -30),
-}
+_ORIGINAL, _V1_1 = (0, 50, -25, 10, -5), (0, 100, -100, 30, -30)  # by code: level, won, lost, in the lead, behind
+BASE = {"original": _ORIGINAL, "plus": _ORIGINAL, "v1.1": _V1_1, "v1.1_fixed": _V1_1}
 
 
 def lead_code(own: Array, others: Array, done: Array) -> Array:

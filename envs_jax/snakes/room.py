@@ -2,8 +2,9 @@
 
 import functools
 
-from envs_jax.snakes.board import COLUMN_STEP, ROW_STEP, Board
+from envs_jax.snakes.board import DOWN, RIGHT, Board
 from envs_jax.snakes.rules import START_LENGTH
+from envs_jax.snakes.segments import beside
 
 _MOST_TRIED = 1_000_000  # draws of the first snakes that are searched
 _MOST_LOST = 14  # straight places of three cells that one snake can take from the later ones
@@ -15,15 +16,13 @@ def always_room(board: Board, snakes: int) -> bool:
     False where the search would take too long, as for many snakes on few cells.
     """
     height, width = board
-    places = set()
-    for r in range(height):
-        for c in range(width):
-            for d in (1, 3):
-                cells = [
-                    (r + k * ROW_STEP[d]) % height * width + (c + k * COLUMN_STEP[d]) % width
-                    for k in range(START_LENGTH)
-                ]
-                places.add(sum(1 << cell for cell in cells))
+
+    def line(r: int, c: int, direction: int) -> int:
+        """Return three cells in a line as bits."""
+        cells = (beside(board, (r, c), direction, k) for k in range(START_LENGTH))
+        return sum(1 << r * width + c for r, c in cells)
+
+    places = {line(r, c, d) for r in range(height) for c in range(width) for d in (DOWN, RIGHT)}
 
     @functools.cache
     def room(taken: int, more: int) -> bool:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, pytree
-from envs_jax.snakes.board import NOWHERE, Board, constant, counting, running, total, union
+from envs_jax.batch import constant
+from envs_jax.snakes.board import NOWHERE, Board, counting, running, total, union
 
 START_LENGTH = 3
 

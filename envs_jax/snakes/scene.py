@@ -13,7 +13,7 @@ from envs_jax.snakes.board import Board
 from envs_jax.snakes.rules import START_LENGTH
 from envs_jax.snakes.segments import Cell, to_segments
 from envs_jax.snakes.types import Settings
-from envs_jax.viewing import Level, Line, Record
+from envs_jax.viewing import Line, Record
 
 COOL, WARM = ("#173f7f", "#1f83c6", "#2aa7a0"), ("#9c1630", "#e2522b", "#eb9a1c")  # families, dark to light
 HUES = (
@@ -41,43 +41,25 @@ class Side:
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """Data drawn of a game, K = T + 1 time steps, n snakes.
-
-    Attributes:
-        board: its size.
-        bodies: cells (row, column) of every snake at every time step, [K][n], head first; none for a stuck snake.
-        directions: int[K, n], the stored ones.
-        beans: cells in their order, [K].
-        chosen: int[K, n], a learner's action at a time step; NOBODY for other snakes and at the end.
-        ate: bool[K, n], in the step before.
-        died: bool[K, n], in the step before; not those that came back just where they would have gone.
-        sides: the learner's team and the other, or the only one.
-        colours: of the snakes, [n].
-    """
+    """Data drawn of a game, K = T + 1 time steps, n snakes."""
 
     board: Board
-    bodies: list[list[list[Cell]]]
-    directions: np.ndarray
-    beans: list[list[Cell]]
-    chosen: np.ndarray
-    ate: np.ndarray
-    died: np.ndarray
-    sides: tuple[Side, ...]
-    colours: tuple[str, ...]
+    bodies: list[list[list[Cell]]]  # cells (row, column) of every snake, [K][n], head first; none for a stuck snake
+    directions: np.ndarray  # int32[K, n], the stored ones
+    beans: list[list[Cell]]  # cells in their order, [K]
+    chosen: np.ndarray  # int32[K, n], a learner's action at a time step; NOBODY for other snakes and at the end
+    scores: np.ndarray  # int[K, n]
+    ate: np.ndarray  # bool[K, n], in the step before
+    died: np.ndarray  # bool[K, n], in the step before; not those that came back just where they would have gone
+    sides: tuple[Side, ...]  # the learner's team and the other, or the only one
+    colours: tuple[str, ...]  # of the snakes, [n]
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """int[K, n]."""
-        return np.array([[len(body) for body in bodies] for bodies in self.bodies])
-
-    def levels(self, record: Record, metric: str) -> list[Level]:
+    def levels(self, record: Record, metric: str) -> list[Line]:
         """Return means of policies at the end of many games against this game's opponent."""
         ends = record.final_means.get(self.sides[1].player, {}) if len(self.sides) > 1 else {}
         colour = viewing.colours(ends)
         return [
-            Level(viewing.label(name), colour[name], values[metric])
-            for name, values in ends.items()
-            if metric in values
+            Line(viewing.label(name), colour[name], values[metric]) for name, values in ends.items() if metric in values
         ]
 
     @property
@@ -86,20 +68,15 @@ class Scene:
         if len(self.sides) > 1:
             told_apart = len({side.player for side in self.sides}) > 1
             return [Line(s.player if told_apart else s.numbers, s.colour, s.score) for s in self.sides]
-        scores = _scores(self.lengths)
-        return [Line(f"snake {i + 1}", colour, scores[:, i]) for i, colour in enumerate(self.colours)]
-
-
-def _scores(lengths: np.ndarray) -> np.ndarray:
-    return np.maximum(lengths - START_LENGTH, 0)
+        return [Line(f"snake {i + 1}", colour, self.scores[:, i]) for i, colour in enumerate(self.colours)]
 
 
 def family(anchors: Sequence[str], count: int) -> list[str]:
     """Return `count` colours, evenly from the first to the last of three anchors; a single one is the middle."""
-    parts = np.array([[int(anchor[k : k + 2], 16) for k in (1, 3, 5)] for anchor in anchors], np.float64)
-    places = np.linspace(0.0, 1.0, count) if count > 1 else np.array([0.5])
-    mixed = np.stack([np.interp(places, (0.0, 0.5, 1.0), part) for part in parts.T], axis=-1)
-    return ["#{:02x}{:02x}{:02x}".format(*row) for row in mixed.round().astype(int)]
+    from matplotlib.colors import LinearSegmentedColormap, to_hex
+
+    colours = LinearSegmentedColormap.from_list("family", anchors, N=count if count > 1 else 3)
+    return [to_hex(colours(k)) for k in (range(count) if count > 1 else [1])]
 
 
 def scene(record: Record) -> Scene:
@@ -108,9 +85,7 @@ def scene(record: Record) -> Scene:
     n, board, states = env.snakes, env.board, record.states
     games = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states.game) for k in range(record.steps + 1)]
     bodies, ways, beans = (list(part) for part in zip(*(to_segments(board, game) for game in games), strict=True))
-    directions = np.array(ways)
-    lengths = np.array([[len(body) for body in row] for row in bodies])
-
+    scores = np.maximum(states.game.length - START_LENGTH, 0)
     half = n // 2
     order = np.arange(n)  # of the snakes as the learner counts them
     if env.teams == 2 and states.second[0]:
@@ -122,7 +97,7 @@ def scene(record: Record) -> Scene:
     for k, i in itertools.product(range(1, record.steps + 1), range(n)):
         before, now = bodies[k - 1][i], bodies[k][i]
         died[k, i] = now[1:] != before[: len(now) - 1]  # of snakes that live on, all but the head was there before
-    ate[1:] = ~died[1:] & (np.diff(lengths, axis=0) > 0)
+    ate[1:] = ~died[1:] & (np.diff(states.game.length, axis=0) > 0)
 
     teams = [order] if env.teams == 1 else [order[:half], order[half:]]
     players = [record.policy] * len(teams)
@@ -131,12 +106,11 @@ def scene(record: Record) -> Scene:
     colours = np.full(n, "", object)
     for team, anchors in zip(teams, (COOL, WARM), strict=False):
         colours[team] = family(anchors, len(team)) if len(teams) > 1 else HUES[:n]
-    scores = _scores(lengths)
     sides = tuple(
         Side(player, anchors[1], tuple(int(i) for i in team), scores[:, team].sum(-1))
         for player, team, anchors in zip(players, teams, (COOL, WARM), strict=False)
     )
-    return Scene(board, bodies, directions, beans, chosen, ate, died, sides, tuple(colours))
+    return Scene(board, bodies, np.array(ways), beans, chosen, scores, ate, died, sides, tuple(colours))
 
 
 def events(shown: Scene) -> list[str]:

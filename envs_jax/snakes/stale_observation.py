@@ -17,17 +17,11 @@ from envs_jax.snakes.rules import Game, bean_plane
 
 @pytree
 class StaleObservation:
-    """Snakes that died; batch axes as in `board`.
+    """Snakes that died; batch axes as in `board`."""
 
-    Attributes:
-        died: bool[n, ...], at least once in this game.
-        body: uint32[H, n, ...], cells at the first death.
-        head: int32[n, ...], place of the head then.
-    """
-
-    died: Array
-    body: Array
-    head: Array
+    died: Array  # bool[n, ...], at least once in this game
+    body: Array  # uint32[H, n, ...], cells at the first death
+    head: Array  # int32[n, ...], place of the head then
 
 
 def begin(game: Game) -> StaleObservation:

@@ -15,33 +15,28 @@ from envs_jax.snakes.types import Settings
 from envs_jax.stages import stage
 
 
-class Counts(NamedTuple):
-    """Sums int32[...] over the own team and over the other."""
-
-    score: tuple[Array, Array]
-    deaths: tuple[Array, Array]
-    meals: tuple[Array, Array]
-
-
 class Metric(NamedTuple):
-    """How steps become a game's value, its label, and its value at a step."""
+    """How steps become a game's value, its label, and its value at a step.
+
+    `of` takes score, deaths and meals: each a pair of sums int32[...], over the own team and over the other.
+    """
 
     reduction: Reduction
     label: str
-    of: Callable[[Counts], Array]
+    of: Callable[..., Array]
 
 
 METRICS = {
-    "score": Metric("last", "score, points", lambda c: c.score[0]),
-    "deaths": Metric("sum", "deaths", lambda c: c.deaths[0]),
-    "meals": Metric("sum", "beans eaten", lambda c: c.meals[0]),
-    "opponent_score": Metric("last", "opponents' score, points", lambda c: c.score[1]),
-    "score_difference": Metric("last", "score difference, points", lambda c: c.score[0] - c.score[1]),
-    "win": Metric("last", "games won", lambda c: c.score[0] > c.score[1]),
-    "draw": Metric("last", "games drawn", lambda c: c.score[0] == c.score[1]),
-    "defeat": Metric("last", "games lost", lambda c: c.score[0] < c.score[1]),
-    "opponent_deaths": Metric("sum", "opponents' deaths", lambda c: c.deaths[1]),
-    "opponent_meals": Metric("sum", "opponents' beans eaten", lambda c: c.meals[1]),
+    "score": Metric("last", "score, points", lambda score, deaths, meals: score[0]),
+    "deaths": Metric("sum", "deaths", lambda score, deaths, meals: deaths[0]),
+    "meals": Metric("sum", "beans eaten", lambda score, deaths, meals: meals[0]),
+    "opponent_score": Metric("last", "opponents' score, points", lambda score, deaths, meals: score[1]),
+    "score_difference": Metric("last", "score difference, points", lambda score, deaths, meals: score[0] - score[1]),
+    "win": Metric("last", "games won", lambda score, deaths, meals: score[0] > score[1]),
+    "draw": Metric("last", "games drawn", lambda score, deaths, meals: score[0] == score[1]),
+    "defeat": Metric("last", "games lost", lambda score, deaths, meals: score[0] < score[1]),
+    "opponent_deaths": Metric("sum", "opponents' deaths", lambda score, deaths, meals: deaths[1]),
+    "opponent_meals": Metric("sum", "opponents' beans eaten", lambda score, deaths, meals: meals[1]),
 }
 
 
@@ -74,15 +69,16 @@ def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | No
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = _of_agents(env, functools.partial(_pay, done=done), game, engine, hit)
+    paid = of_agents(env, functools.partial(_pay, done=done), game, engine, hit)
+    sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32))]
     return TimeStep(
-        observation=stage(functools.partial(observe, env))(game),
-        action_mask=stage(functools.partial(open_directions, env))(game) if env.masks else None,
+        observation=stage(functools.partial(of_agents, env, observe))(game),
+        action_mask=stage(functools.partial(of_agents, env, open_directions))(game) if env.masks else None,
         reward=jnp.zeros_like(paid) if start else paid,
         terminated=done & ~truncated,
         truncated=truncated,
         first=game.steps == 0,
-        metrics=_measure(env, game, engine, hit),
+        metrics={name: METRICS[name].of(*sums).astype(jnp.float32) for name in metrics_of(env)},
     )
 
 
@@ -94,7 +90,7 @@ def _both(env: Settings, values: Array) -> tuple[Array, Array]:
     return total(values[:half]), total(values[half:])
 
 
-def _of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays: Array) -> Array:
+def of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays: Array) -> Array:
     """[A, ...]: of_team(env, game, *arrays, agents) for all agents; arrays [n, ...] of snakes.
 
     Where both teams are agents, each half is taken as the learner's team in turn.
@@ -118,27 +114,16 @@ def _pay(env: Settings, game: Game, engine: Array, hit: Array, agents: int, *, d
     return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)
 
 
-def open_directions(env: Settings, game: Game) -> Array:
-    """bool[A, 4, ...]: the directions that every agent may choose."""
-    return _of_agents(env, lambda env, game, agents: full.open_directions(env.board, game, agents), game)
+def open_directions(env: Settings, game: Game, agents: int) -> Array:
+    """bool[A, 4, ...]: the directions that agents may choose."""
+    return full.open_directions(env.board, game, agents)
 
 
-def observe(env: Settings, game: Game) -> Array:
-    """[A, F, ...]: every agent's observation."""
-    return _of_agents(env, _observe_team, game)
-
-
-def _observe_team(env: Settings, game: Game, agents: int) -> Array:
+def observe(env: Settings, game: Game, agents: int) -> Array:
+    """[A, F, ...]: observations."""
     if env.observation == "obs_full":
         return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)
     layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
     columns = layouts[env.observation](env.board, game, agents)
     dtype = observation_box(env).dtype
     return jnp.stack([x.astype(dtype) for x in columns], axis=1)
-
-
-def _measure(env: Settings, game: Game, engine: Array, hit: Array) -> dict[str, Array]:
-    """float32[...] for each metric."""
-    each = rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32)
-    counts = Counts(*(_both(env, values) for values in each))
-    return {name: METRICS[name].of(counts).astype(jnp.float32) for name in metrics_of(env)}

@@ -46,12 +46,12 @@ class Settings(Environment):
         ValueError: impossible settings.
     """
 
-    height: int = setting(10, "rows of the board")
-    width: int = setting(20, "columns of the board, at most 32")
+    height: int = setting(10, "rows of the board", between=(3, MOST_ROWS))
+    width: int = setting(20, "columns of the board, at most 32", between=(3, MOST_COLUMNS))
     snakes: int = setting(6, "number of snakes", between=(1, MOST_SNAKES))
     beans: int = setting(5, "beans kept on the board", between=(1, MOST_BEANS))
     max_steps: int = setting(200, "steps of a game", between=(1, MOST_STEPS))
-    teams: int = setting(2, TEAMS)
+    teams: int = setting(2, TEAMS, between=(1, 2))
     opponent: str = setting(
         "2", f"player of the other team: {', '.join(schedule.PLAYERS)}, a mixture 0:1,2:3, a schedule or outside"
     )
@@ -75,18 +75,7 @@ class Settings(Environment):
     fixed_respawn: bool = setting(False, "respawn snakes connected and with correct directions")
 
     def __post_init__(self) -> None:
-        if self.height < 3 or self.width < 3:
-            raise ValueError(
-                f"snakes: the board is {self.height} x {self.width}; snakes need at least 3 rows and 3 columns"
-            )
-        if self.width > MOST_COLUMNS or self.height > MOST_ROWS:
-            raise ValueError(
-                f"snakes: the board is {self.height} x {self.width}; choose at most {MOST_ROWS} rows and "
-                f"{MOST_COLUMNS} columns"
-            )
         check_settings(self)
-        if self.teams not in (1, 2):
-            raise ValueError(f"snakes: teams is {self.teams}; choose 2, or 1, where every snake plays for itself")
         if self.teams == 2 and self.snakes % 2:
             raise ValueError(
                 f"snakes: {self.snakes} snakes do not form two equal teams; choose an even number or teams 1"

@@ -50,8 +50,7 @@ class SnakesViewer(viewing.Viewer):
             ],
             metrics=metrics,
             step_labels=events(shown),
-            lines={name: shown.lines for name in metrics if name.endswith("score")},
-            levels={name: shown.levels(record, name) for name in metrics},
+            lines={n: shown.levels(record, n) + (shown.lines if n.endswith("score") else []) for n in metrics},
         )
 
 

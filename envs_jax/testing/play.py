@@ -1,5 +1,6 @@
 """Checks that step the environment: types, repetition, masks, values, episodes, single copy against batch."""
 
+import collections
 import functools
 import inspect
 import math
@@ -30,19 +31,28 @@ class Check:
 
     def __init__(self, env: Environment, spec: EnvSpec, batch: BatchedEnvironment, tolerance: float, copies: int):
         self.env, self.spec, self.batch, self.tolerance, self.copies = env, spec, batch, tolerance, copies
-        self.traces = {"reset": 0, "step": 0}
+        self.action = jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype)
+        self.traces: collections.Counter[str] = collections.Counter()
 
-        def counted(name: str, function: Callable[..., Any]) -> Any:
+        def counted(name: str) -> Any:
             def call(*arguments: Any) -> Any:
                 self.traces[name] += 1
-                return function(*arguments)
+                return getattr(env, name)(*arguments)
 
             return _jit(call)
 
-        self.reset, self.step = counted("reset", env.reset), counted("step", env.step)
+        self.reset, self.step = counted("reset"), counted("step")
 
     def fail(self, sentence: str, cause: BaseException | None = None) -> NoReturn:
         raise ContractError(f"{self.spec.name}: {sentence}") from cause
+
+    def _refuse(self, *rules: tuple[Any, str]) -> None:
+        """Fail with the sentence of the first rule that is broken anywhere; <0>, <1>, ... in it are its place."""
+        for broken, sentence in rules:
+            if np.any(broken):
+                for axis, index in enumerate(np.argwhere(broken)[0]):
+                    sentence = sentence.replace(f"<{axis}>", str(index))
+                self.fail(sentence)
 
     def context(self) -> Any:
         """The context at the start of training."""
@@ -72,16 +82,22 @@ class Check:
                 f"the {what} has another structure than {other_name} ({mine} and {theirs}): return the same "
                 "pytree everywhere, so that jax.lax.scan can carry it"
             )
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(one)]
-        for path, a, b in zip(paths, jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        for (path, a), b in zip(named_leaves(one), jax.tree.leaves(other), strict=True):
             if type_name(a) != type_name(b):
                 self.fail(
                     f"{path or 'it'} of the {what} is {type_name(a)}, but {other_name} {type_name(b)}: make them "
                     "equal, for example by .astype or jnp.int32(0) instead of 0, so that jax.lax.scan can carry them"
                 )
 
+    def _expect(self, what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
+        """Check shape and dtype of a value; it may be weakly typed."""
+        wanted = type_name(jax.ShapeDtypeStruct(shape, dtype))
+        if type_name(value).removesuffix(", weakly typed") != wanted:
+            self.fail(f"{what} {type_name(value)}, expected {wanted}: reshape or cast it")
+
     def types(self, key: Array, context: Any) -> None:
-        """Check structure, shapes and dtypes of what reset and step return."""
+        """Check structure, shapes and dtypes of what the environment's functions return."""
+        spec = self.spec
         for name, given in (("reset", ("key",)), ("step", ("state", "action"))):
             try:
                 signature = inspect.signature(getattr(self.env, name))
@@ -92,82 +108,80 @@ class Check:
                 self.fail(
                     f"{name} must take ({names}) and ({names}, context): define {name}(self, {names}, context=None)"
                 )
-        pair = self._traced("reset", lambda: self.reset.trace(key, context).out_info)
-        state, first = self._pair("reset", pair)
-        self._timestep_types("reset", first)
-        action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
-        pair = self._traced("step", lambda: self.step.trace(state, action, context).out_info)
-        next_state, timestep = self._pair("step", pair)
-        self._timestep_types("step", timestep)
+        state, first = self._returned("reset", key, context)
+        next_state, timestep = self._returned("step", state, self.action, context)
         self._same_types("state that step returns", next_state, "after reset", state)
         self._same_types("time step that step returns", timestep, "after reset", first)
         if jax.tree.leaves(context):  # a schedule that reset and step read
             try:
-                jax.eval_shape(
-                    lambda key, state, action: (self.env.reset(key), self.env.step(state, action)), key, state, action
-                )
+                jax.eval_shape(lambda *x: (self.env.reset(x[0]), self.env.step(*x[1:])), key, state, self.action)
             except (TypeError, ValueError, AttributeError, KeyError) as error:
                 self.fail(
                     "reset and step do not work without a context: use the context of the start of training for None",
                     error,
                 )
+        if isinstance(spec.action, Discrete):
+            mask = lambda step, *x: spec.next_mask(step.mask_state, self._open(step), *x)  # noqa: E731
+            agent = jax.ShapeDtypeStruct((), jnp.int32)
+            found = self._traced("next_mask", lambda: jax.eval_shape(mask, first, self.action, agent))
+            self._expect("next_mask returns", found, (spec.action.n,), jnp.bool_)
+        if (critic := spec.critic_input) and (box := spec.critic_input_spec):
+            rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
+            self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
 
-    def _pair(self, what: str, pair: Any) -> Any:
+    def _returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
+        """Return the types of what reset or step returns, checked against the spec."""
+        spec, agents = self.spec, self.spec.num_agents
+        pair = self._traced(what, lambda: getattr(self, what).trace(*arguments).out_info)
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], TimeStep)):
             self.fail(f"{what} returns {type(pair).__name__}: it must return the pair (state, TimeStep)")
-        return pair
-
-    def _timestep_types(self, what: str, timestep: TimeStep) -> None:
-        spec, agents = self.spec, self.spec.num_agents
-
-        def expect(field: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
-            wanted = type_name(jax.ShapeDtypeStruct(shape, dtype))
-            got = type_name(value) if hasattr(value, "dtype") else f"{value!r}"
-            if got.removesuffix(", weakly typed") != wanted:
-                self.fail(f"{what} returns {field} as {got}, expected {wanted}: reshape or cast it")
-
-        def expect_boxes(field: str, boxes: Any, values: Any, lead: tuple[int, ...]) -> None:
-            described = structure(boxes)
-            if described != structure(values):
+        timestep = pair[1]
+        names = timestep.metrics if isinstance(timestep.metrics, Mapping) else ()
+        self._refuse(
+            (
+                spec.global_state is None and bool(jax.tree.leaves(timestep.global_state)),
+                f"{what} returns a global_state that spec does not describe: add spec.global_state, or return ()",
+            ),
+            (
+                isinstance(spec.action, Box) and timestep.action_mask is not None,
+                f"{what} returns an action_mask for continuous actions: return None",
+            ),
+            (
+                spec.num_tasks == 1 and bool(jax.tree.leaves(timestep.task)),
+                f"{what} returns a task, but spec.num_tasks is 1: set it, or leave task out",
+            ),
+            (
+                set(names) != set(spec.metrics),
+                f"{what} returns the metrics {sorted(names)}, spec.metrics names {sorted(spec.metrics)}: return a dict "
+                "with exactly these names",
+            ),
+        )
+        flag, number = Box((), jnp.bool_), Box(())
+        wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "observation": (spec.observation, (agents,)),
+            "global_state": (() if spec.global_state is None else spec.global_state, ()),
+            "reward": (number, (agents,)),
+            **dict.fromkeys(("terminated", "truncated", "first"), (flag, ())),
+            "task": (Box((), jnp.int32) if spec.num_tasks > 1 else (), ()),
+            "metrics": (dict.fromkeys(spec.metrics, number), ()),
+        }
+        if isinstance(spec.action, Discrete) and timestep.action_mask is not None:
+            wanted["action_mask"] = Box((spec.action.n,), jnp.bool_), (agents,)
+        for field, (boxes, lead) in wanted.items():
+            values = getattr(timestep, field)
+            if structure(boxes) != structure(values):
                 self.fail(
-                    f"{what} returns {field} of structure {structure(values)}, spec.{field} has {described}: make "
+                    f"{what} returns {field} of structure {structure(values)}, spec describes {structure(boxes)}: make "
                     "them the same pytree"
                 )
-            leaves = jax.tree_util.tree_leaves_with_path(values)
-            for box, (path, value) in zip(jax.tree.leaves(boxes, is_leaf=is_box), leaves, strict=True):
-                expect(field + jax.tree_util.keystr(path), value, (*lead, *box.shape), box.dtype)
-
-        expect_boxes("observation", spec.observation, timestep.observation, (agents,))
-        if spec.global_state is not None:
-            expect_boxes("global_state", spec.global_state, timestep.global_state, ())
-        elif jax.tree.leaves(timestep.global_state):
-            self.fail(f"{what} returns a global_state that spec does not describe: add spec.global_state, or return ()")
-        if timestep.action_mask is not None:
-            if isinstance(spec.action, Box):
-                self.fail(f"{what} returns an action_mask for continuous actions: return None")
-            expect("action_mask", timestep.action_mask, (agents, spec.action.n), jnp.bool_)
-        expect("reward", timestep.reward, (agents,), jnp.float32)
-        for field in ("terminated", "truncated", "first"):
-            expect(field, getattr(timestep, field), (), jnp.bool_)
-        if spec.num_tasks > 1:
-            expect("task", timestep.task, (), jnp.int32)
-        elif jax.tree.leaves(timestep.task):
-            self.fail(f"{what} returns a task, but spec.num_tasks is 1: set it, or leave task out")
-        names = timestep.metrics if isinstance(timestep.metrics, Mapping) else ()
-        if set(names) != set(spec.metrics):
-            self.fail(
-                f"{what} returns the metrics {sorted(names)}, spec.metrics names {sorted(spec.metrics)}: return a dict "
-                "with exactly these names"
-            )
-        for name, value in timestep.metrics.items():
-            expect(f"metric '{name}'", value, (), jnp.float32)
+            for box, (path, value) in zip(jax.tree.leaves(boxes, is_leaf=is_box), named_leaves(values), strict=True):
+                self._expect(f"{what} returns {field}{path} as", value, (*lead, *box.shape), box.dtype)
+        return pair
 
     def repeatable(self, key: Array, context: Any) -> None:
         """Check that equal arguments give equal results, also when traced again."""
-        state, first = self.reset.trace(key, context).out_info
-        self._traced("next_mask", lambda: jax.eval_shape(self._choose, first, key))
-        action = jax.ShapeDtypeStruct((self.spec.num_agents, *self.spec.action.shape), self.spec.action.dtype)
-        arguments = {"reset": (key, context), "step": (state, action, context)}
+        state, _ = self.reset.trace(key, context).out_info
+        arguments = {"reset": (key, context), "step": (state, self.action, context)}
         again = {name: jax.jit(lambda *x, name=name: getattr(self.env, name)(*x)) for name in arguments}
         programs = ((getattr(self, n).trace(*x), again[n].trace(*x)) for n, x in arguments.items())
         if all(program_text(one) == program_text(other) for one, other in programs):
@@ -193,90 +207,45 @@ class Check:
         return jnp.ones(shape, bool) if timestep.action_mask is None else timestep.action_mask
 
     def _choose(self, timestep: TimeStep, key: Array) -> tuple[Array, dict[str, Array]]:
-        """Draw actions [A, ...] of one copy, agent after agent; return them with the masks."""
+        """Draw actions [A, ...] of one copy, agent after agent; return them with what `_check_masks` judges."""
         spec, agents = self.spec, self.spec.num_agents
         if isinstance(spec.action, Box):
             low, high = max(spec.action.low, -1e3), min(spec.action.high, 1e3)
             uniform = jax.random.uniform(key, (agents, *spec.action.shape))
             return (low + (high - low) * uniform).astype(spec.action.dtype), {}
         n, open_ = spec.action.n, self._open(timestep)
-
         uniform = jax.random.uniform(key, (agents, n + agents))  # one draw for all, to compile once
 
         def one(chosen: Array, agent: Array) -> tuple[Array, dict[str, Array]]:
             noise, garbage = uniform[agent, :n], (uniform[agent, n:] * n).astype(jnp.int32)
             mask = spec.next_mask(timestep.mask_state, open_, chosen, agent)
-            other = spec.next_mask(
-                timestep.mask_state, open_, jnp.where(jnp.arange(agents) < agent, chosen, garbage), agent
-            )
+            ahead = jnp.where(jnp.arange(agents) < agent, chosen, garbage)
+            reads_ahead = jnp.any(mask != spec.next_mask(timestep.mask_state, open_, ahead, agent))
             action = jnp.argmax(jnp.where(mask, noise, -1.0)).astype(jnp.int32)
-            seen = {"mask": mask, "reads_ahead": jnp.any(mask != other)}
+            seen = {"open": open_[agent], "mask": mask, "reads_ahead": reads_ahead, "closed": ~mask[action]}
             return jnp.where(jnp.arange(agents) == agent, action, chosen), seen
 
-        chosen, seen = jax.lax.scan(one, jnp.zeros(agents, jnp.int32), jnp.arange(agents, dtype=jnp.int32))
-        return chosen, seen
+        return jax.lax.scan(one, jnp.zeros(agents, jnp.int32), jnp.arange(agents, dtype=jnp.int32))
 
-    def _check_masks(self, timestep: TimeStep, action: Any, seen: dict[str, Any], when: str) -> None:
-        if not seen:
-            return
-        n = self.spec.action.n  # type: ignore[union-attr]
-        wanted, mask = (self.copies, self.spec.num_agents, n), seen["mask"]
-        if mask.dtype != bool or mask.shape != wanted:
-            self.fail(f"next_mask returns {type_name(mask[0, 0])}, expected bool[{n}]: reshape or cast it")
-        opened = np.ones(mask.shape, bool) if timestep.action_mask is None else timestep.action_mask
-        faults = (
-            (~opened.any(-1), "action_mask closes every action of agent {1} {when} (copy {0}): leave at least one "
-             "action open in every time step, the last one included"),
-            (~mask.any(-1), "next_mask closes every action of agent {1} {when} (copy {0}): leave at least one action "
-             "open, for example fall back to action_mask"),
-            (mask & ~opened, "next_mask opens action {2} of agent {1} that action_mask closes {when} (copy {0}): "
-             "combine it with action_mask by &"),
-            (seen["reads_ahead"], "next_mask of agent {1} depends on actions of itself or later agents {when} (copy "
-             "{0}): use chosen[j] only for j < agent"),
-            (~np.take_along_axis(mask, action[..., None], -1), "sampling agent after agent picks an action that "
-             "next_mask closes {when}"),
+    def _check_masks(self, seen: dict[str, Any], when: str) -> None:
+        """Check the masks [B, A, ...] from `_choose`."""
+        self._refuse(
+            (~seen["open"].any(-1), f"action_mask closes every action of agent <1> {when} (copy <0>): leave at least "
+             "one action open in every time step, the last one included"),
+            (~seen["mask"].any(-1), f"next_mask closes every action of agent <1> {when} (copy <0>): leave at least one "
+             "action open, for example fall back to action_mask"),
+            (seen["mask"] & ~seen["open"], f"next_mask opens action <2> of agent <1> that action_mask closes {when} "
+             "(copy <0>): combine it with action_mask by &"),
+            (seen["reads_ahead"], f"next_mask of agent <1> depends on actions of itself or later agents {when} (copy "
+             "<0>): use chosen[j] only for j < agent"),
+            (seen["closed"], f"sampling agent after agent picks an action that next_mask closes {when}"),
         )  # fmt: skip
-        for bad, sentence in faults:
-            if bad.any():
-                self.fail(sentence.format(*np.argwhere(bad)[0], when=when))
-
-    # Values
-
-    def _check_values(self, timestep: TimeStep, when: str) -> None:
-        """Check bounds and finiteness of one time step [B]."""
-        spec = self.spec
-        for path, leaf in named_leaves(timestep):
-            if jnp.issubdtype(leaf.dtype, jnp.floating) and not np.isfinite(leaf.astype(np.float32)).all():
-                self.fail(f"{path[1:]} is not finite {when}: look for 0 / 0, log(0) or an overflow")
-        self._check_bounds("observation", spec.observation, timestep.observation, when)
-        if spec.global_state is not None:
-            self._check_bounds("global_state", spec.global_state, timestep.global_state, when)
-        if spec.num_tasks > 1 and (np.any(timestep.task < 0) or np.any(timestep.task >= spec.num_tasks)):
-            self.fail(f"task lies outside 0 to {spec.num_tasks - 1} {when}: set spec.num_tasks, or number from 0")
-        for name, reduction in spec.metrics.items():
-            values = timestep.metrics[name]
-            if reduction == "any" and not np.isin(values, (0.0, 1.0)).all():
-                self.fail(f"metric '{name}' is reduced by 'any' but is {values.max():.6g} {when}: make it 0 or 1")
-        if np.any(timestep.terminated & timestep.truncated):
-            self.fail(f"terminated and truncated are both true {when}: let truncated be limit & ~terminated")
-
-    def _check_bounds(self, field: str, boxes: Any, values: Any, when: str) -> None:
-        leaves = jax.tree_util.tree_leaves_with_path(values)
-        for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=is_box), leaves, strict=True):
-            if leaf.dtype == jnp.bool_:
-                continue
-            least, most = float(np.min(leaf)), float(np.max(leaf))
-            slack = 1e-6 * max(1.0, *(abs(bound) for bound in (box.low, box.high) if math.isfinite(bound)), 1.0)
-            if least < box.low - slack or most > box.high + slack:
-                self.fail(
-                    f"{field}{jax.tree_util.keystr(path)} has values from {least:.6g} to {most:.6g} {when}, outside "
-                    f"its Box of {box.low:.6g} to {box.high:.6g}: widen the Box or clip"
-                )
 
     def _critic(self, timestep: TimeStep, action: Array, key: Array) -> tuple[Array, Array]:
         """Return critic_input of one copy, and which agents' rows depend on their own action."""
-        assert self.spec.critic_input is not None
-        rows = self.spec.critic_input(timestep, action)
+        critic_input = self.spec.critic_input
+        assert critic_input is not None
+        rows = critic_input(timestep, action)
         if isinstance(self.spec.action, Discrete):
             other = (action + 1) % jnp.int32(self.spec.action.n)
         else:
@@ -285,26 +254,57 @@ class Check:
         def depends(agent: Array) -> Array:
             mine = jnp.arange(self.spec.num_agents) == agent
             changed = jnp.where(mine.reshape(-1, *(1,) * (action.ndim - 1)), other, action)
-            return jnp.any(self.spec.critic_input(timestep, changed)[agent] != rows[agent])  # type: ignore[misc]
+            return jnp.any(critic_input(timestep, changed)[agent] != rows[agent])
 
         return rows, jax.vmap(depends)(jnp.arange(self.spec.num_agents))
 
+    # Values
+
+    def _check_floats(self, leaves: Any, bad: Callable[[Any], Any], what: str, when: str) -> None:
+        """Check that `bad` holds for no float of (name, array) pairs."""
+        for name, leaf in leaves:
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and np.any(bad(leaf.astype(np.float32))):
+                self.fail(f"{name} {what} {when}: look for 0 / 0, log(0) or an overflow")
+
+    def _check_bounds(self, field: str, boxes: Any, values: Any, when: str) -> None:
+        for box, (path, leaf) in zip(jax.tree.leaves(boxes, is_leaf=is_box), named_leaves(values), strict=True):
+            if leaf.dtype == jnp.bool_:
+                continue
+            least, most = float(np.min(leaf)), float(np.max(leaf))
+            slack = 1e-6 * max(1.0, *(abs(bound) for bound in (box.low, box.high) if math.isfinite(bound)), 1.0)
+            if least < box.low - slack or most > box.high + slack:
+                self.fail(
+                    f"{field}{path} has values from {least:.6g} to {most:.6g} {when}, outside its Box of {box.low:.6g} "
+                    f"to {box.high:.6g}: widen the Box or clip"
+                )
+
+    def _check_values(self, timestep: TimeStep, when: str) -> None:
+        """Check bounds and finiteness of one time step [B]."""
+        spec = self.spec
+        leaves = ((path[1:], leaf) for path, leaf in named_leaves(timestep))
+        self._check_floats(leaves, lambda x: ~np.isfinite(x), "is not finite", when)
+        self._check_bounds("observation", spec.observation, timestep.observation, when)
+        if spec.global_state is not None:
+            self._check_bounds("global_state", spec.global_state, timestep.global_state, when)
+        task = timestep.task if spec.num_tasks > 1 else np.int32(0)
+        flags = {name: timestep.metrics[name] for name, reduction in spec.metrics.items() if reduction == "any"}
+        self._refuse(
+            ((task < 0) | (task >= spec.num_tasks), f"task lies outside 0 to {spec.num_tasks - 1} {when}: set "
+             "spec.num_tasks, or number from 0"),
+            *((~np.isin(x, (0.0, 1.0)), f"metric '{name}' is reduced by 'any' but is {x.max():.6g} {when}: make it 0 "
+               "or 1") for name, x in flags.items()),
+            (timestep.terminated & timestep.truncated, f"terminated and truncated are both true {when}: let truncated "
+             "be limit & ~terminated"),
+        )  # fmt: skip
+
     def _check_critic(self, rows: Any, depends: Any, when: str) -> None:
-        box = self.spec.critic_input_spec
-        assert box is not None
-        wanted = type_name(jax.ShapeDtypeStruct((self.spec.num_agents, *box.shape), box.dtype))
-        got = type_name(jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype))
-        if got != wanted:
-            self.fail(f"critic_input returns {got}, but critic_input_spec says {wanted}: reshape or cast it")
-        if not np.isfinite(rows.astype(np.float32)).all():
-            self.fail(f"critic_input is not finite {when}: look for 0 / 0, log(0) or an overflow")
-        self._check_bounds("critic_input", box, rows, when)
-        if np.any(depends):
-            agent = int(np.argwhere(depends)[0][1])
-            self.fail(
-                f"critic_input of agent {agent} depends on that agent's own action {when}: leave it out, the critic "
-                "has one output for each own action"
-            )
+        """Check `critic_input` [B, A, ...], and that no agent's row depends on its own action, bool[B, A]."""
+        self._check_floats([("critic_input", rows)], lambda x: ~np.isfinite(x), "is not finite", when)
+        self._check_bounds("critic_input", self.spec.critic_input_spec, rows, when)
+        self._refuse(
+            (depends, f"critic_input of agent <1> depends on that agent's own action {when}: leave it out, the critic "
+             "has one output for each own action"),
+        )  # fmt: skip
 
     # Play
 
@@ -329,7 +329,7 @@ class Check:
             new_state, new_timestep = self.batch.step(state, timestep, action, context)
             root, episode = row((new_state.key, new_state.episode), index)
             alone = jax.random.fold_in(root, episode), *row((state.env, action), index)
-            return new_state, new_timestep, action, seen, critic, alone, row((new_state.env, new_timestep), index)
+            return new_state, new_timestep, seen, critic, alone, row((new_state.env, new_timestep), index)
 
         self.advance = _jit(advance)
         keys, state, timestep, reset_key, in_batch = _jit(start)(key)
@@ -340,20 +340,18 @@ class Check:
         age = np.zeros(self.copies, int)
         for number in range(1, steps + 1):
             when, ended = f"at step {number}", host.done
-            previous = host
-            state, timestep, action, seen, critic, alone, in_batch = self.advance(
+            state, timestep, seen, critic, alone, in_batch = self.advance(
                 keys, state, timestep, np.int32(number), np.bool_(False)
             )
-            self._check_masks(previous, to_host(action), to_host(seen), when)
+            if seen:
+                self._check_masks(to_host(seen), when)
             if critic:
                 rows, depends = to_host(critic)
                 self._check_critic(rows, depends, when)
             host, age = to_host(timestep), np.where(ended, 0, age + 1)
             self._check_values(host, when)
             self._check_course(host, ended, age, when)
-            for path, leaf in named_leaves(to_host(state.env)):
-                if jnp.issubdtype(leaf.dtype, jnp.floating) and np.isnan(leaf.astype(np.float32)).any():
-                    self.fail(f"{path} of the state is NaN {when}: look for 0 / 0, log(0) or an overflow")
+            self._check_floats(named_leaves(to_host(state.env)), np.isnan, "of the state is NaN", when)
             reset_key, alone_state, alone_action = alone
             restarted = ended[(number - 1) % self.copies]
             pair = self.reset(reset_key, context) if restarted else self.step(alone_state, alone_action, context)
@@ -369,31 +367,28 @@ class Check:
     def _check_first(self, timestep: TimeStep, when: str) -> None:
         """Check a time step [B] after a reset."""
         self._check_values(timestep, when)
-        if not np.all(timestep.first):
-            self.fail(f"first is false {when}: reset must return first = True")
-        if np.any(timestep.done):
-            self.fail(f"the episode has ended {when} already: start where at least one step can be made")
-        if np.any(timestep.reward != 0):
-            self.fail(f"the reward is not 0 {when}: no action has been taken yet")
+        self._refuse(
+            (~timestep.first, f"first is false {when}: reset must return first = True"),
+            (timestep.done, f"the episode has ended {when} already: start where at least one step can be made"),
+            (timestep.reward != 0, f"the reward is not 0 {when}: no action has been taken yet"),
+        )
 
     def _check_course(self, timestep: TimeStep, ended: Any, age: Any, when: str) -> None:
         """Check `first` and episode lengths; `ended` bool[B], before this step; `age` int[B], steps since a reset."""
         first, done, horizon = timestep.first, timestep.done, self.spec.horizon
-        if (first & ~ended).any():
-            self.fail(f"first is true {when}, which is not the first of its episode: step must return first = False")
+        self._refuse(
+            (first & ~ended, f"first is true {when}, which is not the first of its episode: step must return first = "
+             "False"),
+        )  # fmt: skip
         if ended.any():
             rows = np.flatnonzero(ended)
             self._check_first(jax.tree.map(lambda x: x[rows], timestep), f"{when} (the restart)")
-        if (done & (age < horizon)).any() and self.spec.fixed_horizon:
-            self.fail(
-                f"an episode ends after {age[done].min()} steps, but fixed_horizon says that all have {horizon}: set "
-                "fixed_horizon=False, or idle until the horizon"
-            )
-        if (~done & (age >= horizon)).any():
-            self.fail(
-                f"an episode goes on after {horizon} steps, spec.horizon: count steps in the state and set truncated "
-                "(or terminated) at the horizon"
-            )
+        self._refuse(
+            (self.spec.fixed_horizon & done & (age < horizon), f"an episode ends after {age.max()} steps, but "
+             f"fixed_horizon says that all have {horizon}: set fixed_horizon=False, or idle until the horizon"),
+            (~done & (age >= horizon), f"an episode goes on after {horizon} steps, spec.horizon: count steps in the "
+             "state and set truncated (or terminated) at the horizon"),
+        )  # fmt: skip
 
     def _compare_alone(self, in_batch: Any, alone: Any, when: str) -> None:
         """Compare one copy [no batch axis] from the batch with the same copy played alone."""
@@ -410,22 +405,15 @@ class Check:
     def baselines(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Check that scripted policies give actions in the time step [B] of a reset."""
         spec = self.spec
-        wanted = type_name(jax.ShapeDtypeStruct((spec.num_agents, *spec.action.shape), spec.action.dtype))
-        policies = {}
-        for name, policy in self.env.baselines.items():
-            policies[name] = jax.jit(jax.vmap(functools.partial(policy, self.env)))
-            act = functools.partial(policies[name].trace, state.env, timestep, keys)
-            action = self._traced(f"baseline '{name}'", act).out_info
-            got = type_name(jax.ShapeDtypeStruct(action.shape[1:], action.dtype))
-            if got != wanted:
-                self.fail(f"baseline '{name}' returns {got}, an action is {wanted}: reshape or cast it")
+        policies = {n: jax.vmap(functools.partial(policy, self.env)) for n, policy in self.env.baselines.items()}
+        for name, policy in policies.items():
+            act = functools.partial(jax.eval_shape, policy, state.env, timestep, keys)
+            action = self._traced(f"baseline '{name}'", act)
+            self._expect(f"baseline '{name}' returns", action, (self.copies, *self.action.shape), self.action.dtype)
         together = _jit(lambda *arguments: {name: act(*arguments) for name, act in policies.items()})  # one program
+        box = Box((), low=0, high=spec.action.n - 1) if isinstance(spec.action, Discrete) else spec.action
         for name, action in together(state.env, timestep, keys).items():
-            if isinstance(spec.action, Discrete):
-                if np.min(action) < 0 or np.max(action) >= spec.action.n:
-                    self.fail(f"baseline '{name}' returns actions outside 0 to {spec.action.n - 1}")
-            else:
-                self._check_bounds(f"baseline '{name}'", spec.action, action, "after reset")
+            self._check_bounds(f"baseline '{name}'", box, action, "after reset")
 
     def randomness(self, keys: Array, state: BatchState, timestep: TimeStep) -> None:
         """Check that copies with different keys differ somewhere under the same actions from the reset on."""

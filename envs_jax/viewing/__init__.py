@@ -9,7 +9,7 @@ from typing import Any
 from envs_jax.viewing import pictures
 from envs_jax.viewing.drawing import Drawing, Panel, Shape, Sign, Style
 from envs_jax.viewing.page import RATES, page
-from envs_jax.viewing.record import GREY, INK, SOFT, Level, Line, Record, colours, label
+from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
 
 __all__ = [
     "GREY",
@@ -17,7 +17,6 @@ __all__ = [
     "RATES",
     "SOFT",
     "Drawing",
-    "Level",
     "Line",
     "Panel",
     "Record",

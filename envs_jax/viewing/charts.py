@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from envs_jax.viewing.drawing import Panel, Shape, Style, area, marker, path, text, trail
-from envs_jax.viewing.record import GREY, INK, SOFT, Level, Line, Record, colours, label
+from envs_jax.viewing.record import GREY, INK, SOFT, Line, Record, colours, label
 
 WIDTH, HEIGHT = 460.0, 270.0
 _LEFT, _TOP, _BOTTOM = 46.0, 28.0, 232.0  # of the curves
@@ -35,21 +35,20 @@ def inks(colour: str) -> dict[str, Style]:
     }
 
 
-def chart(
-    record: Record, metric: str, lines: Sequence[Line], levels: Sequence[Level]
-) -> tuple[Panel, dict[str, Style]]:
-    """Return the chart of a metric and its styles; without `lines`, the episode's only one."""
+def chart(record: Record, metric: str, given: Sequence[Line]) -> tuple[Panel, dict[str, Style]]:
+    """Return the chart of a metric and its styles; where no curve is `given`, with the episode's only one."""
+    levels, lines = ([line for line in given if np.ndim(line.values) == d] for d in (0, 1))
     curve = record.rewards if metric == "reward" else record.curves[metric]
     lines = lines or [Line(f"this episode ({record.policy})", INK, np.asarray(curve))]
     steps, colour = np.arange(record.steps + 1), colours(record.references)
     means = {name: curves[metric][: len(steps)] for name, curves in record.references.items() if metric in curves}
-    values = [*(line.values for line in lines), *(mean[:, 0] for mean in means.values()), [x.value for x in levels]]
+    values = [*(line.values for line in lines), *(mean[:, 0] for mean in means.values()), [x.values for x in levels]]
     finite = [float(x) for curve in values for x in np.asarray(curve) if math.isfinite(x)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     low, high = (low - 0.5, high + 0.5) if high - low < 1e-9 else (low, high)
     margin = 0.05 * (high - low)
     low, high = low - margin, high + margin
-    words = [*(line.label for line in lines), *map(label, means), *(level.label for level in levels)]
+    words = [*(line.label for line in (*lines, *levels)), *map(label, means)]
     right = max(200.0, WIDTH - 10 - _LETTER * max(map(len, words)))
 
     def at(x: Any, y: Any) -> np.ndarray:
@@ -81,7 +80,7 @@ def chart(
         band = area(f"band-{ink[1:]}", [*upper, *lower[::-1]])
         add(curve, label(name), ink, band, path(f"mean-{ink[1:]}", curve))
     for level in levels:
-        curve = at(steps[[0, -1]], level.value)
+        curve = at(steps[[0, -1]], level.values)
         add(curve, level.label, level.colour, path(f"dots-{level.colour[1:]}", curve))
     for line in lines:
         curve, ink = at(steps, line.values), line.colour[1:]
@@ -92,7 +91,7 @@ def chart(
     beyond = max(0.0, places[-1] - (HEIGHT - 8))
     for place, (_, name, ink) in zip(places, ends, strict=True):
         shapes.append(text(f"word-{ink}", (right + 9, place - beyond + 4), name))
-    inked = {*(line.colour for line in lines), *(level.colour for level in levels), *(colour[name] for name in means)}
+    inked = {*(line.colour for line in (*lines, *levels)), *(colour[name] for name in means)}
     styles = STYLES | {name: style for ink in inked for name, style in inks(ink).items()}
     return Panel("", (0.0, 0.0, WIDTH, HEIGHT), shapes, [()] * len(steps)), styles
 

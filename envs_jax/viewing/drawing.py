@@ -1,12 +1,13 @@
 """Drawings of recorded episodes: panels of shapes, described once for pages, animations and pictures."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from envs_jax.viewing.record import Level, Line
+from envs_jax.viewing.record import Line
 
 
 class Style(NamedTuple):
@@ -60,18 +61,13 @@ class Shape(NamedTuple):
     value: Any = None
 
 
-def _flat(points: Any) -> list[float]:
-    return np.round(np.asarray(points, np.float64), 2).ravel().tolist()
+def _shape(kind: Any, style: str, *parts: Any, value: Any = None) -> Shape:
+    return Shape(kind, style, [np.round(np.asarray(part, np.float64), 2).ravel().tolist() for part in parts], value)
 
 
-def path(style: str, *lines: Any) -> Shape:
-    """Return lines through points [N, 2]."""
-    return Shape("path", style, [_flat(line) for line in lines])
-
-
-def area(style: str, *outlines: Any) -> Shape:
-    """Return areas with corners [N, 2]."""
-    return Shape("area", style, [_flat(outline) for outline in outlines])
+path = functools.partial(_shape, "path")  # of a style: lines through points [N, 2]
+area = functools.partial(_shape, "area")  # areas with corners [N, 2]
+trail = functools.partial(_shape, "trail")  # a line through points [K, 2], one per time step
 
 
 def rectangle(style: str, left: float, top: float, right: float, bottom: float) -> Shape:
@@ -79,24 +75,19 @@ def rectangle(style: str, left: float, top: float, right: float, bottom: float) 
     return area(style, [(left, top), (right, top), (right, bottom), (left, bottom)])
 
 
-def trail(style: str, points: Any) -> Shape:
-    """Return a line through points [K, 2], one per time step."""
-    return Shape("trail", style, [_flat(points)])
-
-
 def disc(style: str, radius: float, *places: Any) -> Shape:
     """Return discs of one radius around places (x, y)."""
-    return Shape("disc", style, [_flat(place) for place in places], radius)
+    return _shape("disc", style, *places, value=radius)
 
 
 def marker(style: str, radius: float, points: Any) -> Shape:
     """Return a disc around one of the points [K, 2], one per time step."""
-    return Shape("marker", style, [_flat(points)], radius)
+    return _shape("marker", style, points, value=radius)
 
 
 def text(style: str, place: Any, words: str) -> Shape:
     """Return words at a place (x, y) of their baseline."""
-    return Shape("text", style, [_flat(place)], words)
+    return _shape("text", style, place, value=words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +136,7 @@ class Drawing:
         metrics: names of `record.curves` that a page shows, the one of pictures in front; () for all, the score in
             front.
         step_labels: words for the time steps [K]; () for the environment's.
-        lines: {metric: curves drawn in place of the episode's only one}.
-        levels: {metric: lines across its chart}.
+        lines: {metric: curves drawn in place of the episode's only one, and lines of one value across its chart}.
     """
 
     panels: Sequence[Panel]
@@ -155,4 +145,3 @@ class Drawing:
     metrics: Sequence[str] = ()
     step_labels: Sequence[str] = ()
     lines: Mapping[str, Sequence[Line]] = dataclasses.field(default_factory=dict)
-    levels: Mapping[str, Sequence[Level]] = dataclasses.field(default_factory=dict)

@@ -49,12 +49,7 @@ def image(figure: Any) -> Any:
 class _Sheet:
     """A figure with room for boards, which show all panels at one time step, beside the curve of the first metric.
 
-    Args:
-        record: the episode.
-        drawing: the same as shapes.
-        columns, rows: of boards.
-        size: width and height that all boards fill at most, inches.
-        dpi: dots per inch.
+    Boards stand in so many columns and rows and fill a size (width, height) in inches at most.
     """
 
     def __init__(
@@ -66,7 +61,7 @@ class _Sheet:
         self.record, self.drawing, self.columns = record, drawing, columns
         self.axes: dict[tuple[float, float], Any] = {}
         metric = drawing.metrics[0] if drawing.metrics else record.env.spec.score
-        self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()), drawing.levels.get(metric, ()))
+        self.chart, styles = chart(record, metric, drawing.lines.get(metric, ()))
         self.styles = {**drawing.styles, **styles}
         shapes, gaps = [panel.size[0] / panel.size[1] for panel in drawing.panels], _GAP * len(drawing.panels)
         self.height = min((size[0] / columns - gaps) / sum(shapes), size[1] / rows - _ABOVE - _GAP)  # of a panel
@@ -84,25 +79,12 @@ class _Sheet:
         """Draw the curve up to a time step; return what was drawn."""
         return self._panel(self.chart, self.left, _TOP + _ABOVE, 3.6, step)
 
-    def _axes(self, left: float, top: float, width: float, height: float) -> Any:
-        """Axes in inches from the figure's top left corner, empty; made once for a place."""
-        if (left, top) not in self.axes:
-            w, h = self.figure.get_size_inches()
-            self.axes[left, top] = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
-            self.axes[left, top].set(xticks=(), yticks=(), facecolor="#fafbfc")
-            self.axes[left, top].spines[:].set_color("#dfe3e8")
-        axes = self.axes[left, top]
-        for artist in (*axes.images, *axes.patches, *axes.texts):
-            artist.remove()
-        return axes
-
     def _text(self, left: float, top: float, words: str, **look: Any) -> Any:
         """Text in inches from the figure's top left corner."""
         w, h = self.figure.get_size_inches()
         return self.figure.text(left / w, 1 - top / h, words, **look)
 
     def _legend(self) -> None:
-        """Draw the legend in rows of four at the foot."""
         from matplotlib.lines import Line2D
 
         handles = []
@@ -133,8 +115,16 @@ class _Sheet:
         return drawn
 
     def _panel(self, panel: Panel, left: float, top: float, width: float, step: int) -> Any:
-        """Draw a panel at a time step, so many inches wide; return its axes."""
-        axes = self._axes(left, top, width, width * panel.size[1] / panel.size[0])
+        """Draw a panel at a time step, places in inches from the figure's top left corner; return its axes."""
+        w, h = self.figure.get_size_inches()
+        height = width * panel.size[1] / panel.size[0]
+        if (left, top) not in self.axes:
+            self.axes[left, top] = self.figure.add_axes((left / w, 1 - (top + height) / h, width / w, height / h))
+            self.axes[left, top].set(xticks=(), yticks=(), facecolor="#fafbfc")
+            self.axes[left, top].spines[:].set_color("#dfe3e8")
+        axes = self.axes[left, top]
+        for artist in (*axes.images, *axes.patches, *axes.texts):
+            artist.remove()
         if len(panel.images):
             x0, y0, x1, y1 = panel.image_box
             axes.imshow(panel.images[step], extent=(x0, x1, y1, y0), interpolation="nearest", aspect="auto")
@@ -159,20 +149,16 @@ def _draw(axes: Any, shape: Shape, style: Style, step: int, unit: float) -> None
         axes.text(*shape.parts[0], shape.value, color=style.fill, fontsize=style.size * unit, alpha=style.opacity,
                   ha=_ANCHORS[style.anchor], weight="bold", clip_on=True)  # fmt: skip
     elif shape.parts:
-        outlines = [_outline(shape, np.reshape(part, (-1, 2)), step) for part in shape.parts]
+        outlines = []
+        for points in (np.reshape(part, (-1, 2)) for part in shape.parts):
+            if shape.kind in ("disc", "marker"):
+                outlines.append(Path.circle(points[step if shape.kind == "marker" else 0], shape.value))
+            elif shape.kind == "area":
+                outlines.append(Path([*points, points[0]], closed=True))
+            else:
+                outlines.append(Path(points[: step + 1] if shape.kind == "trail" else points))
         axes.add_patch(
             PathPatch(Path.make_compound_path(*outlines), facecolor=style.fill, edgecolor=style.stroke,
                       linewidth=style.width * unit, linestyle=_dashes(style), alpha=style.opacity, capstyle="round",
                       joinstyle="round")
         )  # fmt: skip
-
-
-def _outline(shape: Shape, points: np.ndarray, step: int) -> Any:
-    """A matplotlib path of one part of a shape."""
-    from matplotlib.path import Path
-
-    if shape.kind in ("disc", "marker"):
-        return Path.circle(points[step if shape.kind == "marker" else 0], shape.value)
-    if shape.kind == "area":
-        return Path([*points, points[0]], closed=True)
-    return Path(points[: step + 1] if shape.kind == "trail" else points)

@@ -54,26 +54,17 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve of an episode, with a label at its end.
+    """One curve of a chart, with a label at its end.
 
     Attributes:
         label: a few words.
         colour: as in HTML, "#rrggbb".
-        values: float[T + 1].
+        values: float[T + 1] of this episode; or one number for all of it: a limit, or the final value of others.
     """
 
     label: str
     colour: str
-    values: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Level:
-    """A line at one value over the whole episode, with a label at its end: a limit, or the final value of others."""
-
-    label: str
-    colour: str
-    value: float
+    values: Any
 
 
 def colours(policies: Iterable[str]) -> dict[str, str]:

@@ -56,7 +56,7 @@ def collect(
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks, learned = metaworld.reach_of(subject).reach.tasks, _tasks_of_run(subject)
+    tasks, learned = metaworld.reach_of(subject).env.tasks, _tasks_of_run(subject)
     trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     played = []

@@ -95,13 +95,13 @@ def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int
         UsageError: not reach, Meta-World is not installed, or it has no such task.
     """
     env = reach_of(subject)
-    stream = "fresh pairs in order" if env.reach.goals == "uniform" and task is None else "pool in order"
+    stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
     if name != "metaworld":
         in_order, step = jax.jit(env.in_order), jax.jit(env.step_without_reset)
         return Simulator(subject.name, None, env.spec, lanes, in_order, step, None, stream)
     with usage_errors():
-        real = adapter.RealReach.make(env.reach, task, lanes)
-    description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.reach.task}'}"
+        real = adapter.RealReach.make(env.env, task, lanes)
+    description = f"Meta-World {adapter.version()}, {task or f'{adapter.REACH}, task {env.env.task}'}"
     script = real.scripted if task else None
     return Simulator(description, task, real.spec, lanes, real.in_order, real.step_without_reset, script, stream)
 

@@ -5,6 +5,8 @@ loops fill whole vector registers. On CPUs the work is cut into stages (see `sta
 chunks whose temporary maps fit into the cache; accelerators get one program for all copies.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -36,8 +38,8 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
     copies = maps.beliefs.shape[0]
     chunk = largest_divisor(copies, _CHUNK_BYTES // (4 * (mapper.num_agents + 1) * mapper.n**2))
     if not on_cpu() or copies == chunk:
-        return jax.vmap(lambda maps, survey: update(mapper, maps, survey))(maps, survey)
-    one = stage(lambda maps, survey: update(mapper, maps, survey))
+        return jax.vmap(functools.partial(update, mapper))(maps, survey)
+    one = stage(functools.partial(update, mapper))
     return jax.lax.map(lambda pair: one(*pair), (maps, survey), batch_size=chunk)
 
 
@@ -69,10 +71,6 @@ def _fuse(mapper: Mapper, cells: Array, survey: Measurements) -> Array:
     bound = jnp.where(heard, storage.limit, storage.unbounded)  # without a message nothing is clipped
 
     @stage
-    def changes(survey: Measurements) -> Array:
-        return _changes(mapper, survey)
-
-    @stage
     def apply(old: Array, change: Array, heard: Array, bound: Array) -> Array:
         value = storage.value(old)
         value = jnp.where(change != 0, storage.fuse(value, change), value)
@@ -83,7 +81,8 @@ def _fuse(mapper: Mapper, cells: Array, survey: Measurements) -> Array:
             touched |= gain != 0
         return jnp.where(touched | (old != storage.unseen), value, old)
 
-    return apply(cells, changes(survey).reshape(cells.shape), heard, bound)
+    changes = stage(functools.partial(_changes, mapper))(survey)
+    return apply(cells, changes.reshape(cells.shape), heard, bound)
 
 
 def _team_sums(mapper: Mapper, old: Array, new: Array, survey: Measurements) -> tuple[Sums, Array]:

@@ -63,9 +63,10 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
         measured = _measured(mapper, words, survey.positions[..., 2], survey.terrain)
     else:
         measured = jax.vmap(functools.partial(dense.measured, mapper))(survey)
-    sums, before = jax.vmap(_add_up)(strips)
+    added = jnp.sum(strips, axis=1)  # over the strips of the team's map
+    sums = Sums(weighted=carry(added[:, 0:2]), interest=carry(added[:, 2:4]), counts=added[:, 6:10])
     resized = _resized(mapper, jnp.concatenate([local, team], axis=1))
-    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=before)
+    return Maps(beliefs, resized, sums, maps.excess), Report(measured=measured, before=carry(added[:, 4:6]))
 
 
 def _on_platform(kernel: Any, *arrays: Any) -> Any:
@@ -118,17 +119,10 @@ class _Copy:
     words: Any
 
     def of(self, agent: Any, name: str) -> Array:
-        """int32[]."""
         return self.words[agent * len(_WORDS) + _WORDS.index(name)]
 
     def box(self, agent: Any) -> Box:
-        """The clipped footprint."""
         return Box(*(self.of(agent, name) for name in ("top", "bottom", "left", "right")))
-
-    def hears(self, receiver: Any, sender: int) -> Array:
-        """bool[]: whether a map fuses the message of an agent."""
-        agents = self.mapper.num_agents
-        return self.words[agents * len(_WORDS) + receiver * agents + sender] != 0
 
     def terrain(self) -> Terrain:
         """The rectangles of the ground truth."""
@@ -280,8 +274,11 @@ def _sweep_strip(mapper: Mapper, team: bool, words: Any, old_map: Any, *referenc
     state = load(0), (jnp.zeros(shape, jnp.float32), jnp.int32(0)), (nothing,) * 4 if team else ()
     _, read, added = jax.lax.fori_loop(0, down, one_tile, state)
     resized.write(*read)
-    if team:
-        _write_sums(added, sums[0])
+    if team:  # three pairs (see `fixed_point.total`), then the counts as in `Sums`
+        for k, cells in enumerate(added[:3]):
+            sums[0][2 * k], sums[0][2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
+        for k in range(4):
+            sums[0][6 + k] = jnp.sum((added[3] >> (8 * k)) & 255)
 
 
 def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: Any, meets: Any, reads: Any) -> Array:
@@ -303,7 +300,7 @@ def _updated(mapper: Mapper, copy: _Copy, old: Array, own: Array | None, cells: 
         state = jax.lax.cond(meets(own), functools.partial(enter, own, False), keep, state)
     late = jnp.bool_(False)  # whether the tile still has to be clipped for a message about cells elsewhere
     for sender in range(agents):
-        heard = jnp.bool_(True) if own is None else copy.hears(own, sender)
+        heard = jnp.bool_(True) if own is None else copy.words[agents * (len(_WORDS) + own) + sender] != 0
         here = heard & meets(sender)
         state = jax.lax.cond(here, functools.partial(enter, sender, True), keep, state)
         late = (late | heard) & ~here
@@ -384,14 +381,6 @@ def _add_cells(mapper: Mapper, added: Any, old: Array, new: Array, interest: Arr
     return *(cells + _fixed(values) for cells, values in zip(added[:3], fractions, strict=True)), added[3] + counts
 
 
-def _write_sums(added: Any, sums: Any) -> None:
-    """Write the sums over the cells: three pairs (see `fixed_point.total`), then the counts as in `Sums`."""
-    for k, cells in enumerate(added[:3]):
-        sums[2 * k], sums[2 * k + 1] = jnp.sum(cells >> 12), jnp.sum(cells & 4095)
-    for k in range(4):
-        sums[6 + k] = jnp.sum((added[3] >> (8 * k)) & 255)
-
-
 def _resized(mapper: Mapper, blocks: Array) -> Array:
     """float32[B, M, 11, 11] from the sums of the strips."""
     n, columns = mapper.n, tile(mapper.n)[1]
@@ -399,12 +388,6 @@ def _resized(mapper: Mapper, blocks: Array) -> Array:
     block = ((starts * LATTICE // n)[:, None] + np.arange(_spans(n, columns))[None]).reshape(-1, 1)
     matrix = (block == np.arange(LATTICE)[None]).astype(np.float32) / np.float32(n * n)
     return jnp.einsum("bmdc,ce->bmde", blocks, matrix, precision=jax.lax.Precision.HIGHEST)
-
-
-def _add_up(strips: Array) -> tuple[Sums, Array]:
-    """Return `Sums` of the team's map and `Report.before` from those of its strips int32[tiles, 10]."""
-    sums = jnp.sum(strips, axis=0)
-    return Sums(weighted=carry(sums[0:2]), interest=carry(sums[2:4]), counts=sums[6:10]), carry(sums[4:6])
 
 
 # Readings

@@ -14,21 +14,13 @@ from envs_jax.coverage.terrain import Terrain
 
 @dataclasses.dataclass(frozen=True)
 class Mapper:
-    """Static settings of a map backend.
+    """Static settings of a map backend."""
 
-    Attributes:
-        q: cells along a footprint edge at the lowest altitude.
-        num_agents: A.
-        storage: how log-odds are stored.
-        weights: importance of cells in the reward.
-        tile: maps are padded to multiples of these rows and columns; one backend alone needs it.
-    """
-
-    q: int
-    num_agents: int
-    storage: Storage
-    weights: Weights
-    tile: tuple[int, int] = (1, 1)
+    q: int  # cells along a footprint edge at the lowest altitude
+    num_agents: int  # A
+    storage: Storage  # how log-odds are stored
+    weights: Weights  # importance of cells in the reward
+    tile: tuple[int, int] = (1, 1)  # maps are padded to multiples of these rows and columns; one backend alone needs it
 
     @property
     def n(self) -> int:
@@ -43,47 +35,29 @@ class Mapper:
 
 @pytree
 class Measurements:
-    """One round of measurements and messages.
+    """One round of measurements and messages."""
 
-    Attributes:
-        terrain: ground truth.
-        positions: int32[A, 3], lattice positions that the measurements are taken from.
-        received: bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read).
-        source: noise of the readings, or recorded readings bool[A, n, n].
-    """
-
-    terrain: Terrain
-    positions: Array
-    received: Array
-    source: Noise | Array
+    terrain: Terrain  # ground truth
+    positions: Array  # int32[A, 3], lattice positions that the measurements are taken from
+    received: Array  # bool[A, A], [i, j] = agent i receives the message of agent j (the diagonal is not read)
+    source: Noise | Array  # noise of the readings, or recorded readings bool[A, n, n]
 
 
 @pytree
 class Sums:
-    """Sums over the cells of the team map. Sums of entropies are pairs of integers, see `total`.
+    """Sums over the cells of the team map. Sums of entropies are pairs of integers, see `total`."""
 
-    Attributes:
-        weighted: int32[2], weighted entropy w(p) H(p), in units of the largest weight.
-        interest: int32[2], entropy H(p) of cells whose true class is 1.
-        counts: int32[4], cells predicted as class 1, correctly so, ever observed, ever observed of class 1.
-    """
-
-    weighted: Array
-    interest: Array
-    counts: Array
+    weighted: Array  # int32[2], weighted entropy w(p) H(p), in units of the largest weight
+    interest: Array  # int32[2], entropy H(p) of cells whose true class is 1
+    counts: Array  # int32[4], cells predicted as class 1, correctly so, ever observed, ever observed of class 1
 
 
 @pytree
 class Excess:
-    """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only.
+    """Cells whose log-odds lie beyond the clip. Kept up to date by the backend "windows" only."""
 
-    Attributes:
-        cells: bool[A + 1], maps that have any.
-        probability: float32[A + 1, 11, 11], their share in the resized probabilities beyond the clip.
-    """
-
-    cells: Array
-    probability: Array
+    cells: Array  # bool[A + 1], maps that have any
+    probability: Array  # float32[A + 1, 11, 11], their share in the resized probabilities beyond the clip
 
 
 @pytree

@@ -39,27 +39,16 @@ def update(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Repo
 
 @pytree
 class _Work:
-    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window.
+    """State of the loops. M = B (A + 1) maps, those of one copy in a row; W is the side of the largest window."""
 
-    Attributes:
-        beliefs: dtype[M, n, n].
-        clipped: float32[M, 11, 11], resized probabilities of the clipped maps.
-        excess: see `types.Excess`, leaves [M, ...].
-        sums: see `types.Sums`, leaves [B, ...].
-        before: int32[B, 2], see `types.Report`.
-        measured: float32[B, A, 11, 11], see `types.Report`.
-        change: dtype[A, W, W], readings of each agent of the current copy as summands, 0 outside the footprint.
-        old: dtype[A, W, W], the team's map before the update, in the same windows.
-    """
-
-    beliefs: Array
-    clipped: Array
-    excess: Excess
-    sums: Sums
-    before: Array
-    measured: Array
-    change: Array
-    old: Array
+    beliefs: Array  # dtype[M, n, n]
+    clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
+    excess: Excess  # see `types.Excess`, leaves [M, ...]
+    sums: Sums  # see `types.Sums`, leaves [B, ...]
+    before: Array  # int32[B, 2], see `types.Report`
+    measured: Array  # float32[B, A, 11, 11], see `types.Report`
+    change: Array  # dtype[A, W, W], readings of each agent of this copy as summands, 0 outside the footprint
+    old: Array  # dtype[A, W, W], the team's map before the update, in the same windows
 
 
 def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps, Report]:
@@ -95,26 +84,17 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
 
 @pytree
 class _Plan:
-    """Windows and updates of all copies [B, ...]; int32 unless noted.
+    """Windows and updates of all copies [B, ...]; int32 unless noted."""
 
-    Attributes:
-        level: [B, A], altitude index.
-        place: [B, A, 2], horizontal lattice index.
-        box: [B, A], clipped footprint.
-        top, left: [B, A], first row and column of the window, a square inside the map that holds the clipped footprint.
-        valid: bool[B, E], which of the entries of `_entries` happen.
-    """
-
-    level: Array
-    place: Array
-    box: world.Box
-    top: Array
-    left: Array
-    valid: Array
+    level: Array  # [B, A], altitude index
+    place: Array  # [B, A, 2], horizontal lattice index
+    box: world.Box  # [B, A], clipped footprint
+    top: Array  # [B, A], first row of the window, a square inside the map that holds the clipped footprint
+    left: Array  # [B, A], its first column
+    valid: Array  # bool[B, E], which of the entries of `_entries` happen
 
 
 def _side(mapper: Mapper, level: int) -> int:
-    """Side of a window in cells."""
     return 2 * world.radius(mapper.q, level)
 
 
@@ -152,7 +132,6 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
 
 
 def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, work: _Work) -> _Work:
-    """Update copy `b`."""
     agents = mapper.num_agents
     first = b * (agents + 1)  # its first map
     team = first + agents
@@ -166,8 +145,17 @@ def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, wo
         return work
 
     def clip(target: Array, condition: Array | bool, work: _Work) -> _Work:
-        condition = work.excess.cells[target] & condition
-        return when(condition, lambda zero, work: _clip(mapper, target + zero, work), work)
+        """Clip the whole of one map where cells may lie beyond the clip."""
+
+        def turn(zero: Array, work: _Work) -> _Work:
+            here, n = target + zero, mapper.n
+            cells = jax.lax.dynamic_slice(work.beliefs, (here, 0, 0), (1, n, n))
+            cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
+            excess = Excess(work.excess.cells.at[here].set(False), work.excess.probability.at[here].set(0.0))
+            beliefs = jax.lax.dynamic_update_slice(work.beliefs, cells, (here, 0, 0))
+            return dataclasses.replace(work, beliefs=beliefs, excess=excess)
+
+        return when(work.excess.cells[target] & condition, turn, work)
 
     def enter(k: Array, work: _Work) -> _Work:
         def turn(zero: Array, work: _Work) -> _Work:
@@ -317,15 +305,6 @@ def _look(mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Arra
         old=_paste(work.old, sender, 0, 0, side, _cut(work.beliefs, team, top, left, side)),
         measured=jax.lax.dynamic_update_slice(work.measured, measured[None, None], (b, sender, 0, 0)),
     )
-
-
-def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
-    """Clip the whole of one map."""
-    cells = jax.lax.dynamic_slice(work.beliefs, (target, 0, 0), (1, mapper.n, mapper.n))
-    cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
-    excess = Excess(work.excess.cells.at[target].set(False), work.excess.probability.at[target].set(0.0))
-    beliefs = jax.lax.dynamic_update_slice(work.beliefs, cells, (target, 0, 0))
-    return dataclasses.replace(work, beliefs=beliefs, excess=excess)
 
 
 def _enter(
