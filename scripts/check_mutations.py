@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             "losses", "the default target entropy counts all agents",
             "jaxrl/algos/sac.py",
-            "standard = self.target_entropy, -float(math.prod(self.spec.action.shape))",
-            "standard = self.target_entropy, -float(math.prod(self.spec.action.shape) * self.spec.num_agents)",
+            "standard = self.target_entropy, -float(self.action_size)",
+            "standard = self.target_entropy, -float(self.action_size * self.spec.num_agents)",
             SAC,
         ),
         (
@@ -241,8 +241,8 @@ MUTATIONS = [
         (
             "targets", "the actor chooses in the target of ddpg",
             "jaxrl/algos/ddpg.py",
-            "outputs = self.actor_of(params.target_actor, observation)",
-            "outputs = self.actor_of(params.actor.params, observation)",
+            'outputs = self.outputs("actor", params.target_actor, observation)',
+            'outputs = self.outputs("actor", params.actor.params, observation)',
             DDPG,
         ),
         (
@@ -261,9 +261,9 @@ MUTATIONS = [
         ),
         (
             "schedules", "targets move with every update",
-            "jaxrl/algos/off_policy.py",
-            "number % self.target_update_period == 0, self.tau, 0.0",
-            "number >= 0, self.tau, 0.0",
+            "jaxrl/algos/ddpg.py",
+            "jnp.where(due(self.target_update_period), self.tau, 0.0)",
+            "self.tau",
             "tests/test_ddpg.py::test_actor_and_targets_wait_for_the_updates_that_are_due",
         ),
         (
@@ -283,8 +283,8 @@ MUTATIONS = [
         (
             "losses", "coma: the baseline is the mean over actions",
             "jaxrl/algos/coma.py",
-            "return jnp.sum(action_probs * values, axis=-1)\n",
-            "return jnp.mean(values, axis=-1)\n",
+            'jnp.sum(action_probs * sample["values"], axis=-1)\n',
+            'jnp.mean(sample["values"], axis=-1)\n',
             COMA,
         ),
         (
@@ -318,8 +318,8 @@ MUTATIONS = [
         (
             "targets", "sac: targets by the first critic alone",
             "jaxrl/algos/sac.py",
-            "soft_value(values, log_prob, alpha), self.gamma",
-            "soft_value(values[:1], log_prob, alpha), self.gamma",
+            "soft_value(values, log_prob, jnp.exp",
+            "soft_value(values[:1], log_prob, jnp.exp",
             SAC,
         ),
         (
@@ -332,8 +332,8 @@ MUTATIONS = [
         (
             "losses", "sac: the temperature falls where entropy is missing",
             "jaxrl/algos/sac.py",
-            "(-log_prob - target_entropy)",
-            "(log_prob + target_entropy)",
+            "(-fixed - self.entropy_target)",
+            "(fixed + self.entropy_target)",
             SAC,
         ),
         (
@@ -387,8 +387,8 @@ MUTATIONS = [
         ),
         (
             "schedules", "the actor of sac steps with every update",
-            "jaxrl/algos/off_policy.py",
-            "jax.lax.cond(number % period == 0,",
+            "jaxrl/algos/sac.py",
+            "jax.lax.cond(due(self.actor_update_period),",
             "jax.lax.cond(number >= 0,",
             SAC,
         ),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import golden
-from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, run, with_epsilon
+from helpers.off_policy import CONTINUOUS, MODERN, SMALL, VARIANTS, at_step, outputs_of, run, with_epsilon
 from helpers.tiny import Corridor, PointMass
 from jax.test_util import check_grads
 
@@ -21,7 +21,7 @@ from envs_jax.base import Box, Discrete, EnvSpec
 from envs_jax.batch import batched
 from envs_jax.progress import ended, start
 from jaxrl import algos
-from jaxrl.algos import ddpg_actions, off_policy
+from jaxrl.algos import ddpg_actions
 from jaxrl.algos.ddpg import Bicnet, Ddpg
 from jaxrl.evaluation.rollouts import Evaluator, learned, scripted
 from jaxrl.nn import networks
@@ -177,7 +177,7 @@ def acted(algo: Ddpg, timestep: TimeStep, steps: int, mode: str = "explore") -> 
 
 
 def softmax_of(algo: Ddpg) -> Any:
-    return jax.jit(lambda policy, observation: jax.nn.softmax(algo.actor_of(policy, observation)))
+    return jax.jit(lambda policy, observation: jax.nn.softmax(algo.outputs("actor", policy, observation)))
 
 
 def test_an_environment_explores_with_all_agents_or_none() -> None:
@@ -214,7 +214,7 @@ def test_exploration_falls_with_every_step() -> None:
 def test_evaluation_takes_the_most_probable_action() -> None:
     algo = Ddpg(SNAKES, DataParallel(8))
     action, _, _, policy = acted(algo, seen(32), 0, "greedy")
-    np.testing.assert_array_equal(action, np.argmax(jax.jit(algo.actor_of)(policy, seen(32).observation), -1))
+    np.testing.assert_array_equal(action, np.argmax(outputs_of(algo, "actor")(policy, seen(32).observation), -1))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_targets_and_losses_by_hand() -> None:
         powers = np.where(mask, np.exp(logits - logits.max(-1, keepdims=True)), 0.0)
         return powers / powers.sum(-1, keepdims=True)
 
-    logits_of, values_of = jax.jit(algo.actor_of), jax.jit(algo.values)
+    logits_of, values_of = outputs_of(algo, "actor"), outputs_of(algo, "critic")
     policy = softmax(np.asarray(logits_of(params.target_actor, sample["next_observation"])), mask[1])
     twin = np.asarray(values_of(params.target_critic, sample["next_observation"]))
     value = (policy * twin.min(0)).sum(-1)
@@ -283,9 +283,8 @@ def test_targets_and_losses_by_hand() -> None:
     taken = np.take_along_axis(online, np.broadcast_to(action[None, ..., None], (2, m, AGENTS, 1)).astype(int), -1)
     errors = np.square(target[None] - taken[..., 0])
     by_hand = sum((weight[:, None] * errors[critic]).mean() for critic in range(2))
-    values = jax.jit(functools.partial(taken_values, algo))(params.critic.params, sample)
-    found = jax.jit(off_policy.squared_errors)(values, jnp.asarray(target), sample["weight"])
-    assert float(found.mean()) == pytest.approx(by_hand, rel=1e-4)
+    _, metrics = jax.jit(algo.update)(params, jax.tree.map(lambda x: x[None], sample), jnp.uint32(1), start())
+    assert float(metrics["critic_loss"]) == pytest.approx(by_hand, rel=1e-4)
 
     logits = np.asarray(logits_of(params.actor.params, sample["observation"]))
     policy = softmax(logits, mask[0])
@@ -308,13 +307,16 @@ def test_scaled_observations_are_shares_of_the_bound() -> None:
     raw, scaled = (Ddpg(SNAKES, DataParallel(1), hidden_size=8, scale_observation=scale) for scale in (False, True))
     actor, boards = begun(raw).actor.params, seen(3).observation
     shares = np.asarray(boards).astype(np.float32) / 19
-    np.testing.assert_allclose(jax.jit(scaled.actor_of)(actor, boards), jax.jit(raw.actor_of)(actor, shares), rtol=1e-5)
+    np.testing.assert_allclose(
+        outputs_of(scaled, "actor")(actor, boards), outputs_of(raw, "actor")(actor, shares), rtol=1e-5
+    )
 
 
 def test_relaxed_actions_approach_drawn_ones() -> None:
     logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4]))
     noise = jax.random.gumbel(jax.random.key(0), (40_000, 4))
-    relaxed = jax.jit(jax.vmap(ddpg_actions.relaxed_one_hot, in_axes=(None, 0)))
+    actions = ddpg_actions.Gumbel(SNAKES)
+    relaxed = jax.jit(jax.vmap(lambda logits, noise: actions.differentiable(logits, None, noise), in_axes=(None, 0)))
     hot = np.asarray(relaxed(1e3 * logits, 1e3 * noise))  # as at a temperature of 1e-3
     np.testing.assert_allclose(hot.mean(0), [0.1, 0.2, 0.3, 0.4], atol=0.01)
     soft = np.asarray(relaxed(1e-3 * logits, 1e-3 * noise))
@@ -327,7 +329,7 @@ def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     other[:, 2] = (other[:, 2] + 1) % 20
     for cls, alike in ((Ddpg, True), (Bicnet, False)):
         algo = cls(SNAKES, DataParallel(1), hidden_size=32)
-        actor, logits = formula_weights(100, algo.networks["actor"].shapes), jax.jit(algo.actor_of)
+        actor, logits = formula_weights(100, algo.networks["actor"].shapes), outputs_of(algo, "actor")
         a, b = (np.asarray(logits(actor, x))[:, :2] for x in (boards, other))
         assert np.allclose(a, b, atol=1e-6) is alike
 
@@ -403,14 +405,14 @@ def test_targets_of_continuous_actions_by_hand(noise: float) -> None:
         assert algo.replay.noise(jax.random.key(0), 4) is None
         del sample["noise"]
 
-    outputs = np.asarray(jax.jit(algo.actor_of)(params.target_actor, sample["next_observation"]))
+    outputs = np.asarray(outputs_of(algo, "actor")(params.target_actor, sample["next_observation"]))
     action = np.tanh(outputs)
     if noise:
         assert jax.eval_shape(lambda: algo.replay.noise(jax.random.key(0), 4)).shape == (4, *sample["noise"].shape[1:])
         shift = np.clip(0.4 * sample["noise"][:, 0], -0.3, 0.3)
         assert 0.2 < np.mean(np.abs(shift) == np.float32(0.3)) < 0.8 and np.any(np.abs(action + shift) > 1)
         action = np.clip(action + shift, -1, 1)
-    values = np.asarray(jax.jit(algo.values)(params.target_critic, sample["next_observation"], action))
+    values = np.asarray(outputs_of(algo, "critic")(params.target_critic, sample["next_observation"], action))
     assert values.shape == (2, m, 2) and 0.2 < np.mean(values[0] < values[1]) < 0.8
     expected = np.zeros((m, 2))
     for i, ((first, second), reward) in enumerate(zip(sample["end"], sample["reward"], strict=True)):
@@ -430,14 +432,14 @@ def test_the_actor_climbs_the_mean_of_the_critics() -> None:
     params, sample = begun(algo, 3), {name: x[0] for name, x in rows_of_the_arm(7).items()}
     sample["weight"] = np.float32([1, 1, 0, 1, 1, 1, 2])
     actor, critic = params.actor.params, params.critic.params
-    outputs = np.asarray(jax.jit(algo.actor_of)(actor, sample["observation"]))
-    values = np.asarray(jax.jit(algo.values)(critic, sample["observation"], np.tanh(outputs)))
+    outputs = np.asarray(outputs_of(algo, "actor")(actor, sample["observation"]))
+    values = np.asarray(outputs_of(algo, "critic")(critic, sample["observation"], np.tanh(outputs)))
     used = (sample["weight"] > 0)[:, None]
     loss, shown = jax.jit(algo.actor_loss)(actor, critic, sample)
     by_hand = (used * (0.1 * np.square(outputs).mean(-1) - values.mean(0))).mean()
     assert float(loss) == pytest.approx(by_hand, rel=1e-4) and set(shown) == {"actor_loss"}
     taken = jax.jit(functools.partial(taken_values, algo))(critic, sample)
-    wanted = jax.jit(algo.values)(critic, sample["observation"], sample["action"])
+    wanted = outputs_of(algo, "critic")(critic, sample["observation"], sample["action"])
     np.testing.assert_allclose(taken, wanted, rtol=1e-6)
 
 
@@ -449,7 +451,7 @@ def test_exploration_noise_has_its_deviation_and_stays_in_the_box() -> None:
     for noise in (0.1, 1.5):
         algo = Ddpg(ARM, DataParallel(8), exploration_noise=noise, random_steps=800, hidden_size=16)
         action, _, extras, policy = acted(algo, timestep, 800)
-        best = np.tanh(np.asarray(jax.jit(algo.actor_of)(policy, observation[:1])))[0]
+        best = np.tanh(np.asarray(outputs_of(algo, "actor")(policy, observation[:1])))[0]
         assert np.abs(best).max() < 0.5
         stored = np.asarray(extras["stored"])
         np.testing.assert_allclose(action, 1 + 2 * stored, atol=1e-6)

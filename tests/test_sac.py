@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.off_policy import SAC, at_step, make_trainer, run
+from helpers.off_policy import SAC, at_step, make_trainer, outputs_of, run
 from helpers.tiny import PointMass
 
 import jaxrl.cli.evaluate
@@ -94,23 +94,10 @@ def test_components_add_up_and_the_far_ends_stay_finite() -> None:
 # ---------------------------------------------------------------- losses
 
 
-def test_losses_by_hand() -> None:
+def test_soft_values_by_hand() -> None:
     values = np.float32([[[1.0], [4.0]], [[2.0], [3.0]]])  # two critics, two samples
     log_prob, alpha = np.float32([[-2.0], [1.0]]), np.float32([0.5, 0.25])
     np.testing.assert_allclose(jax.jit(sac.soft_value)(values, log_prob, alpha), [[1 + 1.0], [3 - 0.25]])
-    both, first = np.float32([[1, 1], [1, 0]])
-    losses = jax.jit(sac.actor_losses)
-    np.testing.assert_allclose(losses(values, log_prob, alpha, both), [[-2], [-2.75]])
-    np.testing.assert_allclose(losses(values, log_prob, alpha, first), [[-2], [0]])
-    found = jax.jit(sac.temperature_losses)(np.log(alpha), log_prob, -3.0, both)
-    np.testing.assert_allclose(found, [[0.5 * (2 + 3)], [0.25 * (-1 + 3)]], rtol=1e-6)
-
-
-def test_the_temperature_rises_where_entropy_is_missing() -> None:
-    loss = lambda x, entropy: sac.temperature_losses(x, -entropy[None, None], -4.0, jnp.ones(1)).mean()  # noqa: E731
-    slope = jax.jit(jax.grad(loss))
-    low, high = (slope(np.zeros(1, np.float32), np.float32(entropy)).item() for entropy in (-5.0, -3.0))
-    assert low < 0 < high  # descent goes against it
 
 
 def test_the_default_entropy_to_aim_at_is_that_of_one_agent() -> None:
@@ -176,7 +163,7 @@ def test_targets_and_losses_of_an_update() -> None:
     alpha = np.array([0.5, 0.1])[sample["task"]][:, None]
     reward, weight = np.asarray(sample["reward"]), np.asarray(sample["weight"])
 
-    values_of = jax.jit(algo.values)
+    values_of = outputs_of(algo, "critic")
     mean, log_std = gaussian(params.actor.params, sample["next_observation"])
     action, log_prob = log_density(mean, log_std, sample["noise"][:, 0])
     twin = np.asarray(values_of(params.target_critic, sample["next_observation"], action))
@@ -253,7 +240,7 @@ def test_random_steps_are_followed_by_as_many_updates() -> None:
     random, burst, train = algo.phases
     assert (random, burst) == (Phase("random", 4, 0, iterations=7), Phase("burst", 0, 2, iterations=7))
     assert (train.steps, train.updates, train.iterations) == (4, 2, None)
-    numbers = jax.jit(algo.timing.update_numbers, static_argnums=1)
+    numbers = jax.jit(algo.update_numbers, static_argnums=1)
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(6)), burst), [0, 0])
     np.testing.assert_array_equal(numbers(dataclasses.replace(start(), updates=count(14)), train), [15, 16])
     original = Sac(ARM, DataParallel(1), random_steps=4000)

@@ -10,7 +10,7 @@ import jaxtyping
 import pytest
 from beartype import beartype
 
-from jaxrl.algos import coma, coma_original, ddpg, ddpg_actions, off_policy, sac, student
+from jaxrl.algos import coma_original, ddpg_actions, sac, student
 from jaxrl.algos.collective import losses
 from jaxrl.nn import distributions
 from jaxrl.rl import policy_gradient, replay, returns
@@ -31,20 +31,12 @@ ANNOTATED: Cases = [
     (distributions.sample, (key, floats(K))),
     (distributions.select_action_value, (rows, integers(N))),
     (distributions.squashed_normal, (rows, rows, rows)),
-    (coma.critic_loss, (rows, integers(N), row, row)),
-    (coma.counterfactual_baseline, (rows, rows)),
     (policy_gradient.policy_gradient_loss, (row, row, row, row, 0.2)),
     (policy_gradient.divergence, (row, row, row)),
     (policy_gradient.policy_metrics, (row, row, row)),
     (coma_original.original_actor_loss, (rows, one, booleans((N, K)), rows, integers(N), row)),
-    (ddpg.expected_value, (rows, rows)),
     (ddpg_actions.masked_softmax, (rows, booleans((N, K)))),
-    (ddpg_actions.relaxed_one_hot, (rows, rows)),
     (sac.soft_value, (values, team, row)),
-    (sac.actor_losses, (values, team, row, row)),
-    (sac.temperature_losses, (row, team, -1.0, row)),
-    (off_policy.squared_errors, (values, team, row)),
-    (off_policy.bootstrap, (floats((N, K, A)), ends((N, K)), team, 0.9)),
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),
     (losses.distillation_loss, (rows, rows, rows, rows, row)),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers.off_policy import outputs_of
 
 from jaxrl import algos
 from jaxrl.cli import train
@@ -111,8 +112,8 @@ def test_weights_compute_what_they_did(lstm: bool, tmp_path: Path) -> None:
     params = torch_weights.load(f"{files[0]},{files[1]}", algo, jax.random.key(0))
     seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
     vector = RANDOM.dirichlet(np.ones(4), (9, 3)).astype(np.float32)
-    logits = jax.jit(algo.actor_of)(params["actor"], seen)
-    values = np.asarray(jax.jit(algo.values)(params["critic"], seen, vector))
+    logits = outputs_of(algo, "actor")(params["actor"], seen)
+    values = np.asarray(outputs_of(algo, "critic")(params["critic"], seen, vector))
     np.testing.assert_allclose(logits, expected(actor, seen), rtol=1e-4, atol=1e-4)
     wanted = expected(critic, np.concatenate([seen, vector], -1))
     np.testing.assert_allclose(values[0], wanted[..., 0], rtol=1e-4, atol=1e-4)
@@ -142,7 +143,7 @@ def test_files_of_torch(lstm: bool, tmp_path: Path) -> None:
     torch.save(net.state_dict(), tmp_path / "actor.pth")
     algo = algorithm(f"--config ddpg_competition --network {'bicnet' if lstm else 'mlp'}")
     seen = RANDOM.integers(0, 20, (9, 3, 26)).astype(np.float32)
-    logits = algo.actor_of(team_net(read(tmp_path / "actor.pth")), seen)
+    logits = algo.outputs("actor", team_net(read(tmp_path / "actor.pth")), seen)
     wanted = net(torch.tensor(seen)).detach().numpy()
     np.testing.assert_allclose(logits, wanted, rtol=1e-4, atol=1e-4)
 

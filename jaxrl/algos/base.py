@@ -248,16 +248,16 @@ class Algorithm:
 
     def learner(self, part: str, params: Params) -> Learner:
         """Return parameters with a fresh optimizer state."""
-        return Learner(params, self.chain(part)[0].init(params))
+        return Learner(params, self.chain(part).init(params))
 
     def step(
         self, part: str, learner: Learner, gradient: Params, progress: Progress, active: Array | None = None
     ) -> tuple[Learner, Array]:
         """Take an optimizer step, none where `active` bool[] is False. Return the gradient's norm float32[] too."""
-        optimizer, own_rate = self.chain(part)
+        optimizer = self.chain(part)
 
         def of(gradient: Params, learner: Learner, progress: Progress, active: Array | None) -> tuple[Learner, Array]:
-            rate = 1.0 if own_rate else self.learning_rate(part, progress)
+            rate = 1.0 if part in self.custom.optimizers else self.learning_rate(part, progress)
             new = Learner(*optimizers.apply_gradients(optimizer, gradient, learner.params, learner.opt_state, rate))
             if active is not None:
                 new = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, learner)
@@ -270,12 +270,12 @@ class Algorithm:
         blend = lambda new, old: optax.incremental_update(new, old, tau)  # noqa: E731
         return self.layout.deterministic(blend)(params, target)
 
-    def chain(self, part: str) -> tuple[optax.GradientTransformation, bool]:
-        """Return a part's optimizer and whether it includes its learning rate, as the user's do."""
+    def chain(self, part: str) -> optax.GradientTransformation:
+        """Return the user's optimizer of a part, which sees networks' parameters as flax has them, or `optimizer`'s."""
         given = self.custom.optimizers.get(part)
         if given is None:
-            return self.optimizer(part), False
-        return (self.networks[part].of_tree(given) if part in self.networks else given), True
+            return self.optimizer(part)
+        return self.networks[part].of_tree(given) if part in self.networks else given
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -2,7 +2,7 @@
 
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping; `coma_original` computes what their repository
-does. In the order of the paper: losses; settings; a training step with its targets, the critic's update, the
+does. In the order of the paper: settings; a training step with its targets, the critic's update, the
 advantage, the actor's update. Acting and sizes come last; networks are in `team`, minibatches in `episodes`.
 """
 
@@ -19,28 +19,13 @@ from jaxrl.algos import base
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
 from jaxrl.algos.episodes import Minibatches, episodes_for, pick, run_epochs
 from jaxrl.algos.team import TeamNetworks, check_spec
-from jaxrl.common.shapes import Float32, Int32, assert_equal_shape
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, select_action_value
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import returns
-from jaxrl.rl.policy_gradient import Samples, divergence, policy_gradient_loss, policy_metrics
+from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
-
-
-def critic_loss(
-    values: Float32[Array, "N n"], action: Int32[Array, "N"], target: Samples, weight: Samples
-) -> Float32[Array, ""]:
-    """Mean over samples of w (Q(s)[a] - y)^2; w is 0 after an episode's end, with a mean of 1."""
-    assert_equal_shape([action, target, weight])
-    return jnp.mean(weight * jnp.square(select_action_value(values, action) - target))
-
-
-def counterfactual_baseline(values: Float32[Array, "N n"], action_probs: Float32[Array, "N n"]) -> Float32[Array, "N"]:
-    """Baseline sum_a pi(a) Q(a) (arXiv 1705.08926, equation 4). The advantage is Q(a) - b."""
-    assert_equal_shape([values, action_probs])
-    return jnp.sum(action_probs * values, axis=-1)
 
 
 @pytree
@@ -191,11 +176,11 @@ class Coma(Algorithm):
         return self.layout.map_shards(of_envs, (base.next_timesteps(trajectory, last), next_value), axis=1)
 
     def critic_update(self, critic: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
-        """Take a gradient step on the critic's loss."""
+        """Take a gradient step on the critic's loss, the mean of w (Q(s, a) - y)^2; weights w are 0 after an end."""
 
         def loss(critic: Array, sample: Arrays) -> tuple[Array, Any]:
-            values = self.nets.values(critic, sample["critic_input"])
-            return critic_loss(values, sample["action"], sample["target"], sample["weight"]), ()
+            value = select_action_value(self.nets.values(critic, sample["critic_input"]), sample["action"])
+            return jnp.mean(sample["weight"] * jnp.square(value - sample["target"])), ()
 
         gradient, (value, _) = self.layout.gradient(loss, critic.params, batch)
         critic, norm = self.step("critic", critic, gradient, progress)
@@ -240,10 +225,10 @@ class Coma(Algorithm):
         return value, policy_metrics(advantage, log_prob, weight) | kl
 
     def advantages(self, sample: Arrays, action_probs: Array) -> Array:
-        """Return the action's value, by the critic or by its return, minus the counterfactual baseline."""
+        """Return the action's value, by the critic or by its return, minus the counterfactual baseline (equation 4)."""
         returned = self.advantage == "return"
-        worth = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
-        return worth - counterfactual_baseline(sample["values"], action_probs)
+        value = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
+        return value - jnp.sum(action_probs * sample["values"], axis=-1)
 
     # Acting, networks and sizes
 

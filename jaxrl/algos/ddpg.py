@@ -20,25 +20,15 @@ from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
 from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
-from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
+from jaxrl.algos.off_policy import OffPolicy, means
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
-from jaxrl.common.shapes import Float32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
 from jaxrl.nn.networks import TeamNet
 from jaxrl.nn.packed import Packed
+from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n numbers of an action vector, m samples of a shard.
-
-
-def expected_value(vector: Float32[Array, "*batch n"], values: Float32[Array, "*batch n"]) -> Float32[Array, "*batch"]:
-    """Sum over actions of x(a) Q(a), for probabilities x their expected value with the gradient of all actions at once.
-
-    References:
-        Asadi et al. 2017, "Mean Actor-Critic", arXiv 1709.00503, equation 4.
-    """
-    assert_equal_shape([vector, values])
-    return jnp.sum(vector * values, axis=-1)
 
 
 @pytree
@@ -119,24 +109,30 @@ class Ddpg(OffPolicy):
     # One update (algorithm 1)
 
     def value(self, critic: Params, observation: Array, vector: Array, over_critics: Callable[[Array], Array]) -> Array:
-        """Q(o, x) of vectors [N, A, n], `over_critics` of the critics' values float32[C, N, A]."""
+        """Q(o, x) of vectors [N, A, n], `over_critics` of the critics' values float32[C, N, A].
+
+        Critics with a value per action give the expected one, sum_a x(a) Q(o, a), with the gradient of all actions at
+        once (Asadi et al. 2017, "Mean Actor-Critic", arXiv 1709.00503, equation 4).
+        """
         if self.actions.critic_sizes[0]:
-            return over_critics(self.values(critic, observation, vector))
-        values = over_critics(self.values(critic, observation))
-        return expected_value(jnp.broadcast_to(vector, values.shape), values)
+            return over_critics(self.outputs("critic", critic, observation, vector))
+        values = over_critics(self.outputs("critic", critic, observation))
+        return jnp.sum(jnp.broadcast_to(vector, values.shape) * values, axis=-1)
 
     def target(self, params: DdpgParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k Q'(o', x') (equation 5), x' of the target actor, Q' the smallest target critic's."""
         observation, mask, noise = sample["next_observation"], sample.get("next_mask"), sample.get("noise")
-        outputs = self.actor_of(params.target_actor, observation)
+        outputs = self.outputs("actor", params.target_actor, observation)
         action = self.actions.target(outputs, mask, None if noise is None else noise[:, 0])
         value = self.value(params.target_critic, observation, action, lambda values: values.min(0))
-        return bootstrap(sample["reward"], sample["end"], value, self.gamma)
+        of_window = lambda reward, end: n_step_return(reward, end, self.gamma)  # noqa: E731
+        rewards, discount = jax.vmap(of_window)(sample["reward"], sample["end"])
+        return rewards + discount[:, None] * value
 
     def actor_loss(self, actor: Params, critic: Params, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """- mean over samples, agents and critics of Q(o, x), x the actor's action, plus regularisers."""
         observation, mask, noise = sample["observation"], sample.get("mask"), sample.get("noise")
-        outputs = self.actor_of(actor, observation)
+        outputs = self.outputs("actor", actor, observation)
         vector = self.actions.differentiable(outputs, mask, None if noise is None else noise[:, -1])
         value = self.value(critic, observation, vector, lambda values: values.mean(0))
         used = (sample["weight"] > 0).astype(jnp.float32)[:, None]
@@ -158,7 +154,7 @@ class Ddpg(OffPolicy):
             target = self.target(params, sample)
             taken = self.actions.taken(sample["action"])
             values = self.value(critic, sample["observation"], taken, lambda values: values)
-            errors = squared_errors(values, target, sample["weight"])  # equation 4
+            errors = jnp.sum(sample["weight"][None, :, None] * jnp.square(target[None] - values), axis=0)  # equation 4
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)
@@ -170,9 +166,13 @@ class Ddpg(OffPolicy):
             actor, norm = self.step("actor", params.actor, gradient, progress)
             return actor, found | {"actor_grad_norm": norm}
 
-        kept = params.actor, params.shown
-        actor, shown = when_due(self.actor_update_period, number, actor_update, kept)
-        rate = self.target_rate(number)
+        due = lambda period: number % period == 0  # noqa: E731
+        if self.actor_update_period == 1:
+            actor, shown = actor_update()
+        else:
+            kept = lambda: (params.actor, params.shown)  # noqa: E731
+            actor, shown = jax.lax.cond(due(self.actor_update_period), actor_update, kept)
+        rate = self.tau if self.target_update_period == 1 else jnp.where(due(self.target_update_period), self.tau, 0.0)
         new = DdpgParameters(
             actor=actor,
             critic=critic,
@@ -222,13 +222,13 @@ class Ddpg(OffPolicy):
     ) -> tuple[Array, Any, Any]:
         """Explore in training; "sample" draws from the softmax (if any), "greedy" takes the most probable actions."""
         mask = self._mask(timestep)
-        vector = self.actions.policy(self.actor_of(policy, timestep.observation), mask)
+        vector = self.actions.policy(self.outputs("actor", policy, timestep.observation), mask)
         if mode == "greedy":
             return self.actions.greedy(vector), carry, ()
         epsilon, random = jnp.zeros(len(keys)), None
         if mode == "explore":
             epsilon = self.epsilon(progress) ** (carry if self.eps_spread else jnp.ones(len(keys)))
-            random = self.timing.acts_randomly(progress)
+            random = self.acts_randomly(progress)
         action, stored = self.actions.sample(vector, mask, keys, epsilon, random)
         return action, carry, {"stored": stored}
 

@@ -17,16 +17,8 @@ from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
 # Settings that one kind of action has no use for.
-DISCRETE: tuple[str, ...] = (
-    "masking",
-    "entropy_weight",
-    "action_gradient",
-    "eps_start",
-    "eps_decay",
-    "eps_min",
-    "eps_spread",
-)
-CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
+DISCRETE = ("masking", "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread")
+CONTINUOUS = ("exploration_noise", "target_noise", "target_noise_clip")
 
 
 def check_action_settings(settings: Any, spec: EnvSpec) -> None:
@@ -49,22 +41,19 @@ def masked_softmax(
     logits: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"] | None
 ) -> Float32[Array, "*batch n"]:
     """Softmax over open actions, or over all (arXiv 2006.14171)."""
+    return jax.nn.softmax(_open(logits, mask))
+
+
+def _open(logits: Array, mask: Array | None) -> Array:
     if mask is None:
-        return jax.nn.softmax(logits)
+        return logits
     assert_equal_shape([logits, mask])
-    return jax.nn.softmax(jnp.where(mask, logits, -1e9))
+    return jnp.where(mask, logits, -1e9)
 
 
-def relaxed_one_hot(
-    logits: Float32[Array, "*batch n"], noise: Float32[Array, "*batch n"]
-) -> Float32[Array, "*batch n"]:
-    """softmax(logits + Gumbel noise), of temperature 1: a differentiable relaxation of a sampled action.
-
-    References:
-        Jang et al. 2017, arXiv 1611.01144, equation 2; Maddison et al. 2017, arXiv 1611.00712.
-    """
-    assert_equal_shape([logits, noise])
-    return jax.nn.softmax(logits + noise)
+def _draw(key: Key, chances: Array) -> Array:
+    """Sample an action int32[A] in proportion to chances [A, n]."""
+    return jax.vmap(distributions.sample)(jax.random.split(key, len(chances)), chances)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +137,6 @@ class Softmax:
         return _draw(key_action, vector), vector
 
 
-def _draw(key: Key, chances: Array) -> Array:
-    """Sample an action int32[A] in proportion to chances [A, n]."""
-    return jax.vmap(distributions.sample)(jax.random.split(key, len(chances)), chances)
-
-
 @dataclasses.dataclass(frozen=True)
 class Expected(Softmax):
     """Discrete actions; critics have a value per action, whose mean under the policy the actor maximizes.
@@ -180,7 +164,11 @@ class Expected(Softmax):
 
 @dataclasses.dataclass(frozen=True)
 class Gumbel(Expected):
-    """Discrete actions; critics see one-hot actions, the actor's loss relaxed ones."""
+    """Discrete actions; critics see one-hot actions, the actor's loss relaxed ones, softmax(logits + Gumbel noise).
+
+    References:
+        Jang et al. 2017, arXiv 1611.01144, equation 2 (temperature 1); Maddison et al. 2017, arXiv 1611.00712.
+    """
 
     @property
     def critic_sizes(self) -> tuple[int, int]:
@@ -195,11 +183,7 @@ class Gumbel(Expected):
 
     def differentiable(self, outputs: Array, mask: Array | None, noise: Array | None) -> Array:
         assert noise is not None
-        return relaxed_one_hot(_open(outputs, mask), noise)
-
-
-def _open(logits: Array, mask: Array | None) -> Array:
-    return logits if mask is None else jnp.where(mask, logits, -1e9)
+        return jax.nn.softmax(_open(outputs, mask) + noise)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Settings, losses, networks and sizes that algorithms with a replay buffer, an actor and critics share."""
+"""Settings, phases, networks and sizes that algorithms with a replay buffer, an actor and critics share."""
 
 import dataclasses
 import functools
@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, TimeStep
-from envs_jax.progress import Progress, add
+from envs_jax.progress import Progress, add, total
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, MemoryNeeds, Phase, Trajectory, setting
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
-from jaxrl.algos.replay_phases import ReplayPhases
-from jaxrl.common.shapes import Float32, UInt8, assert_equal_shape, assert_shape
+from jaxrl.common.shapes import Float32
 from jaxrl.common.types import Key, Params
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import replay
@@ -24,33 +23,10 @@ MOST_UPDATES = 100_000  # per iteration; metrics appear only at its end
 # Layout letters besides T, B, A, S: N samples, C critics, n steps of a return, m samples of one logical shard.
 
 
-def squared_errors(
-    values: Float32[Array, "C N A"], target: Float32[Array, "N A"], weight: Float32[Array, "N"]
-) -> Float32[Array, "N A"]:
-    """(y - Q)^2 summed over critics, whose mean is the critics' loss (arXiv 1509.02971, algorithm 1)."""
-    assert_shape(values, (None, *target.shape))
-    assert_shape(weight, target.shape[:-1])
-    return jnp.sum(weight[None, :, None] * jnp.square(target[None] - values), axis=0)
-
-
-def bootstrap(
-    reward: Float32[Array, "N n A"], end: UInt8[Array, "N n"], value: Float32[Array, "N A"], gamma: Array | float
-) -> Float32[Array, "N A"]:
-    """R + gamma^k V for the k <= n rewards R of each window and the value V after it; see `replay.n_step_return`."""
-    returns, discount = jax.vmap(lambda reward, end: replay.n_step_return(reward, end, gamma))(reward, end)
-    assert_equal_shape([returns, value])
-    return returns + discount[:, None] * value
-
-
 def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     """Return the means of several metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
-
-
-def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -> Any:
-    """Return `update()` where the update number is a multiple of the period, else `kept`."""
-    return update() if period == 1 else jax.lax.cond(number % period == 0, update, lambda: kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +101,7 @@ class OffPolicy(Algorithm):
                 f"{self.layout.shards} logical shards do not divide batch_size {self.batch_size}: choose a multiple of "
                 "them, or fewer --logical_shards"
             )
-        rows, envs = self.replay.rows, self.layout.num_envs
+        rows, envs, fill = self.replay.rows, self.layout.num_envs, self.learning_starts or self.batch_size
         if rows < self.update_interval + self.n_step:
             raise ValueError(
                 f"the replay holds {rows - self.n_step} steps of each environment, fewer than update_interval "
@@ -137,11 +113,10 @@ class OffPolicy(Algorithm):
                 f"the replay would hold {rows * envs:,} steps, and {most:,} are the most: lower buffer_size"
             )
         held = (rows - self.n_step) * envs
-        if self.timing.fill_steps > held:
+        if fill > held:
             name = "learning_starts" if self.learning_starts else "batch_size"
             raise ValueError(
-                f"{name} {self.timing.fill_steps:,} exceeds the {held:,} steps that the replay holds: lower it, or "
-                "raise buffer_size"
+                f"{name} {fill:,} exceeds the {held:,} steps that the replay holds: lower it, or raise buffer_size"
             )
 
     # Phases
@@ -152,16 +127,40 @@ class OffPolicy(Algorithm):
         return round(self.update_interval * self.updates_per_step)
 
     @property
-    def timing(self) -> ReplayPhases:
-        """Return when actions are random, and when updates begin."""
-        fill = self.learning_starts or self.batch_size
-        return ReplayPhases(
-            self.layout.num_envs, self.update_interval, self.updates, fill, self.n_step, self.random_steps
-        )
+    def first_calls(self) -> int:
+        """Return the calls of `learn` with random actions, or those before the first batch can be sampled."""
+        fill, per_call = self.learning_starts or self.batch_size, self.update_interval * self.layout.num_envs
+        return max(-(-max(fill, self.random_steps) // per_call), -(-self.n_step // self.update_interval))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return self.timing.phases
+        """Return random steps and the updates due after them, or steps to fill a batch; then steps and updates."""
+        calls, train = self.first_calls, Phase("train", self.update_interval, self.updates)
+        if self.random_steps:
+            random = Phase("random", self.update_interval, 0, iterations=calls)
+            return (random, Phase("burst", 0, self.updates, iterations=calls), train)
+        return (Phase("fill", self.update_interval, 0, iterations=calls - 1), train) if calls > 1 else (train,)
+
+    @property
+    def steps_before(self) -> int:
+        """Return the environment steps of phases before these."""
+        return 0
+
+    def acts_randomly(self, progress: Progress) -> Array | None:
+        """Return whether actions are random at this step, bool[]; None if they never are."""
+        if not self.random_steps:
+            return None
+        steps = self.first_calls * self.update_interval * self.layout.num_envs
+        return total(progress.env_steps) < self.steps_before + steps
+
+    def update_numbers(self, progress: Progress, phase: Phase) -> Array:
+        """Return the update numbers used by schedules, uint32[updates], from 1, modulo 2^32.
+
+        All updates of a phase without steps have number 0, at which every schedule is due.
+        """
+        if phase.steps == 0:
+            return jnp.zeros(phase.updates, jnp.uint32)
+        return progress.updates[1] + jnp.arange(1, phase.updates + 1, dtype=jnp.uint32)
 
     # Learning
 
@@ -183,7 +182,7 @@ class OffPolicy(Algorithm):
         # counters include the steps just stored
         progress = dataclasses.replace(progress, env_steps=add(progress.env_steps, phase.steps * self.layout.num_envs))
         update = functools.partial(self.update, progress=progress)
-        params, metrics = self.replay.run(update, params, ring, key, self.timing.update_numbers(progress, phase))
+        params, metrics = self.replay.run(update, params, ring, key, self.update_numbers(progress, phase))
         return AlgoState(params, ring), metrics
 
     def update(
@@ -191,12 +190,6 @@ class OffPolicy(Algorithm):
     ) -> tuple[Any, dict[str, Array]]:
         """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
         raise NotImplementedError("an off-policy algorithm needs update(params, batch, number, progress)")
-
-    def target_rate(self, number: Array) -> Array | float:
-        """Return tau where the targets' update is due, else 0."""
-        if self.target_update_period == 1:
-            return self.tau
-        return jnp.where(number % self.target_update_period == 0, self.tau, 0.0)
 
     # What is stored
 
@@ -251,21 +244,18 @@ class OffPolicy(Algorithm):
         critic = self.make_network("critic", critic_outputs, of("critic"), (1, agents, size + critic_inputs), leading=2)
         return {"actor": actor, "critic": dataclasses.replace(critic, members=self.num_critics)}
 
-    def actor_of(self, actor: Params, observation: Array) -> Array:
-        """Return the actor's outputs float32[N, A, outputs] of observations [N, A, ...]."""
-        return self.networks["actor"].apply(actor, self.flat(observation))
+    def outputs(self, part: str, params: Params, observation: Array, action: Array | None = None) -> Array:
+        """Return a network's outputs for observations [N, A, ...], which are flattened, and scaled if asked for.
 
-    def values(self, critic: Params, observation: Array, action: Array | None = None) -> Array:
-        """Q(o, x) float32[C, N, A] of action vectors [N, A, n]; without vectors Q(o, .) float32[C, N, A, n]."""
-        inputs = self.flat(observation)
+        The actor's are float32[N, A, outputs]; the critics' Q(o, .) float32[C, N, A, n], or for action vectors
+        [N, A, n] Q(o, x) float32[C, N, A].
+        """
+        inputs = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
+        if self.scale_observation:
+            inputs = inputs / self._largest
         if action is None:
-            return self.networks["critic"].apply(critic, inputs)
-        return self.networks["critic"].apply(critic, jnp.concatenate([inputs, action], axis=-1))[..., 0]
-
-    def flat(self, observation: Array) -> Array:
-        """Flatten observations [N, A, ...] to float32[N, A, D], scaled if the settings ask for it."""
-        flat = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
-        return flat / self._largest if self.scale_observation else flat
+            return self.networks[part].apply(params, inputs)
+        return self.networks[part].apply(params, jnp.concatenate([inputs, action], axis=-1))[..., 0]
 
     @property
     def _largest(self) -> float:

@@ -17,15 +17,16 @@ import optax
 
 from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
-from jaxrl.algos.base import AlgoState, Learner, Mode, is_used, setting
+from jaxrl.algos.base import AlgoState, Learner, Mode, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, bootstrap, means, squared_errors, when_due
+from jaxrl.algos.off_policy import OffPolicy, means
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, optimizers
 from jaxrl.nn.networks import TeamNet
 from jaxrl.nn.packed import Packed
+from jaxrl.rl.replay import n_step_return
 
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
@@ -47,31 +48,6 @@ def soft_value(
     index = jax.lax.stop_gradient(values).argmin(0)
     critic = jax.lax.broadcasted_iota(index.dtype, values.shape, 0)
     return jnp.sum(jnp.where(critic == index[None], values, 0), axis=0) - alpha[:, None] * log_prob
-
-
-def actor_losses(
-    values: Float32[Array, "C N A"],
-    log_prob: Float32[Array, "N A"],
-    alpha: Float32[Array, "N"],
-    used: Float32[Array, "N"],
-) -> Float32[Array, "N A"]:
-    """Alpha log pi - min Q, whose mean is the loss (arXiv 1812.05905, equation 9); `used` is 0 for ignored samples."""
-    assert_shape(used, log_prob.shape[:-1])
-    return -used[:, None] * soft_value(values, log_prob, alpha)
-
-
-def temperature_losses(
-    log_alpha: Float32[Array, "N"],
-    log_prob: Float32[Array, "N A"],
-    target_entropy: Array | float,
-    used: Float32[Array, "N"],
-) -> Float32[Array, "N A"]:
-    """Alpha (- log pi - H), whose mean is the loss: it raises alpha where the entropy is below H.
-
-    Equation 18 of arXiv 1812.05905.
-    """
-    assert_shape([log_alpha, used], log_prob.shape[:-1])
-    return used[:, None] * jnp.exp(log_alpha)[:, None] * (-log_prob - target_entropy)
 
 
 @pytree
@@ -128,9 +104,11 @@ class Sac(OffPolicy):
         """
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
         action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 0])
-        values = self.values(params.target_critic, sample["next_observation"], action)
-        alpha = jnp.exp(self.of_task(params.alpha.params, sample))
-        return bootstrap(sample["reward"], sample["end"], soft_value(values, log_prob, alpha), self.gamma)
+        values = self.outputs("critic", params.target_critic, sample["next_observation"], action)
+        value = soft_value(values, log_prob, jnp.exp(self.of_task(params.alpha.params, sample)))
+        of_window = lambda reward, end: n_step_return(reward, end, self.gamma)  # noqa: E731
+        rewards, discount = jax.vmap(of_window)(sample["reward"], sample["end"])
+        return rewards + discount[:, None] * value
 
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
@@ -139,16 +117,22 @@ class Sac(OffPolicy):
 
         def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
-            values = self.values(critic, sample["observation"], sample["action"])
-            errors = squared_errors(values, target, sample["weight"])  # equation 5, summed over critics, without 1/2
+            values = self.outputs("critic", critic, sample["observation"], sample["action"])
+            weight = sample["weight"][None, :, None]
+            errors = jnp.sum(weight * jnp.square(target[None] - values), axis=0)  # equation 5 without 1/2, all critics
             return errors.mean(), means(critic_loss=errors, q_mean=values.mean(0), target_mean=target)
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
+        due = lambda period: number % period == 0  # noqa: E731
+        rate = self.tau if self.target_update_period == 1 else jnp.where(due(self.target_update_period), self.tau, 0.0)
+        target_critic = self.soft_update(params.target_critic, critic.params, rate)
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
-        params = when_due(self.actor_update_period, number, actor_update, params)  # sees the new critics
+        if self.actor_update_period == 1:  # the actor sees the new critics
+            params = actor_update()
+        else:
+            params = jax.lax.cond(due(self.actor_update_period), actor_update, lambda: params)
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}
@@ -160,12 +144,13 @@ class Sac(OffPolicy):
         def losses(learned: tuple[Array, Array], sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             mean, log_std = self.gaussian(learned[0], sample["observation"])
             action, log_prob = distributions.squashed_normal(mean, log_std, sample["noise"][:, 1])
-            values = self.values(params.critic.params, sample["observation"], action)
+            values = self.outputs("critic", params.critic.params, sample["observation"], action)
             used = (sample["weight"] > 0).astype(jnp.float32)  # 0 where no transition was found
             log_alpha = self.of_task(learned[1], sample)
             alpha, fixed = jax.lax.stop_gradient((jnp.exp(log_alpha), log_prob))
-            of_actor = actor_losses(values, log_prob, alpha, used)  # equation 9
-            of_alpha = temperature_losses(log_alpha, fixed, self.entropy_target, used)  # equation 18
+            of_actor = -used[:, None] * soft_value(values, log_prob, alpha)  # equation 9
+            # equation 18: raises alpha where the entropy is below its target
+            of_alpha = used[:, None] * jnp.exp(log_alpha)[:, None] * (-fixed - self.entropy_target)
             found = means(actor_loss=of_actor, policy_entropy=-used[:, None] * log_prob)
             return of_actor.mean() + of_alpha.mean(), found
 
@@ -178,10 +163,10 @@ class Sac(OffPolicy):
     @property
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
-        given, standard = self.target_entropy, -float(math.prod(self.spec.action.shape))
-        if is_used(given):
-            return jnp.where(given == 0, standard, given)  # an array in a sweep
-        return standard
+        given, standard = self.target_entropy, -float(self.action_size)
+        if isinstance(given, Array):  # in a sweep
+            return jnp.where(given == 0, standard, given)
+        return given or standard
 
     def of_task(self, log_alpha: Array, sample: dict[str, Array]) -> Array:
         """Select from float32[K] the entry of each sample's task, float32[N]."""
@@ -194,7 +179,7 @@ class Sac(OffPolicy):
 
     def gaussian(self, actor: Params, observation: Array) -> tuple[Array, Array]:
         """Mean and log standard deviation before squashing, each float32[N, A, n], of observations [N, A, ...]."""
-        mean, raw = jnp.split(self.actor_of(actor, observation), 2, axis=-1)
+        mean, raw = jnp.split(self.outputs("actor", actor, observation), 2, axis=-1)
         return mean, LOG_STD_MIN + (LOG_STD_MAX - LOG_STD_MIN) / 2 * (jnp.tanh(raw) + 1)
 
     def act(
@@ -204,7 +189,7 @@ class Sac(OffPolicy):
         mean, log_std = self.gaussian(policy, timestep.observation)
         if mode == "greedy":
             return self.actions.denormalize(jnp.tanh(mean)), carry, ()
-        random = self.timing.acts_randomly(progress) if mode == "explore" else None
+        random = self.acts_randomly(progress) if mode == "explore" else None
 
         def one(mean: Array, log_std: Array, key: Key) -> Array:
             key_noise, key_random = jax.random.split(key)

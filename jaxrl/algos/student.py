@@ -23,7 +23,6 @@ from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
-from jaxrl.algos.replay_phases import ReplayPhases
 from jaxrl.algos.sac import Sac, SacParameters
 from jaxrl.common.shapes import Float32, assert_equal_shape, assert_rank
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -157,12 +156,7 @@ class Student(Sac, MultiStage):
         return -(-each // self.update_interval) if self.imitation_episodes else 0
 
     @property
-    def timing(self) -> ReplayPhases:
-        return dataclasses.replace(super().timing, steps_before=self.steps_before)
-
-    @property
     def steps_before(self) -> int:
-        """Return the environment steps of the teacher's episodes."""
         return self._shown_calls * self.update_interval * self.layout.num_envs
 
     # Replay contents

@@ -36,7 +36,8 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
     noise = jax.random.normal(key, next_mean.shape)
     action, log_prob = distributions.squashed_normal(next_mean, next_log_std, noise)
     alpha = jnp.exp(weights["log_alpha"])[step["task"]]
-    value = soft_value(algo.values(weights["critic"], behind, action), log_prob, alpha)[:, 0]
+    values = algo.outputs("critic", weights["critic"], behind, action)
+    value = soft_value(values, log_prob, alpha)[:, 0]
     return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "value": step["reward"] + algo.gamma * value}
 
 

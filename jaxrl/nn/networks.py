@@ -133,14 +133,10 @@ class ConvStack(nn.Module):
         for layer, (size, method) in enumerate(zip((5, 4, 0), self.methods, strict=True)):
             h, w = (size, size) if size else x.shape[1:3]
             shape = (h, w, x.shape[3], self.hidden_size)
-            kernel, bias = self._parameters(f"conv{layer + 1}", shape, h * w * x.shape[3])
+            kernel, bias = _parameters(self, f"conv{layer + 1}", shape, h * w * x.shape[3], self.initializer)
             x = _rectify(convolve(x, kernel, method), bias)
-        return _Head(self.outputs, self.hidden_size, self.depth, self.initializer, self.dtype, name="head")(
-            x.reshape(x.shape[0], -1)
-        )
-
-    def _parameters(self, name: str, shape: tuple[int, ...], fan_in: int) -> tuple[Array, Array]:
-        return _parameters(self, name, shape, fan_in, self.initializer)
+        head = _Head(self.outputs, self.hidden_size, self.depth, self.initializer, self.dtype, name="head")
+        return head(x.reshape(x.shape[0], -1))
 
 
 class _Head(nn.Module):
@@ -155,9 +151,8 @@ class _Head(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for layer in range(self.depth):
-            kernel, bias = _parameters(
-                self, f"fc{layer + 1}", (x.shape[-1], self.hidden_size), x.shape[-1], self.initializer
-            )
+            shape = x.shape[-1], self.hidden_size
+            kernel, bias = _parameters(self, f"fc{layer + 1}", shape, x.shape[-1], self.initializer)
             x = _rectify(x @ kernel, bias)
         kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initializer, last=True)
         return (x @ kernel).astype(jnp.float32) + bias[None]
@@ -251,26 +246,22 @@ class TeamNet(nn.Module):
         samples, agents = x.shape[:2]
         x = x.astype(self.dtype).reshape(samples * agents, -1)
         for layer in range(self.depth):
-            kernel, bias = self._parameters(f"fc{layer + 1}", x.shape[-1], self.hidden_size)
-            x = self._activate(x @ kernel, bias, layer)
+            shape = x.shape[-1], self.hidden_size
+            kernel, bias = _parameters(self, f"fc{layer + 1}", shape, x.shape[-1], self.initializer)
+            products = x @ kernel
+            if layer == 0 and not self.rectify_first:
+                x = (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
+            elif self.layer_norm:  # Ba et al. 2016, arXiv 1607.06450
+                scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, bias.shape, jnp.float32)
+                shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, bias.shape, jnp.float32)
+                x = _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
+            else:
+                x = _rectify(products, bias)
             if layer == 0 and self.communication:
                 x = BidirectionalLSTM(self.hidden_size, self.dtype, name="lstm")(x.reshape(samples, agents, -1))
                 x = x.reshape(samples * agents, -1)
-        kernel, bias = self._parameters("out", x.shape[-1], self.outputs, last=True)
+        kernel, bias = _parameters(self, "out", (x.shape[-1], self.outputs), x.shape[-1], self.initializer, last=True)
         return ((x @ kernel).astype(jnp.float32) + bias[None]).reshape(samples, agents, self.outputs)
-
-    def _parameters(self, name: str, inputs: int, outputs: int, last: bool = False) -> tuple[Array, Array]:
-        return _parameters(self, name, (inputs, outputs), inputs, self.initializer, last)
-
-    def _activate(self, products: Array, bias: Array, layer: int) -> Array:
-        """Layer norm (Ba et al. 2016, arXiv 1607.06450) if asked for, then ReLU; in the products' dtype."""
-        if layer == 0 and not self.rectify_first:
-            return (products.astype(jnp.float32) + bias[None]).astype(products.dtype)
-        if not self.layer_norm:
-            return _rectify(products, bias)
-        scale = self.param(f"norm{layer + 1}_scale", nn.initializers.ones, (self.hidden_size,), jnp.float32)
-        shift = self.param(f"norm{layer + 1}_bias", nn.initializers.zeros, (self.hidden_size,), jnp.float32)
-        return _normalised(products.astype(jnp.float32), bias, scale, shift).astype(products.dtype)
 
 
 @jax.custom_vjp

@@ -175,6 +175,11 @@ def digest(tree: Any) -> dict[str, str]:
     return {jax.tree_util.keystr(path): of(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def outputs_of(algo: OffPolicy, part: str) -> Callable[..., Array]:
+    """A network's outputs for its parameters and observations, compiled."""
+    return jax.jit(functools.partial(algo.outputs, part))
+
+
 def at_step(steps: int) -> Progress:
     """After so many steps of the batch of one environment."""
     return dataclasses.replace(start(), vector_steps=count(steps), env_steps=count(steps))

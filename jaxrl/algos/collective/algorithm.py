@@ -393,11 +393,11 @@ class Collective(MultiStage):
             stage("critic", "critic", critic_loss, self.batch_size, "critic"),
         )
 
-    def chain(self, part: str) -> tuple[optax.GradientTransformation, bool]:
+    def chain(self, part: str) -> optax.GradientTransformation:
         """Return the optimizer of a network, whose steps shrink linearly over the updates of its stage."""
         updates = next(stage.updates for stage in self.stages if stage.network == part)
         fall = optax.linear_schedule(1.0, self.final_lr_fraction, max(updates, 1))
-        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall)), False
+        return optax.chain(self.optimizer(part), optax.scale_by_schedule(fall))
 
     def learning_rate(self, part: str, progress: Progress) -> Array:
         """Return a network's initial learning rate."""

@@ -143,7 +143,7 @@ class Experts:
         def of(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
-            values = self.worker.values(worker["critic"], observation[:, None], action).min(0)
+            values = self.worker.outputs("critic", worker["critic"], observation[:, None], action).min(0)
             soft = values - jnp.exp(worker["log_alpha"])[None] * log_prob
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
