@@ -86,43 +86,21 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     if resuming:
         raise made.refusal(made.total, "resume it where more is free, or with more --devices")
 
-    def replan(num_envs: int) -> memory_plan.Plan | None:
-        try:
-            return unchecked_run(config.with_run(num_envs=num_envs), custom=custom).plan
-        except UsageError:
-            return None
+    def fitting(name: str, rounding: Callable[[float], float]) -> str:
+        value = setup.config.flat()[name]
 
-    raise made.refusal(
-        made.total,
-        _smaller_store(setup, custom) or memory_plan.largest_fitting(memory_plan.search_largest(made, replan)),
-    )
+        def replan(value: Any) -> memory_plan.Plan | None:
+            try:
+                return unchecked_run(changed(config, {name: value}), custom=custom).plan
+            except UsageError:
+                return None
 
+        largest = memory_plan.search_largest(made, value, replan, lambda x: type(value)(rounding(x)))
+        return f"the largest --{name} that fits is {largest:.10g}" if largest else ""
 
-def _smaller_store(setup: Run, custom: Custom) -> str:
-    """Return advice if the run fits with smaller storage of its algorithm (memory is linear in it)."""
-    name, config, made = setup.algo.memory.storage_setting, setup.config, setup.plan
-    if name is None:
-        return ""
-    value = config.algo_settings[name]
-
-    def replan(value: Any) -> memory_plan.Plan | None:
-        try:
-            return unchecked_run(changed(config, {name: value}), custom=custom).plan
-        except UsageError:
-            return None
-
-    whole = isinstance(value, int)
-    less = value // 2 if whole else value / 2
-    half = replan(less)
-    if half is None or half.total >= made.total:
-        return ""
-    fitting = value - (made.total - made.limit) * (value - less) / (made.total - half.total)
-    if fitting <= 0:
-        return ""
-    step = 10.0 ** (math.floor(math.log10(fitting)) - 1)
-    fitting = math.floor(fitting / step) * step
-    found = replan(int(fitting) if whole else fitting)
-    return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
+    storage = setup.algo.memory.storage_setting
+    smaller = fitting(storage, memory_plan.two_digits) if storage else ""
+    raise made.refusal(made.total, smaller or fitting("num_envs", memory_plan.rounded) or memory_plan.NOTHING_FITS)
 
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
