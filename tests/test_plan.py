@@ -19,7 +19,7 @@ from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, compile_run, unchecked_run
 from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.memory_plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
-from jaxrl.runtime.position import Position
+from jaxrl.runtime.train_state import Position
 
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 320"
 
@@ -265,7 +265,7 @@ def test_the_peak_of_a_run() -> None:
     """In a process of its own: what other tests have held is given back at any moment."""
     program = """if True:
         import numpy as np
-        from jaxrl.report.peak import PeakMemory
+        from jaxrl.report.gpu import PeakMemory
         before = np.ones(2**25, np.uint8)  # 32 MiB that are held already
         peak = PeakMemory()
         first = peak.read()

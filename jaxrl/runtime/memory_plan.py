@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
@@ -86,12 +85,12 @@ class Plan:
     def check(self, needed: int) -> None:
         """Raise TooLargeError with an estimate of the largest num_envs that fits, if `needed` bytes do not."""
         if needed > self.limit:
-            raise self.refusal(needed, largest_fitting(self.largest(needed)))
+            largest = self.largest(needed)
+            raise self.refusal(needed, f"the largest --num_envs that fits is {largest}" if largest else NOTHING_FITS)
 
-    def lines(self) -> list[str]:
-        """Return lines for the user."""
+    def __str__(self) -> str:
         parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in self.parts.items())
-        return [f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"]
+        return f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"
 
 
 def rounded(num_envs: float) -> int:
@@ -103,11 +102,6 @@ def two_digits(value: float) -> float:
     """Round a positive number down to two digits."""
     step = 10.0 ** (math.floor(math.log10(max(value, 1e-9))) - 1)
     return math.floor(value / step) * step
-
-
-def largest_fitting(num_envs: int) -> str:
-    """Return advice where only `num_envs` environments fit."""
-    return f"the largest --num_envs that fits is {num_envs}" if num_envs else NOTHING_FITS
 
 
 def search_largest(
@@ -171,24 +165,15 @@ def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, ro
 
 def size(tree: Any) -> int:
     """Return the bytes of the arrays (or shapes) of a pytree."""
-
-    def of(leaf: Any) -> int:
-        key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return int(leaf.size) * (8 if key else jnp.dtype(leaf.dtype).itemsize)
-
-    return sum(of(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
     """Return the number of devices to use, equal on every host, and a warning if some are left out.
 
-    Args:
-        requested: of every host; 0 = all.
-        num_envs: environments over all devices.
-        shards: logical shards.
+    `requested` are the devices of every host, 0 for all; `num_envs` and `shards` belong to the whole run.
 
-    Raises:
-        UsageError: more requested than there are, or a requested number that cannot share the batch.
+    Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
     present, hosts = jax.local_device_count(), jax.process_count()
     if requested > present:
@@ -238,10 +223,8 @@ def choose_chunks(
     """Choose chunk sizes that keep temporaries within SHARE of the memory; given ones are checked and kept.
 
     Args:
-        env: the batched environment.
-        algo: the algorithm, with the layout of the run.
-        rollout: `--rollout_chunk`.
-        learn: `--learn_chunk`.
+        env, algo: with the layout of the run.
+        rollout, learn: `--rollout_chunk` and `--learn_chunk`.
         limit: bytes that may be used on a device.
         adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
             have changed since they were chosen.
@@ -298,10 +281,8 @@ def rollout_env_bytes(env: BatchedEnvironment) -> int:
 def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     """Estimate the memory of a run from shapes.
 
-    Args:
-        trainer: of the run.
-        limit: bytes that may be used on a device.
-        evaluation: episodes rolled out at a time on a device during evaluation.
+    `limit` are the bytes that may be used on a device, `evaluation` the episodes rolled out at a time there to
+    evaluate.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     devices, trials = trainer.mesh.size, max(trainer.trials // trainer.mesh.size, 1)  # of one device
