@@ -17,6 +17,7 @@ import jax
 
 from bench import systems
 from bench.harness import measure, plots, rates, rollout_timing
+from bench.harness.timing import Sampler, Timing, measure_interleaved
 from envs_jax import base as environments
 from envs_jax.base import closest, short_repr
 from envs_jax.batch import BatchedEnvironment, batched
@@ -25,7 +26,6 @@ from jaxrl.cli.flags import add_environment
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import scripted_names
 from jaxrl.report.console import gibibytes
-from jaxrl.report.timing import Sampler, Timing, measure_interleaved
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.data_parallel import largest_divisor
 

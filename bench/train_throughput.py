@@ -19,17 +19,16 @@ from jax.sharding import PartitionSpec
 
 from bench import systems
 from bench.harness import flops, measure, plots, rates
+from bench.harness.timing import Sampler, Timing, measure_interleaved, stopwatch
 from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm, Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError, UserError, usage_errors
-from jaxrl.report.timing import Sampler, Timing, measure_interleaved, stopwatch
-from jaxrl.rl import opponent_pool
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
-from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, map_chunks, on_mesh, shardings
+from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, on_mesh, shardings
 
 KIND = "train_throughput"
 SIZES = "1,64,1024,4096"
@@ -130,18 +129,7 @@ class Parts:
 
     def _collect(self, state: Any) -> Any:
         """Make the first half of an iteration, like the trainer."""
-        trainer, phase = self.setup.trainer, self.phase
-        kept = ((),) * 4 if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-        policy = trainer.algo.policy(state.algo)
-        context = opponent_pool.context(trainer.env, state.progress, state.pool)
-
-        def fly(part: Any) -> Any:
-            return trainer._collect(
-                policy, context, part, state.key, state.progress, phase, state.iterations, state.key
-            )
-
-        batch = (trainer.layout.env_indices(), *kept)
-        return map_chunks(fly, batch, trainer._chunks(), out_axes=(1, 0, 0, 0))[:2]
+        return self.setup.trainer.collect(state, self.phase, state.key)[:2]
 
     def collecting(self, name: str) -> Sampler:
         """Sample seconds of collecting an iteration."""

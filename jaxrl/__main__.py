@@ -1,6 +1,5 @@
 """python -m jaxrl: commands, presets, algorithms and environments."""
 
-import sys
 from collections.abc import Sequence
 
 import envs_jax
@@ -36,4 +35,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,10 +1,8 @@
 """python -m jaxrl.evaluate: see `jaxrl.cli.evaluate`; in Python, `jaxrl.evaluate` is a function."""
 
-import sys
-
 from jaxrl.cli.evaluate import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
 else:
     raise ImportError("jaxrl.evaluate is a function and a command: import jaxrl, or jaxrl.cli.evaluate")

@@ -353,8 +353,8 @@ MUTATIONS = [
         (
             "keys", "every step of an iteration draws the same numbers",
             "jaxrl/runtime/trainer.py",
-            "jax.random.fold_in(key, t), progress)",
-            "jax.random.fold_in(key, 0 * t), progress)",
+            "jax.random.fold_in(key, t), state.progress)",
+            "jax.random.fold_in(key, 0 * t), state.progress)",
             "tests/test_trainer.py::test_steps_and_environments_draw_from_other_keys",
         ),
         (
@@ -395,7 +395,7 @@ MUTATIONS = [
         (
             "checkpoint", "a flipped byte is not noticed",
             "jaxrl/runtime/manifest.py",
-            "if _file_digest(folder / name) != digest:",
+            "if _digest(folder / name) != digest:",
             "if False:",
             "tests/test_checkpoint.py",
         ),

@@ -13,6 +13,7 @@ from helpers.tiny import Corridor
 
 from bench import compare, env_throughput, systems, train_throughput
 from bench.harness import flops, measure, plots, rates, rollout_timing
+from bench.harness.timing import Timing
 from bench.studies import convolution, learning
 from bench.systems import coverage
 from envs_jax.base import make
@@ -20,7 +21,6 @@ from envs_jax.batch import batched
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.nn import networks
-from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan
 
 ENV, ALGO = "helpers.tiny:Corridor", "helpers.tiny:TinyQ"

@@ -3,7 +3,7 @@
 import jax
 
 from bench.harness import rates
-from jaxrl.report.timing import Timing, measure_interleaved, seconds_of, stopwatch
+from bench.harness.timing import Timing, measure_interleaved, seconds_of, stopwatch
 
 
 def test_rates_are_work_over_time(monkeypatch):
@@ -68,7 +68,7 @@ def test_turns_and_medians():
 
 def test_a_sample_is_long_enough(monkeypatch):
     clock = iter(float(t) for t in range(100))
-    monkeypatch.setattr("jaxrl.report.timing.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("bench.harness.timing.time.perf_counter", lambda: next(clock))
     calls = []
     watch = stopwatch("a", lambda: calls.append(1), least=4.0)
     assert watch() == {"a": 1.0 / 4}  # one second for four calls

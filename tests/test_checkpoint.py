@@ -432,7 +432,7 @@ def test_a_manifest_that_cannot_be_written_fails_the_save(tmp_path: Path, monkey
         checkpoints.save(1, make_state(), {})
         checkpoints.wait()
         with monkeypatch.context() as patch:
-            patch.setattr("jaxrl.runtime.checkpoint.write_manifest", full)
+            patch.setattr("jaxrl.runtime.manifest.write_manifest", full)
             checkpoints.save(2, make_state(), {}, best=True)
             with pytest.raises(CheckpointError, match=r"written under \S+ \(No space left on device\); make"):
                 checkpoints.wait()

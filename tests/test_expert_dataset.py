@@ -148,7 +148,7 @@ def test_a_header_that_claims_more_than_there_is(claim: bytes, tmp_path: Path) -
     path = saved(tmp_path / "set.npz", without=("reward",))
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("reward.npy", claim)
-    with pytest.raises(ExpertDatasetError, match="cannot be read") as caught:
+    with pytest.raises(ExpertDatasetError, match=r"cannot be read|holds reward as") as caught:
         expert_dataset.read(path)
     assert len(str(caught.value)) < 300 + len(str(path))
 

@@ -225,7 +225,7 @@ def test_hosts_exchange_values_and_see_one_that_ends() -> None:
         thread.join()
     assert found[1] == found[2] == found[0]
     assert not any(event.is_set() for event in lost)
-    others[0].part()
+    others[0].send(None, last=True)
     assert lost[0].wait(10)
     ends[1][1].send_bytes(b"[")  # a host that dies in the middle of a message, or closes its socket
     assert lost[1].wait(10)

@@ -19,7 +19,7 @@ from jaxrl.runtime import memory_plan
 from jaxrl.runtime.build import Run, compile_run, unchecked_run
 from jaxrl.runtime.data_parallel import DataParallel
 from jaxrl.runtime.memory_plan import GIB, Chunks, Plan, TooLargeError, choose_chunks, choose_devices
-from jaxrl.runtime.position import Position
+from jaxrl.runtime.train_state import Position
 
 TINY = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 320"
 
@@ -107,7 +107,7 @@ def affine(fixed: int, per_env: float, num_envs: int, limit: int) -> Plan:
 def test_the_largest_that_fits(fixed: int, per_env: float) -> None:
     limit = 100_000
     made = affine(fixed, per_env, 1 << 20, limit)
-    found = memory_plan.search_largest(made, lambda n: affine(fixed, per_env, n, limit))
+    found = memory_plan.search_largest(made, 1 << 20, lambda n: affine(fixed, per_env, n, limit), memory_plan.rounded)
     assert affine(fixed, per_env, found, limit).fits
     best = (limit - fixed) / per_env
     assert best - 8 - 0.05 * best <= found <= best
@@ -120,15 +120,17 @@ def test_the_search_survives_a_plan_that_bends() -> None:
     def replan(num_envs: int) -> Plan:
         return affine(20_000 + 300 * int(math.sqrt(num_envs)), 40, num_envs, 100_000)
 
-    found = memory_plan.search_largest(replan(100_000), replan)
+    found = memory_plan.search_largest(replan(100_000), 100_000, replan, memory_plan.rounded)
     assert replan(found).fits
     assert not replan(int(1.25 * found)).fits
 
 
 def test_nothing_fits() -> None:
     made = affine(200_000, 10, 64, 100_000)
-    assert memory_plan.search_largest(made, lambda n: affine(200_000, 10, n, 100_000)) == 0
-    assert memory_plan.search_largest(affine(0, 5000, 64, 100_000), lambda n: None) == 0
+    rounded = memory_plan.rounded
+    assert memory_plan.search_largest(made, 64, lambda n: affine(200_000, 10, n, 100_000), rounded) == 0
+    assert memory_plan.search_largest(affine(0, 5000, 64, 100_000), 64, lambda n: None, rounded) == 0
+    assert [memory_plan.two_digits(x) for x in (987_654.0, 43.2, 0.0567)] == pytest.approx([980_000.0, 43.0, 0.056])
     with pytest.raises(TooLargeError, match="choose smaller networks, batches or environments"):
         made.check(made.total)
 
@@ -263,7 +265,7 @@ def test_the_peak_of_a_run() -> None:
     """In a process of its own: what other tests have held is given back at any moment."""
     program = """if True:
         import numpy as np
-        from jaxrl.report.peak import PeakMemory
+        from jaxrl.report.gpu import PeakMemory
         before = np.ones(2**25, np.uint8)  # 32 MiB that are held already
         peak = PeakMemory()
         first = peak.read()

@@ -19,8 +19,8 @@ from jaxrl.evaluation.policies import load
 from jaxrl.evaluation.rollouts import Evaluator
 from jaxrl.report.writer import NullWriter
 from jaxrl.runtime.build import Run, build_run
-from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session
+from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import key_of_env
 
 SEED = 11
@@ -39,7 +39,7 @@ def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> 
     """A session whose evaluations return these curves one after the other; everything else does nothing."""
     quiet: Any = SimpleNamespace(block=lambda info: None, say=lambda sentence: None)
     env = SimpleNamespace(spec=spec, env=setup.env.env)
-    trainer = SimpleNamespace(layout=setup.trainer.layout, seeds=1, trials=1, policies=lambda state: ())
+    trainer = SimpleNamespace(layout=setup.trainer.layout, trials=1, policies=lambda state: (), keys=setup.trainer.keys)
     chosen: Any = SimpleNamespace(
         config=setup.config, algo=setup.algo, env=env, eval_env=setup.eval_env, mesh=setup.mesh, trainer=trainer
     )

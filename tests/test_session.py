@@ -33,7 +33,7 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime import session
 from jaxrl.runtime.build import _cut_short, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
-from jaxrl.runtime.position import Position
+from jaxrl.runtime.train_state import Position
 
 ROOT = Path(__file__).parents[1]
 TINY = "--env helpers.tiny:Corridor --num_envs 8 --devices 1 --total_env_steps 1280 --checkpoint_every 8 --log_every 3"
@@ -359,7 +359,7 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(1, jnp.zeros(1), meta)
     quiet = Console("", io.StringIO())
-    assert runs._resumable(tmp_path, resumed, config, quiet).step == 1
+    assert runs._resumable(tmp_path, resumed, config, quiet)[0] == 1
     edited = build_run(config.with_run(learn_chunk=1), resuming=True)
     with pytest.raises(CheckpointError, match=f"learn_chunk was {config.run.learn_chunk} and is 1"):
         runs._resumable(tmp_path, edited, config, quiet)

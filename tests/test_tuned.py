@@ -10,9 +10,9 @@ import yaml
 from helpers.runs import outcome, resume, run
 
 from bench.gpu import job, tuning
+from bench.harness.timing import Timing
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
-from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan, tuned
 from jaxrl.runtime.build import Run, build_run, unchecked_run
 from jaxrl.runtime.config import Config
@@ -41,7 +41,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(table: Path, setup: Run, kind: str = "cpu", **entry: Any) -> None:
-    tuned.record(kind, tuned.job(setup.config, setup.env, setup.algo), entry, table, lambda sentence: None)
+    tuned.record(tuned.job(setup.config, setup.env, setup.algo, kind), entry, table, lambda sentence: None)
 
 
 def test_automatic_values_are_those_that_were_measured(plain: Run, table: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_left_out(plain: Run, table: Path) -> None:
     assert setup_of(small).config.run.rollout_chunk == planned // 2
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"cpu": 3}', '{"cpu": {"JOB": [4]}}'])
+@pytest.mark.parametrize("content", ["{", "[1]", '{"cpu": 3}', '{"JOB": [4]}'])
 def test_damaged_tables(content: str, plain: Run, table: Path) -> None:
     name = tuned.job(plain.config, plain.env, plain.algo)
     table.write_text(content.replace("JOB", name))
@@ -103,20 +103,21 @@ def test_damaged_tables(content: str, plain: Run, table: Path) -> None:
     warned = f"warning: {table} cannot be read, or holds no mapping, and is ignored: delete it" in found.notes
     assert warned == (content in ("{", "[1]"))
     write(table, plain, rollout_chunk=4)
-    assert json.loads(table.read_text())["cpu"] == {name: {"rollout_chunk": 4}}
+    assert json.loads(table.read_text())[name] == {"rollout_chunk": 4}
 
 
-def test_the_users_table_outdoes_the_packaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_table_outdoes_the_packaged_one(plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(tuned.PACKAGED.read_text()) is not None
     monkeypatch.setattr(tuned, "PACKAGED", tmp_path / "packaged.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tuned, "cache_folder", lambda: tmp_path / "here")
     packaged, home, here = tuned.files()
     assert (home, here) == (tmp_path / "home" / "jaxrl" / "tuned.json", tmp_path / "here" / "tuned.json")
-    tuned.record("cpu", "job", {"rollout_chunk": 1, "learn_chunk": 1}, packaged, pytest.fail)
-    tuned.record("cpu", "job", {"learn_chunk": 2, "compiler_options": "a=1"}, home, pytest.fail)
-    tuned.record("cpu", "job", {"compiler_options": "a=2"}, here, pytest.fail)
-    assert tuned.read(tuned.find("cpu", pytest.fail)["job"]) == tuned.Tuned(1, 2, "a=2")
+    job = (plain.config, plain.env, plain.algo)
+    tuned.record(tuned.job(*job), {"rollout_chunk": 1, "learn_chunk": 1}, packaged, pytest.fail)
+    tuned.record(tuned.job(*job), {"learn_chunk": 2, "compiler_options": "a=1"}, home, pytest.fail)
+    tuned.record(tuned.job(*job), {"compiler_options": "a=2"}, here, pytest.fail)
+    assert tuned.find(*job, pytest.fail) == tuned.Tuned(1, 2, "a=2")
 
 
 def test_a_resumed_run_keeps_what_it_began_with(plain: Run, table: Path, tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_what_wins_is_taken_by_the_next_run(tmp_path: Path, monkeypatch: pytest.
     assert list(found["seconds"]) == list(found["compile_seconds"]) == ["first", "second"]
     assert len(made) >= 2 and len(set(made)) == 1  # all are laid out alike
     assert "xla_none" in found["skipped"]["third"]
-    assert list(found["kept"]["cpu"].values()) == [{"compiler_options": OPTION}]
+    assert list(found["kept"].values()) == [{"compiler_options": OPTION}]
     assert setup_of(TINY).config.run.compiler_options == OPTION
     assert (tmp_path / "cache" / "tuned.json").exists() and not (tmp_path / "home").exists()
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bench.harness import measure, rates
-from jaxrl.report.timing import measure_interleaved, stopwatch
+from bench.harness.timing import measure_interleaved, stopwatch
 
 OPERATIONS = 512  # length of the chain for counting launches
 GRAPHS = {"launched one by one": "", "in command buffers": "FUSION"}

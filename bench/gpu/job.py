@@ -12,6 +12,7 @@ from bench.harness import measure, rates
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError
 from jaxrl.report import profile
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import tuned, variants
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
@@ -91,7 +92,14 @@ def _program(missions: int, quick: bool, options: str = tuned.AUTO) -> tuple[Run
 
 def _config(missions: int, quick: bool) -> Config:
     request = command_line.parse((QUICK["coma"] if quick else "--algo coma").split(), "python -m bench.gpu")
-    return variants.with_fastest_variant(request.config, missions, measure.say)
+    return with_fastest_variant(request.config, missions)
+
+
+def with_fastest_variant(config: Config, num_envs: int) -> Config:
+    """Return the configuration with the environment variant that a run on this device takes, if there is a choice."""
+    if not config.make_env().variants():
+        return config
+    return configuration.changed(config, variants.choose(config, num_envs, measure.say)["settings"])
 
 
 def _coma(missions: int, quick: bool) -> dict[str, Any]:

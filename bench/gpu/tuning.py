@@ -18,13 +18,13 @@ import jax.numpy as jnp
 
 from bench.gpu import job as main_job
 from bench.harness import measure
+from bench.harness.timing import Timing, measure_interleaved, stopwatch
 from bench.train_throughput import measured_phase
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.report.cache import cache_folder, default_folder
-from jaxrl.report.timing import Timing, measure_interleaved, stopwatch
 from jaxrl.runtime import config as configuration
-from jaxrl.runtime import memory_plan, tuned, variants
+from jaxrl.runtime import memory_plan, tuned
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.data_parallel import REPLICATED, largest_divisor, shardings
@@ -127,7 +127,7 @@ def _config(job: str, quick: bool) -> Config:
     """Return the configuration of a job, with the variant of its environment that is fastest here."""
     request = command_line.parse((main_job.QUICK if quick else JOBS)[job].split(), "python -m bench.gpu")
     config = request.config.with_run(eval_every=0)
-    return variants.with_fastest_variant(config, config.run.num_envs, measure.say)
+    return main_job.with_fastest_variant(config, config.run.num_envs)
 
 
 def _laid_out(config: Config) -> Config:
@@ -259,10 +259,10 @@ def _keep(setup: Run, settings: Mapping[str, Any], quick: bool) -> dict[str, Any
     """Write settings into the tables: beside the programs of this benchmark, and among the user's own.
 
     Returns:
-        the tables' entries, {kind of device: {job: settings}}.
+        the tables' entries, {job: settings}.
     """
-    kind, name = tuned.device_kind(), tuned.job(setup.config, setup.env, setup.algo)
+    name = tuned.job(setup.config, setup.env, setup.algo)
     rehearsal = quick or jax.default_backend() == "cpu"
     for folder in (cache_folder(),) if rehearsal else dict.fromkeys((cache_folder(), default_folder())):
-        tuned.record(kind, name, dict(settings), folder / tuned.FILE, measure.say)
-    return {kind: {name: dict(settings)}}
+        tuned.record(name, dict(settings), folder / tuned.FILE, measure.say)
+    return {name: dict(settings)}

@@ -18,12 +18,12 @@ from typing import Any
 
 import jax
 
+from bench.harness.timing import Timing
 from envs_jax.base import short_repr
 from jaxrl.cli.flags import Parser
 from jaxrl.cli.values import parse_int
 from jaxrl.common import files
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.report.timing import Timing
 from jaxrl.runtime import memory_plan, run_directory
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
+from bench.harness.timing import Sampler, measure_interleaved, stopwatch
 from jaxrl.nn import networks
-from jaxrl.report.timing import Sampler, measure_interleaved, stopwatch
 
 METHODS: tuple[networks.Convolution, ...] = get_args(networks.Convolution)
 

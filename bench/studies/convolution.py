@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from bench.harness import measure, plots, rates
+from bench.harness.timing import measure_interleaved
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
 from jaxrl.nn import networks
-from jaxrl.report.timing import measure_interleaved
 
 KIND = "convolution"
 WIDTHS = "16,32,64,128,256"

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from bench.harness import measure
+from bench.harness.timing import measure_interleaved
 from bench.train_throughput import measured_phase
 from envs_jax.base import closest
 from jaxrl.algos.base import Phase
 from jaxrl.cli import flags as command_line
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
-from jaxrl.report.timing import measure_interleaved
 from jaxrl.runtime.build import Run, build_run
 from jaxrl.runtime.train_state import TrainState
 

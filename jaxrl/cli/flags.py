@@ -123,13 +123,7 @@ def parse(
 ) -> Request:
     """Parse the command line of `train` (and of `doctor`, which plans the same run).
 
-    Args:
-        argv: the words after the command.
-        prog, description: for the help.
-        add_flags: adds the flags of the command itself, at the end of the help.
-
-    Raises:
-        UsageError: one sentence.
+    `add_flags` adds the flags of the command itself, at the end of the help. Raises UsageError.
     """
     former, resume = _base(list(argv), prog)
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
@@ -196,18 +190,12 @@ def _metavar(kind: Any) -> str:
 def add_environment(
     parser: argparse.ArgumentParser, env: str, current: dict[str, Any] | None = None
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Add the settings of one environment as flags of a command without an algorithm.
+    """Add the settings of one environment as flags of a command without an algorithm, as a group.
 
-    Args:
-        parser: gets the flags, as a group; a name that the command itself uses keeps the command's meaning.
-        env: a registered name, or "module:Class".
-        current: settings that replace the class's defaults (those of a run).
+    A name that the command itself uses keeps the command's meaning. `current` settings (those of a run) replace the
+    class's defaults. Return a function from argparse's result to all settings, which raises UsageError.
 
-    Returns:
-        argparse's result -> all settings; it raises UsageError.
-
-    Raises:
-        UsageError: unknown environment.
+    Raises UsageError: unknown environment.
     """
     with usage_errors():
         fields = fields_of(environments.find(env), "environment")

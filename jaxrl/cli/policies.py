@@ -82,8 +82,7 @@ def add_simulator(parser: argparse.ArgumentParser) -> None:
 def own_task(flags: argparse.Namespace) -> str | None:
     """Return the simulator's own task named on the command line; None: --task, if given, is the environment's.
 
-    Raises:
-        UsageError: several of its tasks, or one of its tasks without it.
+    Raises UsageError: several of its tasks, or one of its tasks without it.
     """
     names = parse_list(getattr(flags, "task", None) or "")
     if all(name in (*tasks.TASKS, tasks.ALL) for name in names):

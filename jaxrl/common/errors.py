@@ -32,24 +32,16 @@ def one_line(sentence: str) -> str:
 
 
 @contextlib.contextmanager
-def usage_errors() -> typing.Iterator[None]:
+def usage_errors(traced: bool = False) -> typing.Iterator[None]:
     """Convert ValueErrors, which environments and algorithms raise with a sentence, into UsageErrors.
 
-    Convert NotImplementedErrors too, by which the base classes name methods that a user's class lacks.
+    Convert NotImplementedErrors too, by which the base classes name methods that a user's class lacks. Around code that
+    is `traced`, the user's own, errors raised elsewhere keep their traceback.
     """
     try:
         yield
     except (ValueError, NotImplementedError) as error:
-        raise UsageError(str(error)) from None
-
-
-@contextlib.contextmanager
-def traced_usage_errors() -> typing.Iterator[None]:
-    """Do the same around code that traces the user's own: errors raised elsewhere keep their traceback."""
-    try:
-        yield
-    except (ValueError, NotImplementedError) as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("jaxrl", "envs_jax"):
+        if traced and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("jaxrl", "envs_jax"):
             raise
         raise UsageError(str(error)) from None

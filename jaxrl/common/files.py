@@ -3,7 +3,6 @@
 import errno
 import os
 import uuid
-import zipfile
 from pathlib import Path
 
 from jaxrl.common.errors import UserError
@@ -20,8 +19,7 @@ def is_file(path: Path) -> bool:
 def output(text: str, flag: str) -> Path:
     """Return the path of a file that a command will write; nothing is changed yet.
 
-    Raises:
-        UserError: no regular file can be written there.
+    Raises UserError: no regular file can be written there.
     """
     path = Path(text)
     remedy = f"choose a file in a writable directory with {flag}"
@@ -48,22 +46,6 @@ def read_bounded(path: Path, most: int) -> bytes:
     return content
 
 
-_DEFLATE = 1032  # largest compression ratio of deflate
-
-
-def read_member(archive: zipfile.ZipFile, name: str, head: int = -1) -> bytes:
-    """Read a file in an archive, or its first `head` bytes, unless the claimed size is impossible.
-
-    Raises:
-        ValueError, OSError, zipfile.BadZipFile, zlib.error, KeyError: it is damaged or absent.
-    """
-    info = archive.getinfo(name)
-    if info.file_size > _DEFLATE * info.compress_size or info.compress_size > os.path.getsize(str(archive.filename)):
-        raise ValueError(f"it claims {info.file_size:,} bytes of {name}, which it cannot hold")
-    with archive.open(info) as file:
-        return file.read(head)
-
-
 def _check_regular(path: Path) -> None:
     """Raise OSError for devices, pipes and sockets, which a file would replace."""
     if path.exists() and not path.is_file():
@@ -73,9 +55,8 @@ def _check_regular(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the file `path`, or the one that it links to, by text or bytes, all or nothing.
 
-    Raises:
-        OSError: the directory is absent or not writable, its disk is full, or `path` is a device, pipe or directory;
-            the file is unchanged.
+    Raises OSError: the directory is absent or not writable, its disk is full, or `path` is a device, pipe or directory;
+    the file is unchanged.
     """
     _check_regular(path)
     path = Path(os.path.realpath(path))

@@ -44,20 +44,19 @@ def worker_labels(algo: Sac, weights: Any, step: dict[str, Array], key: Array) -
 def collect(
     subject: EvalPolicy, weights: Any, world: Simulator, names: Sequence[str], episodes: int, seed: int, expert: str
 ) -> ExpertDataset:
-    """Return an expert dataset of episodes played by the policies `names` in turn.
+    """Return an expert dataset of episodes played in a simulator by the policies `names` in turn.
 
     Args:
-        subject: a run of SAC.
-        weights: of its algorithm.
-        world: the simulator in which they play.
-        names: of `subject.policies`.
-        episodes: at least one for each of them.
+        subject, weights: a run of SAC, and those of its algorithm.
+        episodes: at least one for each policy.
         seed: of random numbers in policies and labels.
         expert: source of mu, one of EXPERTS.
     """
     algo, advised = subject.algo, expert == "scripted"
     assert isinstance(algo, Sac)
-    tasks, learned = metaworld.reach_of(subject).env.tasks, _tasks_of_run(subject)
+    tasks = metaworld.reach_of(subject).env.tasks
+    settings = subject.config.env_settings if subject.config else subject.settings
+    learned = environments.make(subject.name, **settings).spec.task_names
     trained = np.array([learned.index(one.name) if one.name in learned else 0 for one in tasks], np.int32)
     label = jax.jit(lambda *inputs: worker_labels(algo, *inputs))
     played = []
@@ -80,9 +79,3 @@ def collect(
         names_of_tasks, fields["task"] = (world.task,), np.zeros_like(fields["task"])
     never = np.zeros(len(fields["step"]), bool)  # episodes only end by truncation
     return ExpertDataset(environment=world.description, task_names=names_of_tasks, terminated=never, **fields)
-
-
-def _tasks_of_run(subject: EvalPolicy) -> tuple[str, ...]:
-    """Return the names of the tasks that the run was trained on."""
-    settings = subject.config.env_settings if subject.config else subject.settings
-    return environments.make(subject.name, **settings).spec.task_names

@@ -85,8 +85,7 @@ def play(
         subject: the environment and the first policies.
         matches: pairs of one of its policies and a scripted player of the other team or one of `opponents`.
         opponents: runs that play the other team.
-        games: of each match; game i begins in the same state in all of them.
-        seed: of the held-out games.
+        games, seed: of each match, held out; game i begins in the same state in all of them.
         chunk: see `EvalPolicy.evaluator`.
     """
     rules, names, others = rules_of(subject), list(dict.fromkeys(first for first, _ in matches)), list(opponents)
@@ -134,8 +133,7 @@ def usual(subject: EvalPolicy) -> list[str]:
 def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
     """Apply the environment's settings for matches, if it has any, except those that the user gave.
 
-    Raises:
-        UsageError: nobody plays the other team.
+    Raises UsageError: nobody plays the other team.
     """
     rules = subject.env.env.match_rules
     settings = rules.settings if rules else {}
@@ -219,12 +217,9 @@ class League:
 def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) -> League:
     """Build a league of runs, in games with the first run's settings, each with its own observations.
 
-    Args:
-        runs: as loaded.
-        scripted: other players; None: every scripted player of the other team.
+    `scripted` are the other players, by default every scripted player of the other team.
 
-    Raises:
-        UsageError: runs that cannot play each other.
+    Raises UsageError: runs that cannot play each other.
     """
     first = runs[0]
     for k, run in enumerate(runs):

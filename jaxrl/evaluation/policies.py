@@ -29,18 +29,12 @@ LEARNED: dict[str, Mode] = {"learned": "greedy", "sampled": "sample", "zero_code
 
 @dataclasses.dataclass(frozen=True)
 class EvalPolicy:
-    """An environment and the policies that can act in it.
+    """An environment, which `name` and `settings` make, and the policies that can act in it.
 
     Attributes:
-        env: the batched environment.
-        name: its registered name.
-        settings: all its settings.
-        run: the run's directory, None for scripted policies alone.
-        config: the run's configuration.
-        algo: the run's algorithm.
-        params: its policy, of its first seed where there are several.
+        run, config, algo, step: of the run and its checkpoint, None for scripted policies alone.
+        params: the run's policy, of its first seed where there are several.
         seed_params: the policies of all seeds, () for a single one.
-        step: number of the checkpoint.
         given: the settings that the command line named.
     """
 
@@ -97,16 +91,11 @@ class EvalPolicy:
     ) -> Evaluator:
         """Return an evaluator that rolls out the policies `names` for at least this many episodes on all local devices.
 
-        Its parameters are those of `parameters`; with opponents see `both_teams`.
+        Its parameters are those of `parameters`; with opponents (candidates for the other team where its actions are an
+        input) see `both_teams`. `chunk` is the most episodes rolled out at a time on a device, 0 for a choice by
+        memory.
 
-        Args:
-            names: some of `policies`.
-            episodes: how many; rounded up to fill devices and chunks.
-            chunk: most episodes rolled out at a time on a device; 0 = chosen by memory.
-            opponents: candidates for the other team where its actions are an input.
-
-        Raises:
-            UsageError: an unknown policy, or no opponent for the other team.
+        Raises UsageError: an unknown policy, or no opponent for the other team.
         """
         self.check_policies(names)
         rules, algo = self.env.env.match_rules, self.algo
@@ -161,26 +150,18 @@ class EvalPolicy:
 
 
 def load(run: Path | None, env: str, settings: dict[str, Any], best: bool = True) -> EvalPolicy:
-    """Load the policy of `run` (None: scripted policies alone) in an environment.
+    """Load the policy of `run`, its best or newest checkpoint, in an environment; None: scripted policies alone.
 
-    Args:
-        run: directory of a run.
-        env: registered name of the environment, that of the run.
-        settings: of the environment; they may differ from the run's as far as its policy fits.
-        best: the run's best checkpoint rather than its newest.
+    Settings of the environment may differ from the run's as far as its policy fits.
 
-    Raises:
-        UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
+    Raises UserError: impossible settings, a damaged checkpoint, or a policy that does not fit.
     """
-    found = EvalPolicy(_made(env, settings), env, settings)
+    batch = _made(env, settings)
     if run is None:
-        return found
-    loaded = load_policies(run, best)
-    first, params = loaded[0], tuple(policy.params for policy in loaded)
-    found = dataclasses.replace(
-        found, run=run, config=first.config, algo=first.algo, params=params[0], step=first.step,
-        seed_params=params if len(params) > 1 else (),
-    )  # fmt: skip
+        return EvalPolicy(batch, env, settings)
+    first, *others = loaded = load_policies(run, best)
+    every = tuple(policy.params for policy in loaded) if others else ()
+    found = EvalPolicy(batch, env, settings, run, first.config, first.algo, first.params, every, first.step)
     return found.with_env_settings({})
 
 

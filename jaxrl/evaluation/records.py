@@ -33,18 +33,14 @@ def record(
     references: References | None = None,
     final_means: FinalMeans | None = None,
 ) -> Record:
-    """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate`.
+    """Roll out one held-out episode, equal to episode number `episode` of `jaxrl.evaluate` with this seed.
 
-    Args:
-        subject: environment and policies.
-        name: one of `subject.policies`.
-        episode: its number.
-        seed: of the held-out set.
-        references, final_means: see `Record`.
+    `name` is one of `subject.policies`; for references and final_means see `Record`.
     """
     rollout = subject.evaluator([name], 1).record()
     recorded = rollout(subject.parameters(0), held_out_key(seed, "evaluation"), subject.context, jnp.int32(episode))
-    states, timesteps, curves, actions = jax.tree.map(_fetched, recorded)
+    fetched = lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)  # noqa: E731
+    states, timesteps, curves, actions = jax.tree.map(fetched, recorded)
     ends = np.flatnonzero(timesteps.terminated | timesteps.truncated)
     steps = int(ends[0]) if len(ends) else len(actions)  # rows after an early end are undefined
     states, timesteps, curves = jax.tree.map(lambda x: x[: steps + 1], (states, timesteps, curves))
@@ -62,18 +58,13 @@ def record(
     )
 
 
-def _fetched(leaf: jax.Array) -> Any:
-    return leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf)
-
-
 def read_evaluation(path: Path, subject: EvalPolicy, name: str) -> tuple[References, FinalMeans]:
     """Return what a picture of the policy `name` shows of other policies, from an evaluation file.
 
-    Returns:
-        mean curves of random, of the rendered policy and of the best scripted ones; means at the end of games.
+    These are mean curves of random, of the rendered policy and of the best scripted ones, and means at the end of
+    games.
 
-    Raises:
-        UserError: not an evaluation, or one of other settings of the environment.
+    Raises UserError: not an evaluation, or one of other settings of the environment.
     """
     try:
         report = json.loads(read_bounded(path, _MOST_REPORT))

@@ -27,15 +27,9 @@ def rollout(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Roll out each policy on held-out episodes 0 .. episodes - 1 of a seed; yield {metric: float32[T + 1, episodes]}.
 
-    With several tasks, the score is also given for each task, see `rollouts.by_task`. For the learned policies of
-    several seeds the second axis is the seed: means over the episodes of each.
-
-    Args:
-        subject: environment and policies.
-        names: some of `subject.policies`.
-        episodes: how many.
-        seed: of the held-out set.
-        chunk: see `EvalPolicy.evaluator`.
+    `names` are some of `subject.policies`, `chunk` is that of `EvalPolicy.evaluator`. With several tasks, the score is
+    also given for each task, see `rollouts.by_task`. For the learned policies of several seeds the second axis is the
+    seed: means over the episodes of each.
     """
     compiled = subject.evaluator(names, episodes, chunk).compiled()
 
@@ -60,14 +54,9 @@ def evaluate(
     say: Say = lambda sentence: None,
     world: metaworld.Simulator | None = None,
 ) -> dict[str, Any]:
-    """Evaluate all policies; return the content of evaluation.json.
+    """Evaluate all policies as `rollout` does; return the content of evaluation.json.
 
-    Args:
-        subject: environment and policies.
-        names: policies, of `subject.policies`.
-        episodes, seed, chunk: see `rollout`.
-        say: receives one sentence per policy.
-        world: simulator for the first episodes of its list; by default the environment, on held-out episodes.
+    `say` receives one sentence per policy. In a simulator `world` the first episodes of its list are played.
     """
     spec, at = subject.env.spec, marks(subject.env.spec.horizon)
     if world is None:
@@ -100,11 +89,7 @@ def play_matches(
 ) -> dict[str, Any]:
     """Play all policies against every scripted player of the other team; return the content of evaluation.json.
 
-    Args:
-        subject: environment and policies.
-        names: policies, of `subject.policies`.
-        games: of each match; 0: as many as the environment asks for.
-        seed, chunk, say: see `evaluate`.
+    `games` belong to each match, 0 for as many as the environment asks for.
     """
     rules, spec = league.rules_of(subject), subject.env.spec
     games = games or rules.num_games
@@ -123,10 +108,7 @@ def play_league(
 ) -> dict[str, Any]:
     """Play all players of a league against each other; return the content of the file of `--against`.
 
-    Args:
-        players: the league.
-        games: of each pair; 0: as many as the environment asks for.
-        seed, chunk, say: see `evaluate`.
+    `games` belong to each pair, 0 for as many as the environment asks for.
     """
     games = games or players.rules.num_games
     spec = next(iter(players.runs.values())).env.spec
@@ -183,10 +165,7 @@ def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:
 def own_file(subject: EvalPolicy, names: Sequence[str], simulator: str | None = None) -> Path | None:
     """Return the evaluation file of a run, for the usual policies in its own environment; None for anything else.
 
-    Args:
-        subject: environment and policies.
-        names: policies, of `subject.policies`.
-        simulator: where the environment's tasks are played; None: in the environment.
+    `simulator` is where the environment's tasks are played, None for the environment itself.
     """
     if subject.run is None or subject.config is None:
         return None

@@ -15,12 +15,7 @@ _UNBOUNDED = 10_000  # columns if the output is not a terminal
 
 
 def show(report: dict[str, Any], title: str) -> None:
-    """Print tables and conclusion to stdout, in colour for a terminal.
-
-    Args:
-        report: of any function of `jaxrl.evaluation.reports`.
-        title: what was evaluated.
-    """
+    """Print tables and conclusion of a report of `jaxrl.evaluation.reports` to stdout, in colour for a terminal."""
     console = Console(highlight=False)
     width = console.width if console.is_terminal else _UNBOUNDED
     sentences: list[str] = []

@@ -83,16 +83,11 @@ def reach_of(subject: EvalPolicy) -> ReachBatch:
 
 
 def world_of(name: str | None, subject: EvalPolicy, task: str | None, lanes: int) -> Simulator:
-    """Return a simulator.
+    """Return a simulator of `lanes` arms: "metaworld", or the policy's own environment ("jax" or None).
 
-    Args:
-        name: "metaworld"; "jax" or None for the policy's own environment.
-        subject: a policy of reach.
-        task: the simulator's own task; None: those of the environment.
-        lanes: the batch size.
+    `task` is the simulator's own, None for those of the environment.
 
-    Raises:
-        UsageError: not reach, Meta-World is not installed, or it has no such task.
+    Raises UsageError: not reach, Meta-World is not installed, or it has no such task.
     """
     env = reach_of(subject)
     stream = "fresh pairs in order" if env.env.goals == "uniform" and task is None else "pool in order"
@@ -126,15 +121,10 @@ def _acting(subject: EvalPolicy, world: Simulator, name: str) -> Callable[..., t
 def play(
     subject: EvalPolicy, world: Simulator, name: str, numbers: Sequence[int], seed: int, advised: bool = False
 ) -> Episodes:
-    """Roll out episodes `numbers` of the simulator's list with one of `subject.policies`.
+    """Roll out episodes `numbers` (at least one) of the simulator's list with one of `subject.policies`.
 
-    Args:
-        subject: policies.
-        world: the simulator.
-        name: the policy.
-        numbers: N of them, at least one.
-        seed: of random numbers in the policy; an episode does not depend on which others are played.
-        advised: whether to record the scripted policy's action at every step.
+    An episode does not depend on which others are played; `seed` is that of random numbers in the policy. If `advised`,
+    the scripted policy's action is recorded at every step.
     """
     algo, params = subject.algo, subject.params
     act = _acting(subject, world, name)

@@ -21,7 +21,6 @@ from envs_jax.base import Array, short_repr
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
 from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import read_member
 
 SUFFIX = ".pth"
 _MOST_REASON = 200  # characters
@@ -34,7 +33,7 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "")
-        text = read_member(archive, name)
+        text = archive.read(name)
         for code, argument, _ in pickletools.genops(text):  # one opcode can make Python allocate gigabytes
             if "PUT" in code.name and int(argument or 0) > len(text):
                 raise pickle.UnpicklingError("it numbers more objects than it holds")
@@ -53,7 +52,7 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         _, _, name, _, _ = pid
-        return np.frombuffer(read_member(self._archive, f"{self._folder}data/{name}"), "<f4")
+        return np.frombuffer(self._archive.read(f"{self._folder}data/{name}"), "<f4")
 
 
 def _tensor(numbers: np.ndarray, start: int, shape: tuple[int, ...], strides: tuple[int, ...], *rest: Any) -> Any:
@@ -65,8 +64,7 @@ def _tensor(numbers: np.ndarray, start: int, shape: tuple[int, ...], strides: tu
 def read(path: Path) -> dict[str, np.ndarray]:
     """Return the tensors of a state dict, float32, by name.
 
-    Raises:
-        UserError: no such file, or not such a state dict.
+    Raises UserError: no such file, or not such a state dict.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -88,8 +86,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 def team_net(tensors: dict[str, np.ndarray]) -> Any:
     """Convert tensors, with matrices (out, in), to parameters of a `networks.TeamNet`, with matrices (in, out).
 
-    Raises:
-        ValueError: other names than those of the published networks.
+    Raises ValueError: other names than those of the published networks.
     """
     names = {f"{theirs}.{kind}": f"{ours}_{ending}" for theirs, ours in _LAYERS.items()
              for kind, ending in (("weight", "kernel"), ("bias", "bias"))}  # fmt: skip
@@ -118,15 +115,11 @@ def _described(params: Any) -> str:
 
 
 def load(source: str, algo: Algorithm, key: Array) -> Any:
-    """Return the `inputs` of `Ddpg.init`: the networks of one or two files, the actor's first.
+    """Return the `inputs` of `Ddpg.init`: the networks of "actor.pth" or "actor.pth,critic.pth".
 
-    Args:
-        source: "actor.pth" or "actor.pth,critic.pth".
-        algo: of the run that begins.
-        key: for the initial critic if no file is given for it.
+    Without a file for it, the critic is a fresh one from `key`.
 
-    Raises:
-        UserError: a file cannot be read, or its network is not that of the run.
+    Raises UserError: a file cannot be read, or its network is not that of the run.
     """
     files = [Path(name.strip()) for name in source.split(",") if name.strip()]
     if len(files) > 2:

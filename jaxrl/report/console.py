@@ -51,6 +51,7 @@ class Console:
         self._wants_live = live
         self._every, self._patience, self._label = every, patience, label
         self._live: Live | None = None
+        self._view: Callable[[], RenderableType] = Text  # of the live panel
         self._start: tuple[float, float] | None = None  # time and fraction done at the first block (of a phase)
         self._phase: str | None = None
         self._shown = -float("inf")
@@ -59,7 +60,7 @@ class Console:
 
     def __enter__(self) -> "Console":
         if self._wants_live:
-            self._live = Live(console=self._rich, refresh_per_second=4, transient=False)
+            self._live = Live(console=self._rich, get_renderable=lambda: self._view(), refresh_per_second=4)
             self._live.start()
         return self
 
@@ -74,6 +75,7 @@ class Console:
         """Write one sentence, above the panel if there is one."""
         if self._live is not None:
             self._rich.print(Text(sentence))
+            self._live.refresh()
         else:
             print(sentence, file=self._stream, flush=True)
 
@@ -82,14 +84,6 @@ class Console:
         """Show that a long operation such as "compiling" is running, and for how long."""
         began = time.monotonic()
         sentence = lambda: f"{what} ... {format_duration(time.monotonic() - began)}"  # noqa: E731
-        if self._live is not None:
-            self._live.update(_Changing(sentence), refresh=True)
-            try:
-                yield
-            finally:
-                self._live.update(Text(""))
-            return
-        self.say(f"{what} ...")
         done = threading.Event()
 
         def repeat() -> None:
@@ -97,12 +91,19 @@ class Console:
                 self.say(sentence())
 
         thread = threading.Thread(target=repeat, daemon=True)
-        thread.start()
+        if self._live is None:
+            self.say(f"{what} ...")
+            thread.start()
+        else:
+            self._view = lambda: Text(sentence())
+            self._live.refresh()
         try:
             yield
         finally:
+            self._view = Text
             done.set()
-            thread.join()
+            if self._live is None:
+                thread.join()
 
     def block(self, info: Mapping[str, Any]) -> None:
         """Show the state after a block. All entries may be left out.
@@ -121,7 +122,8 @@ class Console:
             shown["seconds_left"] = self._seconds_left(shown.get("fraction"))
         if self._live is not None:
             self._evaluation = dict(shown.get("evaluation") or self._evaluation)
-            self._live.update(self._panel(shown | {"evaluation": self._evaluation}))
+            panel = self._panel(shown | {"evaluation": self._evaluation})
+            self._view = lambda: panel
         elif shown.get("evaluation") or time.monotonic() - self._shown >= self._every:
             self._line(shown)
         else:
@@ -196,16 +198,6 @@ class Log:
         """Call the callbacks with the argument of `Console.block`."""
         for callback in self._callbacks:
             callback(info)
-
-
-class _Changing:
-    """A line that is rendered again whenever the terminal is drawn."""
-
-    def __init__(self, sentence: Callable[[], str]) -> None:
-        self._sentence = sentence
-
-    def __rich__(self) -> Text:
-        return Text(self._sentence())
 
 
 def _column(heading: str, facts: list[tuple[str, str]]) -> Table:

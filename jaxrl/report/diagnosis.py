@@ -33,11 +33,7 @@ Section = tuple[str, list[Finding]]  # title, lines
 def checks(config: Config | None = None) -> Iterator[Section]:
     """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
 
-    Args:
-        config: the run to plan; None: the machine alone.
-
-    Raises:
-        UsageError: impossible settings.
+    `config` is the run to plan, None for the machine alone. Raises UsageError: impossible settings.
     """
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
@@ -85,11 +81,7 @@ def installed_plugins() -> dict[str, str]:
 def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str, str], error: str = "") -> str:
     """Return a sentence on why JAX runs on the CPU of a machine with a GPU, and what to do.
 
-    Args:
-        nvidia: its GPUs.
-        plugins: installed CUDA plugins of JAX.
-        environ: environment variables.
-        error: the message of JAX's exception, if any.
+    `plugins` are JAX's installed CUDA plugins, `error` is the message of its exception, if any.
     """
     platforms = environ.get("JAX_PLATFORMS", environ.get("JAX_PLATFORM_NAME", "")).lower()
     if platforms and not any(name in platforms for name in ("cuda", "gpu")):

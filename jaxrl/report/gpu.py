@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class Monitor:
 
     def read(self) -> DeviceReading:
         """Read the devices: a few microseconds on CPU, about a millisecond with NVML."""
-        memory, limit = max(map(device_memory, self._devices), key=lambda pair: pair[0])
+        memory, limit = max(map(_memory, self._devices), key=lambda pair: pair[0])
         busy = self._figures(lambda handle: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0)
         power = self._figures(lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0)
         return DeviceReading(memory, limit, sum(busy) / len(busy) if busy else None, sum(power) if power else None)
@@ -65,7 +66,7 @@ class Monitor:
         return figures
 
 
-def device_memory(device: jax.Device) -> tuple[int, int | None]:
+def _memory(device: jax.Device) -> tuple[int, int | None]:
     """Return bytes in use and the limit; on CPU, which has no count, the process's resident size and None."""
     statistics = device.memory_stats()
     if not statistics:
@@ -76,6 +77,23 @@ def device_memory(device: jax.Device) -> tuple[int, int | None]:
 def resident_bytes() -> int:
     """Return the resident size of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class PeakMemory:
+    """Peak memory from now on, on the fullest local device; on CPUs, the growth of this process's resident size."""
+
+    def __init__(self) -> None:
+        self._before = resident_bytes()
+        with contextlib.suppress(OSError):  # reset the peak, which compiling has set
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def read(self) -> int:
+        """Return the peak in bytes."""
+        statistics = [device.memory_stats() for device in jax.local_devices()]
+        if all(statistics):
+            return max(int(counts.get("peak_bytes_in_use", 0)) for counts in statistics)
+        peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return max((1024 * int(peak[1]) if peak else resident_bytes()) - self._before, 0)
 
 
 def _handle(number: int) -> Any:

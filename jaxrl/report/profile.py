@@ -3,14 +3,13 @@
 A trace opens in TensorBoard's profile plugin (--logdir: its folder) and, as *.trace.json.gz, in ui.perfetto.dev.
 """
 
-import dataclasses
 import itertools
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -30,8 +29,7 @@ _INSTRUCTION = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*?metadata={[^}]*?op_na
 Result = TypeVar("Result")
 
 
-@dataclasses.dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One operation of a program, or one kernel of a GPU.
 
     Attributes:
@@ -49,8 +47,7 @@ class Operation:
     share: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """The content of a trace.
 
     Attributes:
@@ -67,12 +64,8 @@ class Profile:
 def record(function: Callable[[], Result], folder: Path, program: str = "") -> tuple[Result, Profile]:
     """Call `function` once, wait for its result, and keep a trace in `folder`/plugins/profile/<time>.
 
+    The most expensive operations are written to `folder`, too; the text of the compiled `program` gives their origins.
     If no trace can be made, the function is called anyway.
-
-    Args:
-        function: the work of the devices.
-        folder: of the trace; the most expensive operations are written there, too, as text.
-        program: text of the compiled program, which gives the origins of operations.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # frames of Python would outnumber the operations
@@ -128,53 +121,40 @@ def operations(planes: Iterable[Any], origins: dict[str, str]) -> list[Operation
     """Return all operations of the devices, longest first.
 
     Args:
-        planes: of a trace, as `jax.profiler.ProfileData` has them.
-        origins: {instruction of the program: its op_name}.
+        planes: of the trace; streams of GPUs count or, without GPUs, the CPU's compute threads.
+        origins: {instruction of the program: its path in the traced functions}.
     """
+    lines = [(plane.name, line) for plane in planes for line in plane.lines]
+    streams = [line for name, line in lines if name.startswith("/device:") and line.name.startswith("Stream")]
     found: dict[str, list[float]] = {}
     instructions: dict[str, str] = {}
-    for events in _lines(list(planes)):
-        for name, instruction, seconds in _own_seconds(events):
+    for line in streams or [line for name, line in lines if name == "/host:CPU"]:
+        rows = [
+            (int(e.start_ns), int(e.duration_ns), e.name, str(dict(e.stats).get("hlo_op", ""))) for e in line.events
+        ]
+        for name, instruction, seconds in _own_seconds([row for row in rows if streams or row[3]]):
             found.setdefault(name, []).append(seconds)
             instructions[name] = instruction
     total = sum(itertools.chain.from_iterable(found.values())) or 1.0
-    rows = [
+    made = [
         Operation(name, _short(origins.get(instructions[name], "")), len(times), sum(times), sum(times) / total)
         for name, times in found.items()
     ]
-    return sorted(rows, key=lambda row: -row.seconds)
+    return sorted(made, key=lambda operation: -operation.seconds)
 
 
-_Event = tuple[int, int, str, str]  # begin and end in nanoseconds, name, instruction
-
-
-def _lines(planes: Sequence[Any]) -> list[list[_Event]]:
-    """Return the operations of each stream of the GPUs; without GPUs, of each compute thread of the CPU."""
-    streams = [line for plane in planes if plane.name.startswith("/device:") for line in plane.lines]
-    streams = [line for line in streams if line.name.startswith("Stream")]
-    threads = [line for plane in planes if plane.name == "/host:CPU" for line in plane.lines]
-    lines = [[_event(event) for event in line.events] for line in streams or threads]
-    return lines if streams else [[event for event in events if event[3]] for events in lines]
-
-
-def _event(event: Any) -> _Event:
-    begin = int(event.start_ns)
-    return begin, begin + int(event.duration_ns), event.name, str(dict(event.stats).get("hlo_op", ""))
-
-
-def _own_seconds(events: list[_Event]) -> list[tuple[str, str, float]]:
-    """Return (name, instruction, seconds) of each event, without the seconds of events inside it."""
-    own: list[float] = []
+def _own_seconds(rows: list[tuple[int, int, str, str]]) -> Iterator[tuple[str, str, float]]:
+    """Yield name, instruction and seconds, without those of events inside, of (begin, ns, name, instruction) each."""
+    rows.sort(key=lambda row: (row[0], -row[1]))
+    own = [length for _, length, _, _ in rows]
     stack: list[int] = []  # the events that enclose the current one
-    ordered = sorted(events, key=lambda event: (event[0], -event[1]))
-    for index, (begin, end, _, _) in enumerate(ordered):
-        while stack and ordered[stack[-1]][1] <= begin:
+    for index, (begin, length, _, _) in enumerate(rows):
+        while stack and sum(rows[stack[-1]][:2]) <= begin:
             stack.pop()
-        own.append(1e-9 * (end - begin))
         if stack:
-            own[stack[-1]] -= own[-1]
+            own[stack[-1]] -= length
         stack.append(index)
-    return [(name, instruction, seconds) for (_, _, name, instruction), seconds in zip(ordered, own, strict=True)]
+    yield from ((name, instruction, 1e-9 * length) for (_, _, name, instruction), length in zip(rows, own, strict=True))
 
 
 def _short(origin: str) -> str:

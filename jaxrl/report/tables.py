@@ -19,13 +19,9 @@ class Row:
 
 
 def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -> list[Text]:
-    """Return the lines of a table.
+    """Return the lines of a table under a corner (title of the names) and titles, which may have several lines each.
 
-    Args:
-        corner: title of the names.
-        titles: of the other columns; a title may have several lines.
-        rows: all of them; those with cells have one for each title.
-        width: of the terminal. A line is longer only if a name and a single cell are.
+    `rows` with cells have one for each title. A line is longer than `width` only if a name and a single cell are.
     """
     deep = 1 + max(title.count("\n") for title in titles)
     heads = [("\n" * (deep - 1 - title.count("\n")) + title).split("\n") for title in (corner, *titles)]

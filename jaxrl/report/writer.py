@@ -86,8 +86,7 @@ class Writer:
     def trim(self, after_iteration: int) -> None:
         """Remove every line of a later iteration, and an incomplete last line; write all events anew.
 
-        Raises:
-            MetricsError: a file cannot be rewritten.
+        Raises MetricsError: a file cannot be rewritten.
         """
         self.close()
         try:
@@ -185,8 +184,7 @@ def _error(directory: Path, error: OSError) -> MetricsError:
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each complete line of a file of JSON objects, with its object; the last may be incomplete after a kill.
 
-    Raises:
-        MetricsError: another line is damaged.
+    Raises MetricsError: another line is damaged.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):

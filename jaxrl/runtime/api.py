@@ -25,8 +25,8 @@ from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.config import Config, changed
 from jaxrl.runtime.load import load_policy
-from jaxrl.runtime.position import Position
 from jaxrl.runtime.presets import base
+from jaxrl.runtime.train_state import Position
 
 Networks = Mapping[str, Any]
 Optimizers = Mapping[str, optax.GradientTransformation]
@@ -113,7 +113,10 @@ def train(
     ended = runs.start(config, log=Log(callbacks), custom=custom)
     chosen = learning_curves.best(ended.directory, config) if config.run.sweep else ""
     policy = load(ended.directory / chosen, networks=networks)
-    return Result(ended.directory, _columns(ended.directory), policy, ended.sentence)
+    rows = read_metrics(ended.directory)
+    names = dict.fromkeys(name for row in rows for name in row)
+    metrics = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
+    return Result(ended.directory, metrics, policy, ended.sentence)
 
 
 def make_train(
@@ -203,14 +206,9 @@ def evaluate(
     policy = policy if isinstance(policy, Policy) else load(policy)
     if policy.config is None:
         raise UsageError("this policy has no configuration: use one from load, train or make_train")
-    subject = policies.EvalPolicy(
-        env=batched(policy.env),
-        name=policy.config.env,
-        settings=_settings(policy.env),
-        config=policy.config,
-        algo=policy.algo,
-        params=policy.params,
-        step=policy.step,
+    subject = policies.EvalPolicy(batched(policy.env), policy.config.env, _settings(policy.env))
+    subject = dataclasses.replace(
+        subject, config=policy.config, algo=policy.algo, params=policy.params, step=policy.step
     )
     if env is not None:
         if type(env) is not type(policy.env):
@@ -237,17 +235,12 @@ def _config(algo: Any, env: Any, preset: str | None, settings: dict[str, Any]) -
     own = {}
     if isinstance(env, Environment):
         own = _settings(env)
-        env = _registered(env)
+        registered = environments.registered()
+        known = env.spec.name in registered and environments.find(env.spec.name) is type(env)
+        env = env.spec.name if known else _name(type(env))
     elif isinstance(env, type):
         env = _name(env)
     return changed(base(name, preset, env), own | settings, "the arguments")
-
-
-def _registered(env: Environment) -> str:
-    """Return the name of an environment for `envs_jax.make`."""
-    name = env.spec.name
-    known = name in environments.registered() and environments.find(name) is type(env)
-    return name if known else _name(type(env))
 
 
 def _name(cls: type) -> str:
@@ -272,10 +265,3 @@ def _custom(networks: Networks | None, optimizers: Optimizers | None) -> Custom:
         if not isinstance(optimizer, optax.GradientTransformation):
             raise UsageError(f"optimizers: '{part}' must be an optax chain, such as optax.adam(1e-3)")
     return Custom(dict(networks or {}), dict(optimizers or {}))
-
-
-def _columns(directory: Path) -> dict[str, np.ndarray]:
-    """Return the metric rows as columns."""
-    rows = read_metrics(directory)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}

@@ -16,7 +16,7 @@ from envs_jax.batch import BatchedEnvironment, batched
 from envs_jax.progress import start as start_progress
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
-from jaxrl.common.errors import UsageError, traced_usage_errors, usage_errors
+from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
@@ -32,8 +32,7 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
-from jaxrl.runtime.position import Position
-from jaxrl.runtime.train_state import TrainState
+from jaxrl.runtime.train_state import Position, TrainState
 from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
@@ -47,7 +46,6 @@ class Run:
 
     Attributes:
         config: with every automatic value written out, as in config.yaml.
-        env, algo, trainer, mesh: see their classes.
         plan: estimated memory, from shapes.
         notes: sentences for the user.
     """
@@ -86,43 +84,21 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
     if resuming:
         raise made.refusal(made.total, "resume it where more is free, or with more --devices")
 
-    def replan(num_envs: int) -> memory_plan.Plan | None:
-        try:
-            return unchecked_run(config.with_run(num_envs=num_envs), custom=custom).plan
-        except UsageError:
-            return None
+    def fitting(name: str, rounding: Callable[[float], float]) -> str:
+        value = setup.config.flat()[name]
 
-    raise made.refusal(
-        made.total,
-        _smaller_store(setup, custom) or memory_plan.largest_fitting(memory_plan.search_largest(made, replan)),
-    )
+        def replan(value: Any) -> memory_plan.Plan | None:
+            try:
+                return unchecked_run(changed(config, {name: value}), custom=custom).plan
+            except UsageError:
+                return None
 
+        largest = memory_plan.search_largest(made, value, replan, lambda x: type(value)(rounding(x)))
+        return f"the largest --{name} that fits is {largest:.10g}" if largest else ""
 
-def _smaller_store(setup: Run, custom: Custom) -> str:
-    """Return advice if the run fits with smaller storage of its algorithm (memory is linear in it)."""
-    name, config, made = setup.algo.memory.storage_setting, setup.config, setup.plan
-    if name is None:
-        return ""
-    value = config.algo_settings[name]
-
-    def replan(value: Any) -> memory_plan.Plan | None:
-        try:
-            return unchecked_run(changed(config, {name: value}), custom=custom).plan
-        except UsageError:
-            return None
-
-    whole = isinstance(value, int)
-    less = value // 2 if whole else value / 2
-    half = replan(less)
-    if half is None or half.total >= made.total:
-        return ""
-    fitting = value - (made.total - made.limit) * (value - less) / (made.total - half.total)
-    if fitting <= 0:
-        return ""
-    step = 10.0 ** (math.floor(math.log10(fitting)) - 1)
-    fitting = math.floor(fitting / step) * step
-    found = replan(int(fitting) if whole else fitting)
-    return f"the largest --{name} that fits is {fitting:.10g}" if found and found.fits else ""
+    storage = setup.algo.memory.storage_setting
+    smaller = fitting(storage, memory_plan.two_digits) if storage else ""
+    raise made.refusal(made.total, smaller or fitting("num_envs", memory_plan.rounded) or memory_plan.NOTHING_FITS)
 
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
@@ -177,7 +153,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
     evaluation = min(chunks.rollout, -(-run.eval_episodes // layout.devices)) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
-    with traced_usage_errors():  # incompatible settings of algorithm and environment
+    with usage_errors(traced=True):  # incompatible settings of algorithm and environment
         made = memory_plan.make_plan(trainer, limit, evaluation)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
 
@@ -230,13 +206,11 @@ def _layout(
 def _measured(config: Config, env: BatchedEnvironment, algo: Algorithm) -> tuple[Tuned, list[str]]:
     """Return host 0's tuned settings for this job on this kind of device, and sentences about them."""
     notes: list[str] = []
-    kind = tuned.device_kind()
-    entries = tuned.find(kind, notes.append)
-    entry = tuned.read(entries.get(tuned.job(config, env, algo))) if entries else Tuned()
+    entry = tuned.find(config, env, algo, notes.append)
     found = hosts.first({name: value for name, value in vars(entry).items() if value})
     if found:
         listed = ", ".join(f"{name} {value}" for name, value in found.items())
-        notes.append(f"tuned settings for {kind}, as far as memory allows: {listed}")
+        notes.append(f"tuned settings for {tuned.device_kind()}, as far as memory allows: {listed}")
     return Tuned(**found), notes
 
 
@@ -323,13 +297,6 @@ class CompiledRun:
     peak: int
 
 
-def _local_size(tree: Any) -> int:
-    """Return the bytes on one device of shapes with shardings."""
-    return memory_plan.size(
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype), tree)
-    )
-
-
 def compile_run(
     setup: Run,
     inputs: Any,
@@ -340,17 +307,16 @@ def compile_run(
     """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
 
     Args:
-        setup: the run.
-        inputs: what `Algorithm.init` takes.
+        setup, inputs: the run, and what `Algorithm.init` takes.
         say: receives sentences about seconds and bytes.
-        position: where the run continues; None for a new one.
-        evaluated: iteration of its last evaluation.
+        position, evaluated: where the run continues (None for a new one), and the iteration of its last evaluation.
 
     Raises:
         memory_plan.TooLargeError: the run does not fit.
     """
     trainer, run, shapes = setup.trainer, setup.config.run, setup.trainer.shapes()
-    replicated, by_trial = (shardings(setup.mesh, spec) for spec in (REPLICATED, SPLIT))
+    replicated = shardings(setup.mesh, REPLICATED)
+    by_trial = shardings(setup.mesh, SPLIT) if trainer.trials > 1 else replicated
     checkpoint = setup.plan.parts.get("checkpoint", 0)
     peak = 0
 
@@ -375,7 +341,7 @@ def compile_run(
         for phase, iterations in zip(setup.algo.phases, left, strict=True)
     ]
     evaluate = start = None
-    key = place(jax.eval_shape(lambda: jax.random.key(0)))
+    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
     rules = setup.env.env.match_rules
     if run.eval_every and (any(left) or evaluated != at.iterations):
         evaluator = Evaluator(
@@ -387,15 +353,11 @@ def compile_run(
             setup.algo.init_carry,
             trainer.trials,
         )
-        policy = jax.eval_shape(trainer.policies, shapes)
-        if trainer.trials > 1:
-            policy, key = (place(tree, by_trial) for tree in (policy, jax.eval_shape(lambda: trainer.keys(0))))
-        else:
-            policy = place(policy)
+        policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
-        state = _local_size(shapes)
-        evaluate = compiled("the evaluation", evaluator.compiled(), policy, key, context, beside=state)
+        local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
+        state = memory_plan.size(jax.tree.map(local, shapes))
+        evaluate = compiled("the evaluation", evaluator.compiled(), policy, keys, context, beside=state)
     if position is None:
-        keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial if trainer.trials > 1 else replicated)
         start = compiled("the start", trainer.make_init(), keys, inputs)
     return CompiledRun(start, blocks, evaluate, peak)

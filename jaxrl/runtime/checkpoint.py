@@ -31,20 +31,8 @@ import orbax.checkpoint as ocp
 
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
-from jaxrl.runtime import hosts
-from jaxrl.runtime.manifest import (
-    ARRAYS,
-    META,
-    Leaf,
-    difference,
-    find_damage,
-    is_key,
-    is_stored,
-    leaves_of,
-    plain_array,
-    read_manifest,
-    write_manifest,
-)
+from jaxrl.runtime import hosts, manifest
+from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
 
 # Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -143,16 +131,16 @@ class Checkpoints:
             CheckpointError: this save could not be started, or the one before it failed.
         """
         self.wait()
-        leaves, text = leaves_of(state), json.dumps(meta, indent=1)
+        leaves, text = manifest.leaves_of(state), json.dumps(meta, indent=1)
         arrays = {
-            leaf.name: plain_array(value)
+            leaf.name: manifest.plain_array(value)
             for leaf, value in zip(leaves, jax.tree.leaves(state), strict=True)
             if is_stored(leaf)
         }
 
         def beside(arrays: Path) -> None:
             write_atomically(arrays.parent / META, text)
-            write_manifest(arrays.parent, arrays, step, leaves, best)
+            manifest.write_manifest(arrays.parent, arrays, step, leaves, best)
 
         self._saving, self._arrays.beside = step, beside
         with self._one_sentence():
@@ -199,21 +187,13 @@ class Checkpoints:
             ) from error
 
     def wait(self) -> None:
-        """Wait until the pending save, if any, is committed.
-
-        Raises:
-            CheckpointError: the save failed.
-        """
+        """Wait until the pending save, if any, is committed. Raises CheckpointError: the save failed."""
         if self._manager is not None:
             with self._one_sentence():
                 self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for the pending save and end the threads.
-
-        Raises:
-            CheckpointError: the last save failed.
-        """
+        """Wait for the pending save and end the threads. Raises CheckpointError: the last save failed."""
         self.wait()
         manager, self._manager = self._manager, None
         if manager is not None:
@@ -222,8 +202,7 @@ class Checkpoints:
     def discard_after(self, step: int) -> None:
         """Delete the checkpoints with a number above `step`, after the point where a run resumes.
 
-        Raises:
-            CheckpointError: they cannot be deleted.
+        Raises CheckpointError: they cannot be deleted.
         """
         assert self._manager is None, "the manager would not know"
         if hosts.writes():
@@ -247,15 +226,14 @@ class Checkpoints:
         """Return the number of the best checkpoint, if one was kept."""
         for name in reversed(_committed(self.directory)):
             with contextlib.suppress(OSError, ValueError):
-                if read_manifest(self.directory / name).best:
+                if manifest.read_manifest(self.directory / name).best:
                     return int(name)
         return None
 
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Return number and JSON object of the newest intact checkpoint; `warn` gets a sentence for each damaged one.
 
-        Raises:
-            CheckpointError: there is none.
+        Raises CheckpointError: there is none.
         """
         self.wait()
         folder = self._newest_intact(_committed(self.directory))
@@ -300,7 +278,7 @@ class Checkpoints:
         """Return the last of `names` that passes its files' digests. Raises CheckpointError if there is none."""
         for passed, name in enumerate(reversed(names)):
             folder = self.directory / name
-            damage = find_damage(folder)
+            damage = manifest.find_damage(folder)
             if damage is None:
                 if passed > _NAMED:
                     self._warn(f"{passed - _NAMED} more are damaged and skipped")
@@ -322,8 +300,8 @@ def _reason(error: Exception) -> str:
 
 def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
-    wanted = leaves_of(like, prefix)
-    odd = difference(wanted, read_manifest(folder).leaves, whole=prefix is None)
+    wanted = manifest.leaves_of(like, prefix)
+    odd = manifest.difference(wanted, manifest.read_manifest(folder).leaves, whole=prefix is None)
     if odd is not None:
         raise CheckpointError(
             f"checkpoint {folder} is from another configuration: {odd}; use the configuration that the "

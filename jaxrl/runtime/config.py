@@ -171,8 +171,8 @@ class Field:
     name: str
     kind: Any
     default: Any
-    help: str
     section: str
+    help: str
     flag: bool  # whether the command line may set it
     between: Bounds | None
 
@@ -181,11 +181,10 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
     given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
-    get = lambda f, name, default: f.metadata.get(name, default)  # noqa: E731
     fields = {
         f.name: Field(
-            *(f.name, kinds[f.name], f.default, get(f, "help", ""), section, get(f, "flag", True)),
-            get(f, "between", None),
+            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
+            *(f.metadata.get("flag", True), f.metadata.get("between")),
         )
         for f in dataclasses.fields(cls)
         if f.init and f.name not in given
@@ -232,7 +231,8 @@ def check_value(field: Field, value: Any, where: str) -> Any:
         near = closest(value if isinstance(value, str) else short_repr(value), [str(option) for option in options])
         raise UsageError(f"{where}: {field.name} is {short_repr(value)}: {near}")
     if origin is tuple and isinstance(value, list | tuple):
-        kinds = _element_kinds(kind, len(value))
+        kinds = typing.get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
         if len(kinds) == len(value):
             parts = zip(kinds, value, strict=True)
             return tuple(check_value(dataclasses.replace(field, kind=inner), item, where) for inner, item in parts)
@@ -257,12 +257,6 @@ def _number(value: Any) -> int | float | None:
             number = convert(value)
             return number if abs(number) < math.inf else None
     return None
-
-
-def _element_kinds(kind: Any, length: int) -> tuple[Any, ...]:
-    """Return the types of the entries of tuple[X, ...] with `length` entries, or of tuple[X, Y]."""
-    kinds = typing.get_args(kind)
-    return (kinds[0],) * length if kinds[1:] == (Ellipsis,) else kinds
 
 
 def _kind_name(kind: Any) -> str:

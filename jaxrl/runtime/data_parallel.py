@@ -71,7 +71,7 @@ def on_all(tree: Any, mesh: Mesh) -> Any:
     return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))(tree)
 
 
-def _same(tree: Any) -> Any:
+def _same(tree: Any) -> Any:  # not a lambda, which would be compiled anew for each call
     return tree
 
 
@@ -187,19 +187,18 @@ class DataParallel:
     def local_envs(self) -> int:
         return self.num_envs // self.devices
 
-    def shard_indices(self) -> Array:
-        """Return the logical shards on this device, int32[S local]."""
-        first = jax.lax.axis_index(AXIS) * self.local_shards if self.devices > 1 else 0
-        return first + jnp.arange(self.local_shards, dtype=jnp.int32)
-
     def env_indices(self) -> Array:
         """Return the environments on this device, int32[B local]."""
-        first = jax.lax.axis_index(AXIS) * self.local_envs if self.devices > 1 else 0
-        return first + jnp.arange(self.local_envs, dtype=jnp.int32)
+        return self._indices(self.local_envs)
+
+    def _indices(self, number: int) -> Array:
+        """Return the indices on this device, int32[number], of what every device has as many of."""
+        first = jax.lax.axis_index(AXIS) * number if self.devices > 1 else 0
+        return first + jnp.arange(number, dtype=jnp.int32)
 
     def shard_keys(self, key: Array) -> Array:
         """Return one key per logical shard, key[S local]."""
-        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self.shard_indices())
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, self._indices(self.local_shards))
 
     def split(self, batch: Any) -> Any:
         """Reshape [B local, ...] to [S local, B / S, ...] in every leaf."""
@@ -207,12 +206,17 @@ class DataParallel:
 
     def mean(self, values: Any) -> Any:
         """Mean over all logical shards of leaves [S local, ...] -> [...], the same on every device."""
+        in_order = lambda rows: _mean_over(lambda row: row, rows)  # noqa: E731
+        return self._reduce(values, lambda x: x.mean(0), jax.lax.pmean, in_order)
+
+    def _reduce(self, values: Any, local: Any, over_devices: Any, in_order: Callable[[Any], Any]) -> Any:
+        """Reduce the first axis of leaves, if `exact` that of all devices together, `in_order`."""
         if not self.exact:
-            local = jax.tree.map(lambda x: x.mean(0), values)
-            return jax.lax.pmean(local, AXIS) if self.devices > 1 else local
+            values = jax.tree.map(local, values)
+            return over_devices(values, AXIS) if self.devices > 1 else values
         if self.devices > 1:
             values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
-        return isolate(lambda rows: _mean_over(lambda row: row, rows))(values)
+        return isolate(in_order)(values)
 
     def sample_mean(self, samples: Array) -> Array:
         """Mean over all samples of all logical shards, [S local, m] -> []."""
@@ -244,12 +248,8 @@ class DataParallel:
 
     def sum(self, values: Any) -> Any:
         """Sum over all rows of all devices, leaves [rows of this device, ...] -> [...]."""
-        if self.exact:
-            if self.devices > 1:
-                values = jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), values)
-            return isolate(lambda rows: jax.tree.map(lambda x: x.sum(0), rows))(values)
-        local = jax.tree.map(lambda x: x.sum(0), values)
-        return jax.lax.psum(local, AXIS) if self.devices > 1 else local
+        total = lambda x: x.sum(0)  # noqa: E731
+        return self._reduce(values, total, jax.lax.psum, lambda rows: jax.tree.map(total, rows))
 
     def _pieces(self, data: Any, per_row: int = 1) -> tuple[int, Any]:
         """Split data [S local, m, ...] into (number of pieces, leaves [pieces, rows, ...]) by `learn_chunk`.

@@ -23,11 +23,6 @@ successor. K tasks, D observation dims, n action dims.
 
 import dataclasses
 import io
-import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +30,7 @@ import numpy as np
 
 from envs_jax.base import short_repr
 from jaxrl.common.errors import UserError
-from jaxrl.common.files import read_member, write_atomically
+from jaxrl.common.files import write_atomically
 
 VERSION = 1
 LEAST_EPISODES = 5  # of each task, so that some can be held out
@@ -43,13 +38,8 @@ _FLOATS = {
     "observation": 2, "action": 2, "reward": 1, "next_observation": 2, "mu": 2, "log_std": 2, "value": 1,
 }  # fmt: skip
 _INTEGERS = ("task", "step")
+_NAMES = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
 _MOST_LOG_STD = 50  # its square and its exponential are still finite in float32
-# Exceptions of damaged archives and array headers.
-_UNREADABLE = (
-    *(OSError, EOFError, ValueError, TypeError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error),
-    *(tokenize.TokenError, SyntaxError, LookupError, ArithmeticError, MemoryError, struct.error),
-)
-_MOST_HEADER = 16_384  # maximum bytes of an array's header, NumPy's limit
 _ALIKE = (("observation", "next_observation"), ("action", "mu"), ("action", "log_std"))
 
 
@@ -98,56 +88,32 @@ def write(path: Path | str, dataset: ExpertDataset) -> None:
 
 
 def read(path: Path | str, least_episodes: int = LEAST_EPISODES) -> ExpertDataset:
-    """Read and check a dataset.
+    """Read and check a dataset, with a minimum of episodes for every task.
 
-    Args:
-        path: the file.
-        least_episodes: minimum for every task.
-
-    Raises:
-        ExpertDatasetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
-            steps out of order, too few episodes.
+    Raises ExpertDatasetError: no such file, not a dataset, missing arrays, wrong shapes, numbers that are not finite,
+    steps out of order, too few episodes.
     """
-    names = ("environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
     try:
-        with zipfile.ZipFile(path) as archive:
-            there = set(archive.namelist())
-            arrays: dict[str, Any] = {
-                name: _array(archive, f"{name}.npy") for name in ("version", *names) if f"{name}.npy" in there
-            }
-    except _UNREADABLE as error:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: dict[str, Any] = {name: archive[name] for name in _NAMES if name in archive}
+    except Exception as error:  # a damaged archive can raise anything
         reason = getattr(error, "strerror", None) or "it is no .npz archive of plain arrays"
         raise ExpertDatasetError(
             f"the expert dataset {path} cannot be read ({reason}): name a file that jaxrl.collect wrote, or create it "
             f"again"
         ) from None
     _check(arrays, str(path), least_episodes)
-    made = {name: arrays[name] for name in names}
-    made |= {name: made[name].astype(np.float32) for name in _FLOATS}
-    made |= {name: made[name].astype(np.int32) for name in _INTEGERS}
-    made |= {"terminated": made["terminated"].astype(bool), "environment": str(made["environment"])}
-    return ExpertDataset(**made | {"task_names": tuple(str(name) for name in arrays["task_names"])})
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read an array of plain numbers or strings from an .npz archive. Raises one of _UNREADABLE.
-
-    Its header is compared with the file before memory is allocated: NumPy trusts any size.
-    """
-    start = io.BytesIO(read_member(archive, name, _MOST_HEADER))
-    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = read_header[np.lib.format.read_magic(start)](start)
-    size, claimed = archive.getinfo(name).file_size - start.tell(), math.prod(shape) * dtype.itemsize
-    if dtype.kind not in "biufU" or claimed != size or math.prod(shape) > max(size, 1):
-        raise ValueError(f"its header claims {claimed:,} bytes of {name}, the file has {size:,}")
-    return np.lib.format.read_array(io.BytesIO(read_member(archive, name)), allow_pickle=False)
+    del arrays["version"]
+    arrays |= {name: arrays[name].astype(np.float32) for name in _FLOATS}
+    arrays |= {name: arrays[name].astype(np.int32) for name in _INTEGERS}
+    names = tuple(str(name) for name in arrays["task_names"])
+    return ExpertDataset(**arrays | {"environment": str(arrays["environment"]), "task_names": names})
 
 
 def read_all(paths: list[str]) -> ExpertDataset:
     """Concatenate several datasets, merging tasks of one name.
 
-    Raises:
-        ExpertDatasetError: as `read`, or observations or actions of different sizes.
+    Raises ExpertDatasetError: as `read`, or observations or actions of different sizes.
     """
     sets = [read(path) for path in paths]
     names = tuple(dict.fromkeys(name for one in sets for name in one.task_names))
@@ -167,12 +133,8 @@ def read_all(paths: list[str]) -> ExpertDataset:
 
 def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
     """Raise ExpertDatasetError with the first error."""
-
-    def refuse(sentence: str) -> ExpertDatasetError:
-        return ExpertDatasetError(f"the expert dataset {path} {sentence}")
-
-    wanted = ("version", "environment", "task_names", "terminated", *_FLOATS, *_INTEGERS)
-    missing = [name for name in wanted if name not in arrays]
+    refuse = lambda sentence: ExpertDatasetError(f"the expert dataset {path} {sentence}")  # noqa: E731
+    missing = [name for name in _NAMES if name not in arrays]
     if missing:
         raise refuse(f"lacks {', '.join(missing)}: see jaxrl/runtime/expert_dataset.py for what it must hold")
     if np.shape(arrays["version"]) or arrays["version"] != VERSION:
@@ -200,11 +162,10 @@ def _check(arrays: dict[str, Any], path: str, least_episodes: int) -> None:
         if not np.all(finite):
             row = int(np.argmin(finite))
             raise refuse(f"has a {name} that is not finite in row {row}: leave that episode out")
-    for name in ("observation", "action"):
-        if not arrays[name].shape[1]:
-            raise refuse(f"has an empty {name}: give observations and actions")
     for one, other in _ALIKE:
         sizes = arrays[one].shape[1], arrays[other].shape[1]
+        if not sizes[0]:
+            raise refuse(f"has an empty {one}: give observations and actions")
         if sizes[0] != sizes[1]:
             raise refuse(f"mixes sizes: {one} has {sizes[0]} numbers, {other} {sizes[1]}")
     for name in ("action", "mu"):

@@ -63,13 +63,7 @@ class ProcessInfo:
 def find(coordinator: str | None, number: int | None, index: int | None) -> ProcessInfo | None:
     """Return the place of this process, None if it trains alone: without flags and launcher, or with `number` 1.
 
-    Args:
-        coordinator: `--coordinator`.
-        number: `--num_hosts`.
-        index: `--host_index`.
-
-    Raises:
-        UsageError: incompatible flags.
+    The arguments are `--coordinator`, `--num_hosts` and `--host_index`. Raises UsageError: incompatible flags.
     """
     get = os.environ.get
     if number == 1 and (coordinator or index):
@@ -95,21 +89,14 @@ def find(coordinator: str | None, number: int | None, index: int | None) -> Proc
 def joined(place: ProcessInfo | None) -> Iterator[None]:
     """Join the hosts of a run until the program ends; hosts other than 0 write nothing to stdout.
 
-    Raises:
-        UserError: the other hosts were not found, or flags are missing.
+    Raises UserError: the other hosts were not found, or flags are missing.
     """
     if place is None:
         yield
         return
     try:
-        jax.distributed.initialize(
-            place.coordinator,
-            place.number,
-            place.index,
-            place.devices,
-            initialization_timeout=JOIN,
-            heartbeat_timeout_seconds=LOST,
-        )
+        found = place.coordinator, place.number, place.index, place.devices
+        jax.distributed.initialize(*found, initialization_timeout=JOIN, heartbeat_timeout_seconds=LOST)
         if not writes():
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _peers[:] = map(Peer, _connect(place))
@@ -143,7 +130,7 @@ def _leave(code: int) -> None:
     sys.stderr.flush()
     time.sleep(FAREWELL[0])
     for peer in _peers:
-        peer.part()
+        peer.send(None, last=True)
     time.sleep(FAREWELL[1] if writes() else 0)
     os._exit(code)
 
@@ -178,12 +165,6 @@ _ending = threading.Event()  # the others may close their sockets
 _losing = threading.Lock()
 
 
-def remember(directory: Path) -> None:
-    """Name the run directory in the sentence that follows the loss of a host."""
-    global _run
-    _run = directory
-
-
 def _lost() -> None:
     """End the process with one sentence, since another host has ended."""
     _losing.acquire()  # for good: one sentence is enough
@@ -210,17 +191,10 @@ class Peer:
         if not _ending.is_set():
             self._lost()
 
-    def send(self, value: Any) -> None:
-        """Send a JSON object."""
-        self._send(json.dumps(value).encode())
-
-    def part(self) -> None:
-        """Tell the other host that this one ends."""
-        self._send(b"")
-
-    def _send(self, text: bytes) -> None:
+    def send(self, value: Any, last: bool = False) -> None:
+        """Send a JSON object, or tell the other host that this one ends."""
         with contextlib.suppress(OSError):  # the thread sees it, too
-            self._connection.send_bytes(text)
+            self._connection.send_bytes(b"" if last else json.dumps(value).encode())
 
     def receive(self) -> Any:
         """Return the next JSON object; wait for a slow host."""
@@ -294,8 +268,9 @@ def require_same(facts: Mapping[str, Any]) -> None:
 
 
 def require_visible(directory: Path) -> None:
-    """Raise UserError unless every host sees the run directory that host 0 has made."""
-    until = time.monotonic() + SEEN
+    """Raise UserError unless every host sees the run directory that host 0 has made; it is named if one is lost."""
+    global _run
+    _run, until = directory, time.monotonic() + SEEN
     while not directory.is_dir() and time.monotonic() < until:
         time.sleep(0.5)  # a network file system may be slow
     blind = [host for host, seen in enumerate(gather(directory.is_dir())) if not seen]

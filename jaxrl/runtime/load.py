@@ -27,8 +27,7 @@ _FRESH = 0xF2E54  # random stream of the networks without weights in the files o
 def open_trials(run: str | Path) -> tuple[Path, Config]:
     """Return a directory of a run or of trials, and the configuration of its first trial alone.
 
-    Raises:
-        UserError: there is no such run, or it is a sweep, whose combinations are to be named.
+    Raises UserError: there is no such run, or it is a sweep, whose combinations are to be named.
     """
     directory, config = read_run(run)
     if config.run.sweep:
@@ -60,12 +59,6 @@ def read_states(directory: Path, setup: Run, best: bool) -> tuple[list[AlgoState
     return [AlgoState(jax.tree.map(lambda x, k=k: x[k], replicated), ()) for k in found], step
 
 
-def read_state(directory: Path, setup: Run, best: bool) -> tuple[AlgoState, int]:
-    """Return the state of the first trial; see `read_states`."""
-    states, step = read_states(directory, setup, best)
-    return states[0], step
-
-
 def _without_optimizers(tree: Any) -> Any:
     """Drop the optimizers' states: neither policies nor weights need them, so the user's need not be named."""
     is_learner = lambda x: isinstance(x, Learner)  # noqa: E731
@@ -83,15 +76,11 @@ def _anywhere(tree: Any) -> Any:
 
 
 def load_policies(run: str | Path, best: bool = True, custom: Custom = STANDARD) -> list[Policy]:
-    """Return the policy of each seed of a run, or of one of its folders of trials.
+    """Return the policy of each seed of a run, or of one of its folders of trials; `best` checkpoint or newest.
 
-    Args:
-        run: its directory.
-        best: its best checkpoint rather than its newest.
-        custom: the user-defined networks that it was trained with.
+    `custom` are the user-defined networks that it was trained with.
 
-    Raises:
-        UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
+    Raises UserError: not a run directory, a sweep, a damaged checkpoint, or one of another configuration.
     """
     directory, config = open_trials(run)
     setup = unchecked_run(config, resuming=True, custom=custom)
@@ -108,8 +97,7 @@ def load_policy(run: str | Path, best: bool = True, custom: Custom = STANDARD) -
 def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
     """Return a run's algorithm, its complete state in the newest checkpoint, and that checkpoint's number.
 
-    Raises:
-        UserError: not a run directory, a damaged checkpoint, or one of another configuration.
+    Raises UserError: not a run directory, a damaged checkpoint, or one of another configuration.
     """
     directory, config = read_run(run)
     setup = unchecked_run(config.with_run(devices=1), resuming=True)
@@ -121,8 +109,7 @@ def load_state(run: str | Path) -> tuple[Algorithm, AlgoState, int]:
 def resolve_config(config: Config) -> Config:
     """Return the configuration of a new run, with the settings that follow from the runs it names.
 
-    Raises:
-        UserError: not run directories, or runs that are not compatible.
+    Raises UserError: not run directories, or runs that are not compatible.
     """
     cls = algos.find(config.algo)
     if not issubclass(cls, MultiStage):
@@ -166,8 +153,7 @@ def recordings_of(cls: type[MultiStage], config: Config) -> dict[str, dict[str, 
 def load_inputs(setup: Run) -> Any:
     """Return the `inputs` of `Algorithm.init`: weights of the runs named by settings or by `init_from`, or None.
 
-    Raises:
-        UserError: not run directories, damaged checkpoints, or networks that do not fit.
+    Raises UserError: not run directories, damaged checkpoints, or networks that do not fit.
     """
     config = setup.config
     if isinstance(setup.algo, MultiStage):
@@ -183,7 +169,7 @@ def _weights_of(run: str) -> Any:
     setup = unchecked_run(config, resuming=True)
     lengths = [phase.iterations for phase in setup.algo.phases]
     ends = None not in lengths
-    state, step = read_state(directory, setup, best=not ends)
+    (state, *_), step = read_states(directory, setup, best=not ends)
     if ends and step < sum(length or 0 for length in lengths):
         raise UserError(f"{run} has not finished all its phases: finish it first, with --resume {run}")
     return _anywhere(setup.algo.weights(state))
@@ -192,8 +178,7 @@ def _weights_of(run: str) -> Any:
 def load_weights(run: str, setup: Run) -> Any:
     """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
 
-    Raises:
-        UserError: another algorithm, networks of another shape, or files that cannot be read.
+    Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
     if run.endswith(torch_weights.SUFFIX):
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
@@ -214,5 +199,4 @@ def load_weights(run: str, setup: Run) -> Any:
         raise UsageError(f"the networks of {run} do not match: they were built with {told[0]}; here {told[1]}")
     if other_shapes:
         raise UsageError(f"the networks of {run} do not match: they were built by another version of '{config.algo}'")
-    state, _ = read_state(directory, other, best=True)
-    return _anywhere(other.algo.weights(state))
+    return _anywhere(other.algo.weights(read_states(directory, other, best=True)[0][0]))

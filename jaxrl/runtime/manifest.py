@@ -26,11 +26,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(tree: Any, prefix: str | None = None) -> list[Leaf]:
-    """Return all leaves of a pytree in order.
-
-    Raises:
-        TypeError: a leaf is not an array, or two leaves have one name.
-    """
+    """Return all leaves of a pytree in order. Raises TypeError: a leaf is not an array, or two leaves have one name."""
     leaves = []
     for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
         own = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -71,36 +67,32 @@ def difference(wanted: list[Leaf], found: list[Leaf], whole: bool) -> str | None
     return f"{surplus[0].name} is absent here and {surplus[0]} there" if surplus else None
 
 
-def _text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
+def _digest(content: Path | str) -> str:
+    """Return the SHA-256 of a file or of a text."""
+    if isinstance(content, str):
+        return hashlib.sha256(content.encode()).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_manifest(folder: Path, arrays: Path, step: int, leaves: list[Leaf], best: bool) -> None:
-    """Write the manifest of a checkpoint whose other files are complete.
+    """Write the manifest of a checkpoint whose other files are complete. Raises OSError.
 
     Args:
         folder: with META; orbax's own notes there change when it commits and are not read.
         arrays: what will be the folder ARRAYS there when orbax commits.
         step, leaves, best: see `Manifest`.
-
-    Raises:
-        OSError: it cannot be written.
     """
     files = sorted(path for path in arrays.rglob("*") if path.is_file())
     contents = {
         "step": step,
         "best": best,
         "leaves": [list(leaf) for leaf in leaves],
-        "files": {META: _file_digest(folder / META)}
-        | {f"{ARRAYS}/{path.relative_to(arrays).as_posix()}": _file_digest(path) for path in files},
+        "files": {META: _digest(folder / META)}
+        | {f"{ARRAYS}/{path.relative_to(arrays).as_posix()}": _digest(path) for path in files},
     }
     text = json.dumps(contents)
-    write_atomically(folder / MANIFEST, json.dumps({"sha256": _text_digest(text), "contents": contents}))
+    write_atomically(folder / MANIFEST, json.dumps({"sha256": _digest(text), "contents": contents}))
 
 
 class Manifest(NamedTuple):
@@ -113,11 +105,7 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint.
-
-    Raises:
-        OSError, ValueError: it is absent or damaged.
-    """
+    """Read the manifest of a checkpoint. Raises OSError, ValueError: it is absent or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except RecursionError:
@@ -125,7 +113,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest, dict) or set(manifest) != {"sha256", "contents"}:
         raise ValueError("not a manifest")
     contents = manifest["contents"]
-    if _text_digest(json.dumps(contents)) != manifest["sha256"]:
+    if _digest(json.dumps(contents)) != manifest["sha256"]:
         raise ValueError("its checksum differs")
     leaves = [Leaf(name, kind, tuple(shape)) for name, kind, shape in contents["leaves"]]
     return Manifest(contents["step"], contents.get("best", False), contents["files"], leaves)
@@ -144,7 +132,7 @@ def find_damage(folder: Path) -> str | None:
         return f"holds step {manifest.step}" + (f", whose folder is called {manifest.step:010d}" if wrong_name else "")
     for name, digest in manifest.files.items():
         try:
-            if _file_digest(folder / name) != digest:
+            if _digest(folder / name) != digest:
                 return f"{name} has changed since it was written"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from envs_jax.batch import BatchedEnvironment
 from envs_jax.progress import start
-from jaxrl.algos.base import Algorithm, Phase
+from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.console import gibibytes
 from jaxrl.runtime.data_parallel import largest_divisor
@@ -27,6 +26,7 @@ SHARE = 0.15  # of the memory, for temporaries: stepped environments, activation
 CPU_ROLLOUT = 64  # environments rolled out at a time on a CPU: more would not fit into its caches
 CPU_SAMPLES = 512  # samples per gradient evaluation on a CPU, for the same reason
 FREE = 0.95  # share of the free memory that a plan may use
+NOTHING_FITS = "choose smaller networks, batches or environments, or a machine with more memory"
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUPS = (  # version 2, version 1: limit, use, statistics, and the statistic of cached files
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
@@ -73,7 +73,7 @@ class Plan:
         """Estimate the largest num_envs that fits, if this one needs `needed` bytes; 0 if none does."""
         factor = 1.0 if needed is None else needed / self.total
         fixed, per_env = (self.total - self.scaling) * factor, self.scaling * factor / self.num_envs
-        return rounded(int((self.limit - fixed) / per_env)) if self.limit > fixed and per_env else 0
+        return rounded((self.limit - fixed) / per_env) if self.limit > fixed and per_env else 0
 
     def refusal(self, needed: int, advice: str) -> TooLargeError:
         """Return the error for a plan that does not fit."""
@@ -85,48 +85,48 @@ class Plan:
     def check(self, needed: int) -> None:
         """Raise TooLargeError with an estimate of the largest num_envs that fits, if `needed` bytes do not."""
         if needed > self.limit:
-            raise self.refusal(needed, largest_fitting(self.largest(needed)))
+            largest = self.largest(needed)
+            raise self.refusal(needed, f"the largest --num_envs that fits is {largest}" if largest else NOTHING_FITS)
 
-    def lines(self) -> list[str]:
-        """Return lines for the user."""
+    def __str__(self) -> str:
         parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in self.parts.items())
-        return [f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"]
+        return f"memory plan per device: {parts}; together {gibibytes(self.total)} of {gibibytes(self.limit)}"
 
 
-def rounded(num_envs: int) -> int:
-    """Round a number of environments so that eight devices can share it, if it is large enough for that."""
-    return num_envs - num_envs % 8 if num_envs >= 8 else num_envs
+def rounded(num_envs: float) -> int:
+    """Round a number of environments down so that eight devices can share it, if it is large enough for that."""
+    return int(num_envs) - int(num_envs) % 8 if num_envs >= 8 else int(num_envs)
 
 
-def largest_fitting(num_envs: int) -> str:
-    """Return advice where only `num_envs` environments fit."""
-    if num_envs < 1:
-        return "choose smaller networks, batches or environments, or a machine with more memory"
-    return f"the largest --num_envs that fits is {num_envs}"
+def two_digits(value: float) -> float:
+    """Round a positive number down to two digits."""
+    step = 10.0 ** (math.floor(math.log10(max(value, 1e-9))) - 1)
+    return math.floor(value / step) * step
 
 
-def search_largest(plan: Plan, replan: Callable[[int], Plan | None]) -> int:
-    """Return the largest num_envs that fits according to `replan`, to a few percent; 0 if none does.
+def search_largest(
+    plan: Plan, value: float, replan: Callable[[Any], Plan | None], rounding: Callable[[float], float]
+) -> float:
+    """Return the largest value of a setting whose plan fits, to a few percent; 0 if none does.
 
     Args:
-        plan: one that does not fit.
-        replan: the plan for another number of environments, None where there is none.
+        plan: of `value`, which does not fit.
+        value: of the setting; memory is about linear in it.
+        replan: the plan for another value, None where there is none.
+        rounding: rounds values down.
     """
-    above, below, guess = plan, None, plan.largest() or rounded(plan.num_envs // 8)
+    above, guess, fitting = plan, rounding(value / 2), 0.0
     for _ in range(8):
         found = replan(guess) if guess > 0 else None
-        if found is None:
+        if found is None or (not found.fits and found.total > 0.99 * above.total):
             break
-        slope = (above.total - found.total) / max(above.num_envs - guess, 1) or plan.scaling / plan.num_envs
-        above, below = (above, found) if found.fits else (found, below)
-        meets = guess + (plan.limit - found.total) / slope  # where the linear estimate reaches the limit
-        if found.fits and meets < 1.05 * guess:
+        slope = (above.total - found.total) / (value - guess)
+        meets = guess + (plan.limit - found.total) / slope if slope else 0.0  # where the line reaches the limit
+        fitting = max(fitting, guess) if found.fits else fitting
+        above, value, guess = found, guess, rounding(max(meets, guess / 8))
+        if guess == value or (found.fits and guess < 1.05 * value):
             break
-        lowest = below.num_envs if below is not None else guess // 8
-        guess = rounded(int(min(max(meets, lowest), 0.97 * above.num_envs)))
-        if below is not None and guess == below.num_envs:
-            break
-    return below.num_envs if below is not None else 0
+    return fitting
 
 
 def free_memory(device: jax.Device, devices: int = 1) -> int:
@@ -165,24 +165,15 @@ def _left_in_cgroup(limit: str, used: str, statistics: str, reclaimable: str, ro
 
 def size(tree: Any) -> int:
     """Return the bytes of the arrays (or shapes) of a pytree."""
-
-    def of(leaf: Any) -> int:
-        key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return int(leaf.size) * (8 if key else jnp.dtype(leaf.dtype).itemsize)
-
-    return sum(of(leaf) for leaf in jax.tree.leaves(tree))
+    return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def choose_devices(requested: int, num_envs: int, shards: int) -> tuple[int, str | None]:
     """Return the number of devices to use, equal on every host, and a warning if some are left out.
 
-    Args:
-        requested: of every host; 0 = all.
-        num_envs: environments over all devices.
-        shards: logical shards.
+    `requested` are the devices of every host, 0 for all; `num_envs` and `shards` belong to the whole run.
 
-    Raises:
-        UsageError: more requested than there are, or a requested number that cannot share the batch.
+    Raises UsageError: more requested than there are, or a requested number that cannot share the batch.
     """
     present, hosts = jax.local_device_count(), jax.process_count()
     if requested > present:
@@ -232,10 +223,8 @@ def choose_chunks(
     """Choose chunk sizes that keep temporaries within SHARE of the memory; given ones are checked and kept.
 
     Args:
-        env: the batched environment.
-        algo: the algorithm, with the layout of the run.
-        rollout: `--rollout_chunk`.
-        learn: `--learn_chunk`.
+        env, algo: with the layout of the run.
+        rollout, learn: `--rollout_chunk` and `--learn_chunk`.
         limit: bytes that may be used on a device.
         adapt: lower given chunks that do not divide the environments and samples of a device, whose number may
             have changed since they were chosen.
@@ -292,10 +281,8 @@ def rollout_env_bytes(env: BatchedEnvironment) -> int:
 def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     """Estimate the memory of a run from shapes.
 
-    Args:
-        trainer: of the run.
-        limit: bytes that may be used on a device.
-        evaluation: episodes rolled out at a time on a device during evaluation.
+    `limit` are the bytes that may be used on a device, `evaluation` the episodes rolled out at a time there to
+    evaluate.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     devices, trials = trainer.mesh.size, max(trainer.trials // trainer.mesh.size, 1)  # of one device
@@ -307,7 +294,7 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {
         "flying": 0 if kept else trials * flying * (trainer.rollout_chunk or layout.local_envs),
-        "trajectory": max((trajectory_bytes(trainer, phase) for phase in longest.values()), default=0),
+        "trajectory": max((size(trainer.trajectory_shapes(phase)) // devices for phase in longest.values()), default=0),
         "learner": trials * algo.memory.data_bytes,
         "activations": trials * algo.memory.sample_bytes * (layout.learn_chunk or most_samples(algo)),
     }
@@ -324,12 +311,6 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     }
     scaling = split + 2 * kept + work["trajectory"] + work["learner"] + bool(parts["checkpoint"]) * (split + kept)
     return Plan({name: part for name, part in parts.items() if part}, limit, layout.num_envs, scaling)
-
-
-def trajectory_bytes(trainer: Trainer, phase: Phase) -> int:
-    """Return the bytes on one device of the trajectory of one iteration."""
-    rows = trainer.trajectory_shapes(phase)
-    return size(rows) // trainer.mesh.size
 
 
 def compiled_bytes(compiled: Any) -> int:

@@ -14,17 +14,12 @@ from jaxrl.runtime.config import Config, build, env_of, fields_of, read_yaml
 from jaxrl.runtime.run_directory import CONFIG
 
 
-def preset_dirs() -> list[Path]:
-    """Return the folders with presets: of the installed package, or of a checkout."""
-    found = [Path(__file__).resolve().parents[2] / "configs"]
-    with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
-        found.append(Path(str(resources.files("jaxrl.configs"))))
-    return [folder for folder in found if folder.is_dir()]
-
-
 def presets() -> dict[str, Path]:
-    """Return all presets by name."""
-    return {path.stem: path for folder in reversed(preset_dirs()) for path in sorted(folder.glob("*.yaml"))}
+    """Return all presets by name: of the installed package, or of a checkout."""
+    folders = [Path(__file__).resolve().parents[2] / "configs"]
+    with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
+        folders.insert(0, Path(str(resources.files("jaxrl.configs"))))
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_preset(name: str) -> Path:

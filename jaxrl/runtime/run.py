@@ -12,8 +12,7 @@ from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import learning_curves
 from jaxrl.report.console import Console, Log, gibibytes
-from jaxrl.report.gpu import Monitor
-from jaxrl.report.peak import PeakMemory
+from jaxrl.report.gpu import Monitor, PeakMemory
 from jaxrl.report.writer import NullWriter, Writer
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials, variants
@@ -21,9 +20,8 @@ from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints, committed_steps
 from jaxrl.runtime.config import Config
 from jaxrl.runtime.load import load_inputs, resolve_config, resolve_latest
-from jaxrl.runtime.position import Position
 from jaxrl.runtime.session import Session, fixed_settings
-from jaxrl.runtime.train_state import TrainState
+from jaxrl.runtime.train_state import Position, TrainState
 
 _WIDTH = 100  # columns of tables
 COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memory: below, other memory dominates
@@ -38,22 +36,15 @@ class Ended(NamedTuple):
 
 
 def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
-    """Start a new run in a new directory.
+    """Start a new run in a new directory, with a console unless `log` replaces it.
 
-    Args:
-        config: its configuration.
-        profile: whether to keep a trace of a block.
-        log: replaces the console, if given.
-        custom: user-defined networks and optimizers.
-
-    Raises:
-        UserError: a sentence; nothing is written if the configuration is impossible.
+    Raises UserError; nothing is written if the configuration is impossible.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
     config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
-    with log or Console(_title(setup), label=setup.env.spec.label) as console:
+    with log or _console(setup) as console:
         setup, facts = _fastest(config, setup, console, custom)
         programs = _compile(setup, inputs, None, console)
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
@@ -65,34 +56,27 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
 def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = False) -> Ended:
     """Continue a run exactly from its newest intact checkpoint, or begin it if it has none.
 
-    Args:
-        run: the run directory.
-        config: its configuration.
-        changes: settings to change.
-        profile: whether to keep a trace of a block.
-
-    Raises:
-        UserError: a sentence; the run is unchanged if it cannot be continued.
+    Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
     """
     directory = run_directory.open_run(run)
     if (root := trials.locate(directory)[0]) != directory:
         raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
     setup = build_run(configuration.resumed(config, changes), resuming=True)
-    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
+    with _held(lambda: directory), _console(setup) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
             console.say(f"warning: {line}")
-        found = None if fresh else _resumable(directory, setup, config, console)
-        programs = _compile(setup, inputs, found and found.meta, console)
+        step, meta = (0, None) if fresh else _resumable(directory, setup, config, console)
+        programs = _compile(setup, inputs, meta, console)
 
         def first_state(session: Session) -> TrainState:
-            if found is None:
+            if fresh:
                 for writer in (session.writer, *session.trial_writers):
                     writer.trim(0)
                 state = session.begin(inputs)
             else:
-                state = session.restore(found.step)
+                state = session.restore(step)
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
             console.say(
                 f"resumed at iteration {session.position.iterations:,}" if not fresh else "started from the beginning"
@@ -102,18 +86,11 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         return _train(setup, programs, directory, console, first_state, profile)
 
 
-class _Found(NamedTuple):
-    """The number of a checkpoint, and its metadata."""
+def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> tuple[int, dict[str, Any]]:
+    """Return number and metadata of the checkpoint to continue from; `before` is the run's configuration without the
+    present changes.
 
-    step: int
-    meta: dict[str, Any]
-
-
-def _resumable(directory: Path, setup: Run, before: Config, console: Console | Log) -> _Found:
-    """Return the checkpoint to continue from; `before` is the run's configuration without the present changes.
-
-    Raises:
-        UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
+    Raises UserError: no intact checkpoint, one of another configuration, or one beyond the requested total.
     """
     with Checkpoints(directory / "checkpoints", warn=console.say) as checkpoints:
         step, meta = checkpoints.newest()
@@ -130,7 +107,7 @@ def _resumable(directory: Path, setup: Run, before: Config, console: Console | L
     asked, made = setup.config.run.total_env_steps, meta["env_steps"]
     if asked < made and asked != before.run.total_env_steps:
         raise UsageError(f"the run has made {made:,} environment steps: ask for more than that, not for {asked:,}")
-    return _Found(step, meta)
+    return step, meta
 
 
 @contextmanager
@@ -145,12 +122,11 @@ def _held(find: Callable[[], Path]) -> Iterator[Path]:
 
         directory = Path(hosts.on_first(take))
         hosts.require_visible(directory)
-        hosts.remember(directory)
         yield directory
 
 
-def _title(setup: Run) -> str:
-    return f"{setup.config.algo} on {setup.config.env}"
+def _console(setup: Run) -> Console:
+    return Console(f"{setup.config.algo} on {setup.config.env}", label=setup.env.spec.label)
 
 
 def _fastest(config: Config, setup: Run, console: Console | Log, custom: Custom) -> tuple[Run, dict[str, Any]]:
@@ -174,7 +150,7 @@ def _compile(setup: Run, inputs: Any, meta: dict[str, Any] | None, console: Cons
         f"{setup.mesh.size} x {device.device_kind} ({where}), {setup.trainer.layout.shards} logical shards, "
         f"{setup.config.run.compute_dtype} matmuls"
     )
-    for line in (*setup.notes, *setup.plan.lines()):
+    for line in (*setup.notes, str(setup.plan)):
         console.say(line)
     with console.working("compiling"):
         if meta is None:

@@ -4,6 +4,7 @@ A run directory holds config.yaml (which makes it one), versions.json, metrics.j
 any images. `runs/latest` is a text file with the path of the newest run; `open_run` follows it.
 """
 
+import contextlib
 import difflib
 import fcntl
 import importlib.metadata
@@ -13,7 +14,6 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,16 @@ class RunError(UserError):
 def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: Mapping[str, Any] | None = None) -> Path:
     """Make the next directory `root/<algo>_<env>/<NNNN>`, write its versions.json and point `root/latest` to it.
 
-    Args:
-        root, algo, env: see above.
-        env_version: of the environment's rules.
-        facts: further entries of versions.json.
+    versions.json gets the version of the environment's rules and `facts`, too.
 
-    Raises:
-        RunError: `root` is not writable, or its disk is full.
+    Raises RunError: `root` is not writable, or its disk is full.
     """
     group = Path(root).absolute() / re.sub(r"[^\w.-]+", "-", f"{algo}_{env}")
+    known = {**versions(), _ENV: env_version, **(facts or {})}
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = _next(group)
-        write_atomically(
-            run / _VERSIONS, json.dumps({**versions(), _ENV: env_version, **(facts or {})}, indent=1) + "\n"
-        )
+        write_atomically(run / _VERSIONS, json.dumps(known, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -70,25 +65,21 @@ def check_root(root: Path | str) -> None:
     """
     if not str(root):
         raise UsageError("--runs is empty: name a folder, such as runs")
-    path = Path(root).absolute()
+    path, problem = Path(root).absolute(), ""
     try:
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+            problem = "File name too long"
+        elif not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            problem = f"{existing} {'is not writable' if existing.is_dir() else 'is not a directory'}"
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(f"no run directory can be made under {root} ({reason}); choose another with --runs") from None
-    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
-        raise RunError(f"no run directory can be made under {root} (File name too long); choose another with --runs")
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        problem = "is not writable" if existing.is_dir() else "is not a directory"
-        raise RunError(f"no run directory can be made under {root} ({existing} {problem}); choose another with --runs")
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem:
+        raise RunError(f"no run directory can be made under {root} ({problem}); choose another with --runs")
 
 
 def write_config(run: Path, text: str) -> None:
-    """Write config.yaml, which makes a directory a run.
-
-    Raises:
-        RunError: it cannot be written.
-    """
+    """Write config.yaml, which makes a directory a run. Raises RunError: it cannot be written."""
     try:
         write_atomically(run / CONFIG, text)
     except OSError as error:
@@ -101,21 +92,14 @@ def _next(group: Path) -> Path:
     """Make the directory with the next number; mkdir is atomic between processes."""
     first = 1 + max((int(path.name) for path in group.iterdir() if path.name.isdecimal()), default=0)
     for number in itertools.count(first):
-        run = group / f"{number:04d}"
-        try:
-            run.mkdir()
-        except FileExistsError:
-            continue
-        return run
-    raise AssertionError("itertools.count ends")
+        with contextlib.suppress(FileExistsError):
+            (group / f"{number:04d}").mkdir()
+            break
+    return group / f"{number:04d}"
 
 
 def write_latest(root: Path | str, run: Path) -> None:
-    """Write the path of `run` into the text file `root/latest`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the path of `run` into the text file `root/latest`. Raises OSError: it cannot be written."""
     write_atomically(Path(root) / _LATEST, f"{run.absolute()}\n")
 
 
@@ -174,8 +158,7 @@ def follow_latest(path: Path | str) -> Path:
 def open_run(path: Path | str) -> Path:
     """Return the run directory at `path`, or the newest one where `path` is `runs/latest`.
 
-    Raises:
-        RunError: there is none; the sentence suggests similar runs.
+    Raises RunError: there is none; the sentence suggests similar runs.
     """
     run = follow_latest(path)
     if is_file(run / CONFIG):
@@ -198,12 +181,11 @@ def _near(path: Path) -> list[str]:
     return difflib.get_close_matches(str(path), sorted(str(file.parent) for file in others), n=3, cutoff=0.4)
 
 
-@contextmanager
+@contextlib.contextmanager
 def lock(run: Path) -> Iterator[None]:
     """Lock a run for this process; the kernel releases the lock when the process ends, however it ends.
 
-    Raises:
-        RunError: another process holds it, or the directory is not writable.
+    Raises RunError: another process holds it, or the directory is not writable.
     """
     try:
         file = (run / _LOCK).open("a+", encoding="utf-8")

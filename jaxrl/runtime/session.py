@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import EnvSpec
@@ -34,8 +33,7 @@ from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
-from jaxrl.runtime.position import Position
-from jaxrl.runtime.train_state import BlockMetrics, TrainState
+from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
 SELECTION = "selection"
 IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
@@ -45,14 +43,6 @@ PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approxim
 
 class NotFiniteError(UserError):
     """A loss or a parameter is no longer finite."""
-
-
-class _Pending(NamedTuple):
-    """A running block."""
-
-    metrics: BlockMetrics
-    before: Position
-    number: int
 
 
 @contextmanager
@@ -83,13 +73,8 @@ def stop_signals() -> Iterator[list[str]]:
 class Session:
     """One process's part of a run, from its first block to its last checkpoint.
 
-    Args:
-        setup: the run.
-        programs: compiled for it.
-        directory: the run directory, locked by the caller.
-        console, writer, checkpoints, monitor: outputs, and the source of device readings.
-        profile: whether to keep a trace of one block that learns.
-        trial_writers: one for each trial where there are several; `writer` then takes means over them.
+    The caller has locked `directory`. With `profile` a trace of one block that learns is kept. There is a trial writer
+    for each trial where there are several; `writer` then takes means over them.
     """
 
     def __init__(
@@ -119,7 +104,7 @@ class Session:
         self._began: float | None = None
         self._began_at = 0
         self._saved: tuple[int | None, float] = (None, 0.0)  # number of the last checkpoint, and when
-        self._pending: _Pending | None = None
+        self._pending: tuple[BlockMetrics, Position, int] | None = None  # the running block, before it, iterations
         self._received: list[str] = []
         self._iteration_seconds: dict[int, float] = {}  # by phase
         self._last_number = 0
@@ -140,18 +125,21 @@ class Session:
     def begin(self, inputs: Any) -> TrainState:
         """Return the initial state of a new run."""
         assert self.programs.start is not None
-        keys = self.setup.trainer.keys(self.run.seed)
-        return self.programs.start(self._by_trial(keys), inputs)
+        return self.programs.start(self._by_trial(self.setup.trainer.keys(self.run.seed)), inputs)
 
-    def _by_trial(self, keys: Any) -> Any:
-        """Place what has the trial as its first axis on the devices; nothing to do for a single trial."""
-        return jax.device_put(keys, shardings(self.setup.mesh, SPLIT)) if self.trials > 1 else keys
+    def _by_trial(self, tree: Any) -> Any:
+        """Place arrays on the devices: by their first axis, the trial, or on all if there is a single trial."""
+        mesh = self.setup.mesh
+        return jax.device_put(tree, shardings(mesh, SPLIT)) if self.trials > 1 else on_all(tree, mesh)
+
+    def _each(self, tree: Any) -> list[Any]:
+        """Return the part of each trial of what has the trial as its first axis if there are several."""
+        return [jax.tree.map(lambda x, k=k: x[k], tree) for k in range(self.trials)] if self.trials > 1 else [tree]
 
     def restore(self, step: int) -> TrainState:
         """Restore the state of an intact checkpoint and remove everything after it.
 
-        Raises:
-            CheckpointError: it is from another configuration.
+        Raises CheckpointError: it is from another configuration.
         """
         step, state, meta = self.checkpoints.restore(self.setup.trainer.shapes(), step, intact=True)
         self.position = Position.of(state)
@@ -201,7 +189,8 @@ class Session:
         with stop_signals() as self._received:
             while (reason := self._reason_to_stop()) is None:
                 state = self._advance(state)
-                evaluate, save = self._evaluation_due(), self._checkpoint_due()
+                evaluate = self.programs.evaluate is not None and self.position.iterations % self.run.eval_every == 0
+                save = self._checkpoint_due()
                 if (evaluate or save) and any(self._remaining()):
                     self._report()
                     with self.pace.pause():
@@ -243,7 +232,7 @@ class Session:
         else:
             state, metrics = block(state, np.int32(number))
             self._report()
-        self._pending, self._last_number = _Pending(metrics, before, number), number
+        self._pending, self._last_number = (metrics, before, number), number
         self._blocks += 1
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
         return state
@@ -268,11 +257,8 @@ class Session:
     def _enter_phase(self, state: TrainState, index: int) -> TrainState:
         self.position = dataclasses.replace(self.position, phase=index, iteration=0)
         self._last_number = self._blocks = 0
-        counters: Any = (np.int32(index), np.uint32(0))
-        if self.trials > 1:
-            phase, iteration = self._by_trial(jax.tree.map(lambda x: np.full(self.trials, x), counters))
-        else:
-            phase, iteration = on_all(counters, self.setup.mesh)
+        shape = (self.trials,) if self.trials > 1 else ()
+        phase, iteration = self._by_trial((np.full(shape, index, np.int32), np.zeros(shape, np.uint32)))
         return dataclasses.replace(state, phase=phase, iteration=iteration)
 
     def _block_length(self, left: int, about: float) -> int:
@@ -300,9 +286,6 @@ class Session:
         self.checkpoints.wait()
 
     # Checkpoints and evaluations
-
-    def _evaluation_due(self) -> bool:
-        return self.programs.evaluate is not None and self.position.iterations % self.run.eval_every == 0
 
     def _checkpoint_due(self) -> bool:
         every = self.run.checkpoint_every
@@ -363,9 +346,8 @@ class Session:
             learning, episodes = jax.tree.map(lambda values, row=row: values[row], (fetched.learning, fetched.episodes))
             counters = self._counters(position)
             self.lines.add(counters, learning, jax.tree.map(np.sum, episodes), self.pace)
-            for k, lines in enumerate(self.trial_lines):
-                own = jax.tree.map(lambda x, k=k: x[k], (learning, episodes))
-                lines.add(counters, own[0], own[1], self.pace)
+            for lines, (own, sums) in zip(self.trial_lines, self._each((learning, episodes)), strict=False):
+                lines.add(counters, own, sums, self.pace)
         if bad >= 0:
             self._raise_not_finite(fetched, before, phase)
         self._refresh(ended, phase)
@@ -398,24 +380,15 @@ class Session:
         """
         assert self.programs.evaluate is not None
         spec = self.setup.env.spec
-        step = self.position.axis(self.phases)
-        policies = self.setup.trainer.policies(state)
-        if self.trials > 1:
-            progress = jax.tree.map(lambda x: x[0], state.progress)
-            seeds = (self.run.seed + k % self.setup.trainer.seeds for k in range(self.trials))
-            keys = jnp.stack([held_out_key(seed, SELECTION) for seed in seeds])
-            policies, keys = self._by_trial((policies, keys))
-            context = on_all(self.setup.eval_env.context(progress), self.setup.mesh)
-            found = self._wait_for(self.programs.evaluate(policies, keys, context))
-            scores = [_final(spec, jax.tree.map(lambda x, k=k: x[k], found)) for k in range(self.trials)]
-            for writer, own in zip(self.trial_writers, scores, strict=True):
-                writer.write(self.position.iterations, {f"eval/{name}": value for name, value in own.items()}, step)
-            values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
-        else:
-            key = held_out_key(self.run.seed, SELECTION)
-            key, context = on_all((key, self.setup.eval_env.context(state.progress)), self.setup.mesh)
-            values = _final(spec, self._wait_for(self.programs.evaluate(policies, key, context)))
-        self.writer.write(self.position.iterations, {f"eval/{name}": value for name, value in values.items()}, step)
+        trainer = self.setup.trainer
+        keys = trainer.keys(self.run.seed, lambda seed: held_out_key(seed, SELECTION))
+        context = on_all(self.setup.eval_env.context(self._each(state.progress)[0]), self.setup.mesh)
+        found = self._wait_for(self.programs.evaluate(*self._by_trial((trainer.policies(state), keys)), context))
+        scores = [_final(spec, own) for own in self._each(found)]
+        values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
+        for writer, own in zip((self.writer, *self.trial_writers), (values, *scores), strict=False):
+            entries = {f"eval/{name}": value for name, value in own.items()}
+            writer.write(self.position.iterations, entries, self.position.axis(self.phases))
         self.console.block(self._shown | {"evaluation": values})
         self.evaluated = self.position.iterations
         score, ties = values[spec.score], [values[name] for name in spec.tie_breakers]

@@ -16,13 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
 
 from envs_jax.base import Array, TimeStep
-from envs_jax.batch import (
-    BatchedEnvironment,
-    BatchState,
-    finished_episodes,
-    start_statistics,
-    update_statistics,
-)
+from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
 from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
@@ -101,21 +95,10 @@ class Trainer:
         """Return the PartitionSpecs of the state, a prefix tree."""
         if self.trials > 1:
             return TrainState(*[SPLIT] * len(dataclasses.fields(TrainState)))
-        split = SPLIT if self.keeps_envs else ()
-        return TrainState(
-            algo=AlgoState(replicated=REPLICATED, sharded=SPLIT),
-            carry=split,
-            env=split,
-            timestep=split,
-            statistics=split,
-            key=REPLICATED,
-            pool=REPLICATED,
-            progress=REPLICATED,
-            phase=REPLICATED,
-            iteration=REPLICATED,
-            iterations=REPLICATED,
-            settings=REPLICATED,
-        )
+        split: Any = SPLIT if self.keeps_envs else ()
+        specs = TrainState(*[REPLICATED] * len(dataclasses.fields(TrainState)))
+        algo = AlgoState(replicated=REPLICATED, sharded=SPLIT)
+        return dataclasses.replace(specs, algo=algo, carry=split, env=split, timestep=split, statistics=split)
 
     def init(self, key: Key, inputs: Any = None) -> TrainState:
         """Return a fresh state on the mesh for key[], or key[trials]; `inputs` as in `Algorithm.init`."""
@@ -138,12 +121,12 @@ class Trainer:
 
         return traced_once(on_mesh(begin, self.mesh, (SPLIT, REPLICATED), self.specs()))
 
-    def keys(self, seed: int) -> Key:
+    def keys(self, seed: int, make: Callable[[Any], Key] = jax.random.key) -> Key:
         """Return the run's key[], or key[trials] of the seeds that begin with this one, for each combination."""
         if self.trials == 1:
-            return jax.random.key(seed)
+            return make(seed)
         seeds = np.arange(seed, seed + self.seeds, dtype=np.uint32)
-        return jax.vmap(jax.random.key)(np.tile(seeds, self.trials // self.seeds))
+        return jax.vmap(make)(np.tile(seeds, self.trials // self.seeds))
 
     def policies(self, state: TrainState) -> PolicyParams:
         """Return the policy's parameters, of all trials if there are several."""
@@ -156,22 +139,16 @@ class Trainer:
         """
         if self.trials == 1:
             return function
-        no: Any = None
-        own: Any = Progress(env_steps=no, vector_steps=no, updates=no, learn_calls=no, episodes=no, fraction=no)
-        own = dataclasses.replace(own, episodes=0)
-        axes: Any = dataclasses.replace(
-            TrainState(*[0] * len(dataclasses.fields(TrainState))),
-            progress=own, phase=None, iteration=None, iterations=None,
-        )  # fmt: skip
 
         def call(state: TrainState) -> Any:
-            counters = (state.progress, state.phase, state.iteration, state.iterations)
-            progress, phase, iteration, iterations = jax.tree.map(lambda x: x[0], counters)
-            progress = dataclasses.replace(progress, episodes=state.progress.episodes)
-            state = dataclasses.replace(
-                state, progress=progress, phase=phase, iteration=iteration, iterations=iterations
-            )
-            return jax.vmap(function, in_axes=(axes,))(state)
+            names = ("progress", "phase", "iteration", "iterations")
+            counters = jax.tree.map(lambda x: x[0], {name: getattr(state, name) for name in names})
+
+            def one(own: TrainState) -> Any:
+                progress = dataclasses.replace(counters["progress"], episodes=own.progress.episodes)
+                return function(dataclasses.replace(own, **counters | {"progress": progress}))
+
+            return jax.vmap(one)(state)
 
         return call
 
@@ -191,10 +168,8 @@ class Trainer:
         """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
 
         def first_row(state: TrainState) -> Trajectory:
-            kept = () if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-            policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, state.progress, state.pool)
-            batch = (self.layout.env_indices(), *(kept or ((), (), (), ())))
-            indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state.iterations, state.key)
+            policy, context, batch = self._acting(state, phase)
+            indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state)
             return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
 
         rows = jax.eval_shape(on_mesh(self.each_trial(first_row), self.mesh, (self.specs(),), SPLIT), self.shapes())
@@ -206,10 +181,7 @@ class Trainer:
         algo = self.layout.deterministic(self.algo.with_traced(settings).init)(key_algo, inputs)
         if not isinstance(algo, AlgoState):
             raise ValueError(f"init must return an AlgoState(replicated, sharded), not {type(algo).__name__}")
-        carry: Any = ()
-        env: Any = ()
-        timestep: Any = ()
-        statistics: Any = ()
+        kept: Any = ((), (), (), ())
         policy = self.algo.policy(algo)
         pool = opponent_pool.init(self.env, policy)
         if self.keeps_envs:
@@ -219,7 +191,8 @@ class Trainer:
                 env, timestep = self._start(key_run, indices, 0, context)
                 return self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
-            carry, env, timestep, statistics = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
+            kept = self.layout.map_shards(begin, self.layout.env_indices(), axis=0)
+        carry, env, timestep, statistics = kept
         counters = jnp.int32(0), jnp.uint32(0), jnp.uint32(0)
         return TrainState(algo, carry, env, timestep, statistics, key_run, pool, progress, *counters, settings)
 
@@ -229,14 +202,21 @@ class Trainer:
 
     # One iteration
 
-    def _begun(
-        self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, iteration: Array, run_key: Key
-    ) -> Any:
+    def _acting(self, state: TrainState, phase: Phase) -> tuple[PolicyParams, Any, Any]:
+        """Return the policy, the environments' context, and this device's (indices, carry, env, timestep, statistics).
+
+        All but the indices are () in phases that restart.
+        """
+        kept = ((), (), (), ()) if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
+        context = opponent_pool.context(self.env, state.progress, state.pool)
+        return self.algo.policy(state.algo), context, (self.layout.env_indices(), *kept)
+
+    def _begun(self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState) -> Any:
         """Return the environments of `batch` at the first step of an iteration: continued or reset."""
         if not phase.restart:
             return batch
         indices = batch[0]
-        env, timestep = self._start(run_key, indices, iteration, context)
+        env, timestep = self._start(state.key, indices, state.iterations, context)
         return indices, self.algo.init_carry(policy, timestep, indices), env, timestep, start_statistics(timestep)
 
     def _act(
@@ -250,25 +230,26 @@ class Trainer:
         check_action(self.env.spec, action, len(indices))
         return action, carry, Trajectory(precision.store(self.env.spec, timestep, self.store), action, extras)
 
+    def collect(self, state: TrainState, phase: Phase, key: Key) -> Any:
+        """Roll out this device's environments for an iteration, in chunks.
+
+        Returns:
+            Trajectory [T, B, ...], the time steps [B] after it, what the state keeps, and sums over ended episodes.
+        """
+        policy, context, batch = self._acting(state, phase)
+        part = self.layout.deterministic(lambda part: self._collect(policy, context, part, phase, state, key))
+        return map_chunks(part, batch, self._chunks(), out_axes=(1, 0, 0, 0))
+
     def _collect(
-        self,
-        policy: PolicyParams,
-        context: Any,
-        batch: Any,
-        key: Key,
-        progress: Progress,
-        phase: Phase,
-        iteration: Array,
-        run_key: Key,
+        self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
     ) -> Any:
-        """Roll out T steps of some environments: `batch` is (indices, carry, env, timestep, statistics)."""
         spec = self.env.spec
-        indices, carry, env, timestep, statistics = self._begun(policy, context, batch, phase, iteration, run_key)
+        indices, *loop = self._begun(policy, context, batch, phase, state)
         whole_episodes = phase.restart and spec.fixed_horizon and phase.steps <= spec.horizon
 
         def one_step(loop: Any, t: Array) -> tuple[Any, tuple[Trajectory, Any]]:
             carry, env, timestep, statistics = loop
-            action, carry, row = self._act(policy, carry, timestep, indices, jax.random.fold_in(key, t), progress)
+            action, carry, row = self._act(policy, carry, timestep, indices, jax.random.fold_in(key, t), state.progress)
             if whole_episodes:
                 env, timestep = self.env.step_without_reset(env, action, context)
             else:
@@ -276,13 +257,10 @@ class Trainer:
             statistics = update_statistics(spec, statistics, timestep)
             return (carry, env, timestep, statistics), (row, finished_episodes(statistics, timestep))
 
-        loop = (carry, env, timestep, statistics)
-        (carry, env, timestep, statistics), (trajectory, ended) = jax.lax.scan(
-            one_step, loop, jnp.arange(phase.steps, dtype=jnp.uint32)
-        )
+        steps = jnp.arange(phase.steps, dtype=jnp.uint32)
+        kept, (trajectory, ended) = jax.lax.scan(one_step, tuple(loop), steps)
         ended = jax.tree.map(lambda x: x.sum(0, keepdims=True), ended)
-        kept = (carry, env, timestep, statistics) if not phase.restart else ()
-        return trajectory, timestep, kept, ended
+        return trajectory, kept[2], () if phase.restart else kept, ended
 
     def _iteration(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         """Collect, then learn, with the settings of the state."""
@@ -294,19 +272,7 @@ class Trainer:
         trajectory = last = None
         episodes: dict[str, Array] = {}
         if phase.steps:
-            policy, context = self.algo.policy(state.algo), opponent_pool.context(self.env, progress, state.pool)
-            kept = () if phase.restart else (state.carry, state.env, state.timestep, state.statistics)
-            batch = (layout.env_indices(), *(kept or ((), (), (), ())))
-            trajectory, last, kept, ended = map_chunks(
-                layout.deterministic(
-                    lambda part: self._collect(
-                        policy, context, part, key_act, progress, phase, state.iterations, state.key
-                    )
-                ),
-                batch,
-                self._chunks(),
-                out_axes=(1, 0, 0, 0),
-            )
+            trajectory, last, kept, ended = self.collect(state, phase, key_act)
             if kept:
                 carry, env, timestep, statistics = kept
                 state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
@@ -434,10 +400,7 @@ class Trainer:
     # A whole run
 
     def make_train_fn(self, iterations: Sequence[int]) -> Callable[[Key], Any]:
-        """Return a pure function of a key: all iterations of all phases, in one program.
-
-        Args:
-            iterations: of each phase.
+        """Return a pure function of a key: all iterations of all phases (a number each), in one program.
 
         Returns:
             key[] -> (the policy's parameters, {phase: {metric: float32[iterations] or float32[iterations, updates]}}).

@@ -38,8 +38,7 @@ class Trial:
 def combinations(config: Config) -> list[dict[str, Any]]:
     """Return the swept settings of each combination, [{}] without a sweep.
 
-    Raises:
-        UsageError: `sweep` is not a list of settings that may be traced, with several values each.
+    Raises UsageError: `sweep` is not a list of settings that may be traced, with several values each.
     """
     if not config.run.sweep:
         return [{}]
@@ -96,21 +95,13 @@ def write_configs(directory: Path, config: Config) -> None:
 def locate(directory: Path) -> tuple[Path, Config, Sequence[int]]:
     """Return the run that a run directory or a folder of trials belongs to, its configuration and these trials.
 
-    Raises:
-        RunError, UsageError: the configuration is damaged.
+    Raises RunError, UsageError: the configuration is damaged.
     """
     directory = directory.absolute()
-    outer = reversed(directory.parents[:2])  # the folder of a combination has a configuration, too
-    root = next((folder for folder in outer if _holds(folder, directory)), directory)
-    config = read_training_run(root)[1]
-    own = directory.relative_to(root).as_posix()
-    found = [index for index, trial in enumerate(trials(config)) if own in (".", trial.folder, trial.combination)]
-    return root, config, found
-
-
-def _holds(root: Path, directory: Path) -> bool:
-    """Return whether `directory` is a folder of trials of the run at `root`."""
-    if not (root / CONFIG).is_file():
-        return False
-    own = directory.relative_to(root).as_posix()
-    return any(own in (trial.folder, trial.combination) for trial in trials(read_training_run(root)[1]))
+    for root in reversed(directory.parents[:2]):  # the folder of a combination has a configuration, too
+        if (root / CONFIG).is_file():
+            config, own = read_training_run(root)[1], directory.relative_to(root).as_posix()
+            if found := [k for k, trial in enumerate(trials(config)) if own in (trial.folder, trial.combination)]:
+                return root, config, found
+    config = read_training_run(directory)[1]
+    return directory, config, range(len(trials(config)))

@@ -1,7 +1,7 @@
 """Tuned settings: the fastest measured values on a kind of device, for the automatic values of new runs.
 
-Tables are JSON files {kind of device: {kind of job: {setting: value}}}: one is part of the package, `bench.gpu` writes
-others. A job is an algorithm in an environment, with networks and environments of one size; see `job`.
+Tables are JSON files {job: {setting: value}}: one is part of the package, `bench.gpu` writes others. A job is an
+algorithm in an environment, with networks and environments of one size, on one kind of device; see `job`.
 """
 
 import dataclasses
@@ -44,33 +44,25 @@ def files() -> list[Path]:
 
 
 def device_kind() -> str:
-    """Return the name of this process's device in tables."""
+    """Return the name of this process's device."""
     return jax.local_devices()[0].device_kind
 
 
-def job(config: Config, env: BatchedEnvironment, algo: Algorithm) -> str:
-    """Return the name of a kind of job: equal names need equal memory for each environment and each sample."""
+def job(config: Config, env: BatchedEnvironment, algo: Algorithm, kind: str | None = None) -> str:
+    """Return the name of a job: equal names need equal memory for each environment and each sample."""
     sizes = f"{memory_plan.rollout_env_bytes(env)} bytes an environment, {algo.memory.sample_bytes} a sample"
-    return f"{config.algo} on {config.env}, {sizes}"
+    return f"{config.algo} on {config.env}, {sizes}, on {kind or device_kind()}"
 
 
-def find(kind: str, warn: Warn) -> dict[str, Any]:
-    """Return {job: entry} of all tables for a kind of device."""
-    found: dict[str, Any] = {}
-    for file in files():
-        for name, entry in _mapping(read_measured(file, warn).get(kind)).items():
-            found[name] = found.get(name, {}) | _mapping(entry)
-    return found
-
-
-def _mapping(found: Any) -> dict[str, Any]:
-    """Return an entry of a table if it is a mapping, else {}."""
-    return found if isinstance(found, dict) else {}
-
-
-def read(entry: Any) -> Tuned:
-    """Parse the entry of a table; invalid values are dropped."""
-    given = _mapping(entry)
+def find(config: Config, env: BatchedEnvironment, algo: Algorithm, warn: Warn) -> Tuned:
+    """Return what was measured for a job on this process's device; invalid values are dropped."""
+    tables = [read_measured(file, warn) for file in files()]
+    if not any(tables):
+        return Tuned()
+    name = job(config, env, algo)
+    given: dict[str, Any] = {}
+    for table in tables:
+        given |= table[name] if isinstance(table.get(name), dict) else {}
     kinds = {field.name: type(field.default) for field in dataclasses.fields(Tuned)}
     values = {name: given[name] for name, kind in kinds.items() if type(given.get(name)) is kind}
     try:
@@ -80,10 +72,10 @@ def read(entry: Any) -> Tuned:
     return Tuned(**values)
 
 
-def record(kind: str, job: str, entry: dict[str, Any], file: Path, warn: Warn) -> None:
+def record(job: str, entry: dict[str, Any], file: Path, warn: Warn) -> None:
     """Add settings of a job to the table in a file."""
-    entries = _mapping(read_measured(file, warn).get(kind))
-    write_measured(file, {kind: entries | {job: _mapping(entries.get(job)) | entry}}, warn)
+    former = read_measured(file, lambda _: None).get(job)
+    write_measured(file, {job: (former if isinstance(former, dict) else {}) | entry}, warn)
 
 
 # Options of the compiler

@@ -7,8 +7,10 @@ cached for this kind of device, these versions, and these settings.
     python -m jaxrl.runtime.variants COPIES < settings.json     is that process; it prints what `look` returns
 """
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -29,7 +31,6 @@ from envs_jax.progress import start
 from jaxrl.common.errors import one_line
 from jaxrl.evaluation.rollouts import scripted
 from jaxrl.report.cache import Warn, cache_folder, enable_compilation_cache, read_measured, write_measured
-from jaxrl.report.timing import measure_interleaved, stopwatch
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
@@ -40,6 +41,7 @@ TOLERANCE = 2e-5  # of real numbers; exp and log differ by a few units in the la
 COPIES, BYTES = 256, 2**28  # most environments, and bytes of their states, that are stepped together
 STEPS = 15  # steps of one episode that are compared and timed
 ROUNDS = 5
+LEAST = 0.05  # seconds of a sample
 LIMIT = 150.0  # seconds, after which the search is given up
 RETRY = 3600.0  # seconds, after which a variant that failed is tried again
 FILE = "variants.json"  # beside compiled programs
@@ -91,8 +93,7 @@ def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> t
     """Step two variants with the same random actions, and compare them after every step.
 
     Returns:
-        number of integers that differ, over all steps, and the largest difference of real numbers (relative for
-        numbers above 1).
+        number of integers that differ, and the largest difference of real numbers (relative for numbers above 1).
     """
     keys = jax.random.split(jax.random.key(0), copies)
     found = [_differences(envs, *(rollout(batched(env), keys, t) for env in envs)) for t in range(steps + 1)]
@@ -103,14 +104,12 @@ def compare(envs: tuple[Environment, Environment], copies: int, steps: int) -> t
 def benchmark_variants(
     env: Environment, changes: Sequence[Change], copies: int, steps: int = STEPS, rounds: int = ROUNDS
 ) -> Found:
-    """Compare and time the variants of an environment on this device.
+    """Compare and time variants of an environment on this device, over `rounds` samples of everything in turns.
 
     Args:
         env: with the settings that `changes` change.
         changes: of settings, the reference first.
-        copies: environments stepped together.
-        steps: of an episode, at most its length.
-        rounds: samples of everything, in turns.
+        copies, steps: environments stepped together, and steps of an episode, at most its length.
 
     Returns:
         {"settings": the fastest change that agrees, "steps", "copies", "seconds": {name: samples},
@@ -129,14 +128,20 @@ def benchmark_variants(
             failures[name] = one_line(f"{type(error).__name__}: {error}")
     keys = jax.random.split(jax.random.key(0), copies)
     agreeing = [reference, *(name for name, pair in differences.items() if agrees(pair))]
-    samplers = [stopwatch(name, functools.partial(rollout, batched(variants[name]), keys, steps)) for name in agreeing]
-    seconds = {name: timing.seconds for name, timing in measure_interleaved(samplers, rounds).items()}
+    seconds: dict[str, list[float]] = {name: [] for name in agreeing}
+    for sample, name in itertools.product(range(-1, rounds), agreeing):  # the first warms up
+        began, calls = time.perf_counter(), 0
+        while not calls or time.perf_counter() - began < LEAST:
+            jax.block_until_ready(rollout(batched(variants[name]), keys, steps))
+            calls += 1
+        if sample >= 0:
+            seconds[name].append((time.perf_counter() - began) / calls)
     fastest = min(seconds, key=lambda name: statistics.median(seconds[name]))
     return {
         "settings": dict(next(change for change in changes if named(change) == fastest)),
         "steps": steps,
         "copies": copies,
-        "seconds": {name: list(samples) for name, samples in seconds.items()},
+        "seconds": seconds,
         "differences": {name: list(pair) for name, pair in differences.items()},
         "failures": failures,
     }
@@ -159,19 +164,20 @@ def named(change: Change) -> str:
 def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -> Found:
     """Return the result of `look` for the environment of a configuration, measured now or by an earlier run.
 
-    Args:
-        config: whose environment has variants.
-        num_envs: environments per device.
-        say: receives the decision, and warnings.
-        file: cache of decisions; by default `FILE` beside the compiled programs.
+    `num_envs` are those of a device, `say` receives the decision and warnings, and `file` (by default `FILE` beside the
+    compiled programs) holds earlier decisions.
     """
     env, file = config.make_env(), file or cache_folder() / FILE
     copies = max(1, min(num_envs, COPIES, BYTES // memory_plan.rollout_env_bytes(batched(env))))
-    key, changes = json.dumps(_facts(env, copies), sort_keys=True), [dict(change) for change in env.variants()]
+    known, changes = versions(), [dict(change) for change in env.variants()]
+    facts = {"device": jax.local_devices()[0].device_kind, **{name: known[name] for name in _VERSIONS}}
+    facts |= {"environment": repr(env), "rules": env.version, "copies": copies}
+    key = json.dumps(facts, sort_keys=True)
     found: Any = read_measured(file, say).get(key)
-    if _is_found(found) and found["settings"] in changes and time.time() < found.get("until", math.inf):
-        say(f"{_sentence(found)} (found by an earlier run)")
-        return dict(found)
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):  # a damaged entry
+        if found["settings"] in changes and time.time() < found.get("until", math.inf):
+            say(f"{_sentence(found)} (found by an earlier run)")
+            return dict(found)
     found = search(config, copies, changes[0])
     for name, failure in found["failures"].items():
         say(f"warning: {name} is skipped, it failed: {failure}")
@@ -182,13 +188,6 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
     until = {"until": time.time() + RETRY} if found["failures"] else {}
     write_measured(file, {key: found | until}, say)
     return found
-
-
-def with_fastest_variant(config: Config, num_envs: int, say: Warn) -> Config:
-    """Return the configuration with the environment variant that `choose` takes, if there is a choice."""
-    if not config.make_env().variants():
-        return config
-    return configuration.changed(config, choose(config, num_envs, say)["settings"])
 
 
 def search(config: Config, copies: int, reference: Change) -> Found:
@@ -212,25 +211,6 @@ def search(config: Config, copies: int, reference: Change) -> Found:
         failure = one_line(f"its process ended with exit code {done.returncode} ({last})")
     nothing: Found = {"copies": copies, "steps": STEPS, "seconds": {}, "differences": {}}
     return {"settings": dict(reference), "failures": {"the comparison": failure}, **nothing}
-
-
-def _facts(env: Environment, copies: int) -> dict[str, Any]:
-    """Return the facts that a decision depends on."""
-    known = versions()
-    return {
-        "device": jax.local_devices()[0].device_kind,
-        **{name: known[name] for name in _VERSIONS},
-        "environment": repr(env),
-        "rules": env.version,
-        "copies": copies,
-    }
-
-
-def _is_found(found: Any) -> bool:
-    """Return whether an entry of the file has the form of `look`'s result."""
-    kinds = {"settings": dict, "steps": int, "copies": int, "seconds": dict, "differences": dict}
-    whole = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
-    return whole and isinstance(found.get("until", math.inf), float)
 
 
 def _sentence(found: Found) -> str:

@@ -15,7 +15,7 @@ from jaxrl.cli import train
 from jaxrl.report.writer import read_metrics
 from jaxrl.runtime import run as runs
 from jaxrl.runtime.build import CompiledRun, Run, compile_run
-from jaxrl.runtime.position import Position
+from jaxrl.runtime.train_state import Position
 
 # What a run may have otherwise with the same programs; how long schedules last is a setting of its own.
 BESIDE = {"total_env_steps": 1, "max_seconds": 0.0, "log_every": 1, "checkpoint_every": 1, "runs": "runs"}

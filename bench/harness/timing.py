@@ -1,4 +1,4 @@
-"""The stopwatch of `doctor` and the benchmarks: warm-up, several samples, medians, turns.
+"""The stopwatch of the benchmarks: warm-up, several samples, medians, turns.
 
 Things that are compared take turns in one process, so that other load on the machine affects all of them equally.
 """
