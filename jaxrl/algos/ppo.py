@@ -3,8 +3,7 @@
 Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with the advantages of Schulman et
 al. 2016 (GAE, arXiv 1506.02438). Agents share the actor. An agent's critic sees its own observation (IPPO) or the
 environment's centralised view (MAPPO, Yu et al. 2022, arXiv 2103.01955). In the order of the paper: advantages, losses;
-settings; an iteration with its data, epochs and updates. Acting and sizes come last; networks are in `actor_critic`,
-minibatches in `episodes`.
+settings; an iteration: data, epochs, updates. Networks and acting are in `actor_critic`, minibatches in `episodes`.
 """
 
 import dataclasses
@@ -52,9 +51,9 @@ def clipped_losses(log_prob: Samples, old_log_prob: Samples, advantage: Samples,
 
 
 def value_losses(value: Samples, old_value: Samples, target: Samples, value_clip: float) -> Samples:
-    """(V - y)^2 / 2; with `value_clip`, the larger one of V and of V held within +/- `value_clip` of its old value.
+    """(V - y)^2 / 2; with `value_clip`, the larger one of V and of V within +/- `value_clip` of its old value.
 
-    The latter as in OpenAI's baselines (repository openai/baselines, ppo2/model.py).
+    The latter as in ppo2/model.py of the repository openai/baselines.
     """
     assert_equal_shape([value, old_value, target])
     errors = jnp.square(value - target)
@@ -253,7 +252,6 @@ class Ppo(Algorithm):
         return AlgoState(PpoParameters(actor, critic, fresh if inputs is None else inputs["statistics"]), ())
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the networks and statistics for `init(inputs=...)`."""
         return super().weights(state) | {"statistics": state.replicated.statistics}
 
     def policy(self, state: AlgoState) -> PolicyParams:
