@@ -105,10 +105,10 @@ class ActorCritic:
         return None if isinstance(self.spec.action, Discrete) else BoxActions(self.spec.action)
 
     def statistics(self, inputs: str, values: bool) -> Statistics:
-        """Return fresh statistics, of inputs ("auto": of vectors without finite bounds) and of values."""
+        """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
         box = self.spec.observation
-        unbounded = len(box.shape) == 1 and (math.isinf(box.low) or math.isinf(box.high))
-        used = {"always": True, "never": False, "auto": unbounded}[inputs]
+        wide = len(box.shape) == 1 and max(-box.low, box.high) > LIMIT
+        used = {"always": True, "never": False, "auto": wide}[inputs]
         shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if used else {}
         return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}
 

@@ -106,7 +106,7 @@ class Ppo(Algorithm):
     max_grad_norm: float = setting(0.5, "clip gradients of each network to this norm; 0 = never", between=(0, 1e9))
     normalize_advantage: bool = setting(True, "shift and scale the advantages of a rollout to mean 0, deviation 1")
     normalize_observation: Literal["auto", "always", "never"] = setting(
-        "auto", "by running mean and deviation of each number; auto = vectors without finite bounds"
+        "auto", "by running mean and deviation of each number; auto = vectors whose bounds are missing or exceed 10"
     )
     normalize_value: bool = setting(True, "the critic learns targets scaled by their running mean and deviation")
     target_kl: float = setting(
