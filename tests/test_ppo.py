@@ -383,7 +383,8 @@ class Clock(Environment):
 @pytest.mark.parametrize(("kind", "rollout_steps"), [("cut", 0), ("cut", 7), ("ends", 7), ("shared", 0), ("scaled", 7)])
 def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     """1 / (1 - gamma) where episodes are only cut; where they end the value falls with the time left."""
-    env = Clock(ends=kind == "ends", shared=kind == "shared", period=5 if kind == "ends" else 2)
+    ends = kind in ("ends", "shared")
+    env = Clock(ends=ends, shared=kind == "shared", period=5 if ends else 2)
     check_env(env, random=False)
     settings = {"gamma": 0.8, "critic_lr": 0.02, "num_minibatches": 2, "hidden_size": 16, "final_lr_fraction": 0.01}
     settings |= {"rollout_steps": rollout_steps, "normalize_value": kind != "scaled", "max_grad_norm": 0.0}
@@ -391,11 +392,11 @@ def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
     trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
     state, _ = run(trainer, 150)
     hands, view = jnp.eye(env.period), trainer.algo.nets.view
-    seen = {view: jnp.concatenate([jnp.ones((2, 1)), hands], axis=1) if kind == "shared" else hands}
+    seen = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
     params = state.algo.replicated
     value = trainer.algo.nets.value(params.critic.params, params.statistics, seen)
     value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
-    if kind == "ends":
+    if ends:
         np.testing.assert_allclose(value[:4], [(1 - 0.8**k) / 0.2 for k in (4, 3, 2, 1)], rtol=0.03)
     else:
         np.testing.assert_allclose(value, 5.0, rtol=0.03)
