@@ -72,6 +72,11 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
         "coverage",
         {"q": 2, "num_agents": 2, "budget": 3, "hidden_size": 4, "num_envs": 4, "num_epochs": 1, "total_episodes": 8},
     ),
+    "ppo": (
+        "reach",
+        {"horizon": 6, "hidden_size": 8, "num_envs": 4, "rollout_steps": 8, "num_minibatches": 2}
+        | {"total_env_steps": 96},
+    ),
     "ddpg": (
         "snakes_3v3",
         {"max_steps": 6, "hidden_size": 8, "num_envs": 4, "batch_size": 8, "buffer_size": 512, "learning_starts": 8}

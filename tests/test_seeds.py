@@ -20,6 +20,7 @@ import jaxrl
 import jaxrl.cli.evaluate
 import jaxrl.cli.train
 from jaxrl.algos.coma import Coma
+from jaxrl.algos.ppo import Ppo
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UsageError
 from jaxrl.report.writer import read_metrics
@@ -305,6 +306,15 @@ SWEPT = {
         "entropy_weight": (0.0, 0.1),
         "entropy_final": (0.0, 0.01),
     },
+    "ppo": {
+        "gamma": (0.9, 0.99),
+        "gae_lambda": (0.5, 0.9),
+        "clip_ratio": (0.1, 0.3),
+        "actor_lr": (1e-3, 1e-2),
+        "critic_lr": (1e-2, 1e-3),
+        "final_lr_fraction": (0.1, 1.0),
+        "entropy_weight": (0.0, 0.1),
+    },
 }
 
 
@@ -316,6 +326,8 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
     if case == "coma":
         sizes = {"batch_transitions": 160, "num_minibatches": 2, "hidden_size": 8, "num_epochs": 2}
         single = make_trainer(Coma, Corridor(num_agents=2), 8, **sizes)
+    elif case == "ppo":
+        single = make_trainer(Ppo, Corridor(num_agents=2), 8, rollout_steps=10, num_minibatches=2, hidden_size=8)
     else:
         single = trainer_of(case)
     several = dataclasses.replace(single, sweep=values, vectorized=vectorized)

@@ -9,6 +9,7 @@ ALGORITHMS = {
     "ddpg": "jaxrl.algos.ddpg:Ddpg",
     "bicnet": "jaxrl.algos.ddpg:Bicnet",
     "sac": "jaxrl.algos.sac:Sac",
+    "ppo": "jaxrl.algos.ppo:Ppo",
     "collective": "jaxrl.algos.collective.algorithm:Collective",
     "student": "jaxrl.algos.student:Student",
 }

@@ -83,7 +83,7 @@ class Minibatches:
 
     def weights(self, trajectory: Trajectory) -> Array:
         """Return the weight float32[T, B, A] of each transition: 0 after an episode's end, with a mean of 1."""
-        valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape).astype(jnp.float32)
+        valid = jnp.broadcast_to(~trajectory.timestep.done[..., None], trajectory.action.shape[:3]).astype(jnp.float32)
         share = self.layout.sample_mean(self.flatten(valid))
         return valid / jnp.maximum(share, 1e-8)
 

@@ -1,4 +1,4 @@
-"""Distributions of actions: masked categorical, and squashed Gaussian; functions of the last axis."""
+"""Distributions of actions: masked categorical, Gaussian and squashed Gaussian; functions of the last axis."""
 
 import math
 
@@ -68,3 +68,17 @@ def squashed_normal(
     action = jnp.tanh(mean + jnp.exp(log_std) * noise)
     normal = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi)
     return action, jnp.sum(normal - jnp.log(jnp.maximum(1 - jnp.square(action), 0.0) + 1e-6), axis=-1)
+
+
+def normal_log_prob(
+    mean: Float32[Array, "*batch d"], log_std: Float32[Array, "*batch d"], sample: Float32[Array, "*batch d"]
+) -> Float32[Array, "*batch"]:
+    """Return the log-density of a sample of independent Gaussians."""
+    assert_equal_shape([mean, log_std, sample])
+    noise = (sample - mean) * jnp.exp(-log_std)
+    return jnp.sum(-0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+
+def normal_entropy(log_std: Float32[Array, "*batch d"]) -> Float32[Array, "*batch"]:
+    """Return the entropy of independent Gaussians in nats."""
+    return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)

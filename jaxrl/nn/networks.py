@@ -1,5 +1,6 @@
 """Networks. Parameters are float32; matmuls and convolutions run in the compute dtype."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ def he_normal(fan_in: int) -> Initialiser:
     return init
 
 
-Initialisation = Literal["torch", "he", "xavier"]
+Initialisation = Literal["torch", "he", "xavier", "orthogonal"]
 Convolution = Literal["conv", "dense", "patches"]
 
 
@@ -195,6 +196,27 @@ class MLP(nn.Module):
         return head(x.astype(self.dtype).reshape(x.shape[0], -1))
 
 
+class GaussianOutputs(nn.Module):
+    """A network of n means, and after them n logarithms of deviations that are parameters, whatever the input.
+
+    Attributes:
+        means: the network, [N, ...] -> float32[N, n].
+        size: n.
+        initial_std: the deviations at the start.
+    """
+
+    means: nn.Module
+    size: int
+    initial_std: float
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """[N, ...] -> float32[N, 2 n]."""
+        mean = self.means(x)
+        log_std = self.param("log_std", nn.initializers.constant(math.log(self.initial_std)), (self.size,), jnp.float32)
+        return jnp.concatenate([mean, jnp.broadcast_to(log_std[None], mean.shape)], axis=-1)
+
+
 def _parameters(
     module: nn.Module, name: str, shape: tuple[int, ...], fan_in: int, initializer: str, last: bool = False
 ) -> tuple[Array, Array]:
@@ -202,12 +224,15 @@ def _parameters(
 
     "torch": both uniform in +/- 1 / sqrt(fan-in). "he": He normal kernels and zero biases, last layer 100 times
     smaller, so that a policy starts uniform and a critic near 0. "xavier": kernels uniform with variance
-    2 / (fan-in + fan-out) (Glorot and Bengio 2010, equation 16), zero biases.
+    2 / (fan-in + fan-out) (Glorot and Bengio 2010, equation 16), zero biases. "orthogonal": kernels with orthonormal
+    columns or rows times sqrt(2) (Saxe et al. 2014, arXiv 1312.6120), in the last layer times 0.01; zero biases.
     """
     if initializer == "torch":
         kernel_init = bias_init = torch_uniform(fan_in)
     elif initializer == "xavier":
         kernel_init, bias_init = nn.initializers.xavier_uniform(), nn.initializers.zeros
+    elif initializer == "orthogonal":
+        kernel_init, bias_init = nn.initializers.orthogonal(0.01 if last else 2**0.5), nn.initializers.zeros
     else:
         scale = 0.01 if last else 1.0
         kernel_init = lambda *args: scale * he_normal(fan_in)(*args)  # noqa: E731

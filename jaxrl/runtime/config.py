@@ -26,8 +26,8 @@ from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
 DEFAULT_ENV = {
-    "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "collective": "reach",
-    "student": "reach",
+    "coma": "coverage", "ddpg": "snakes_3v3", "bicnet": "snakes_3v3", "sac": "reach", "ppo": "reach",
+    "collective": "reach", "student": "reach",
 }  # fmt: skip
 MOST_ENVS = 2**24  # environments of a run
 _COUNT = (0, 1e15)

@@ -1,0 +1,206 @@
+"""An actor and a critic of state values for discrete actions or boxes, vectors or images, and teams.
+
+Layout letters: T time, B environments, A agents, N samples, n actions of an agent or numbers of its action.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
+from jaxrl.algos import team
+from jaxrl.algos.box_actions import BoxActions
+from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.nn import distributions, networks
+from jaxrl.nn.packed import Packed
+from jaxrl.rl.running_statistics import RunningStatistics, start
+from jaxrl.runtime.data_parallel import DataParallel
+
+Arrays = dict[str, Array]
+Statistics = dict[str, RunningStatistics]
+SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
+LEAST, MASKED = 1e-30, -1e9  # least probability when sampling; logit of actions that are not allowed
+LIMIT = 10.0  # normalised inputs lie in +/- this
+
+
+def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
+    """Raise ValueError for an environment that the networks cannot take, or that shows a central critic nothing."""
+    if not isinstance(spec.observation, Box):
+        raise ValueError(
+            f"{name} needs one array per agent as observation, '{spec.name}' has several: concatenate them"
+        )
+    if not isinstance(spec.action, Discrete):
+        BoxActions.of(spec, name)
+    if critic == "central" and not has_view(spec):
+        raise ValueError(
+            f"critic central needs a critic_input or a single array as global_state, '{spec.name}' has neither: use "
+            "--critic local"
+        )
+
+
+def has_view(spec: EnvSpec) -> bool:
+    """Return whether an environment shows critics more than an agent's observation."""
+    return spec.critic_input is not None or isinstance(spec.global_state, Box)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActorCritic:
+    """One actor for all agents, and one critic, of an agent's own observation or of a centralised view.
+
+    Attributes:
+        spec: of the environment.
+        actor: observations [N, ...] -> logits float32[N, n], or means and logarithms of deviations [N, 2 n].
+        critic: its inputs [N, ...] -> float32[N, 1].
+        view: what the critic sees, "observation" or "central".
+        standard: (outputs, shape of an input) -> the flax module of both, unless the user gives another one.
+    """
+
+    spec: EnvSpec
+    actor: Packed
+    critic: Packed
+    view: str
+    standard: Callable[[int, tuple[int, ...]], Any]
+
+    @classmethod
+    def make(
+        cls, spec: EnvSpec, make_network: Callable[..., Packed], critic: str, initial_std: float, *sizes: Any
+    ) -> "ActorCritic":
+        """Return networks made by `Algorithm.make_network`.
+
+        Args:
+            spec: of the environment.
+            make_network: of the algorithm.
+            critic: "local", "central", or "auto": central where the environment has such a view.
+            initial_std: deviation of continuous actions at the start.
+            sizes: the rest of the arguments of `team.network`.
+        """
+        seen = shown = spec.observation.shape
+        view = "central" if critic == "central" or (critic == "auto" and has_view(spec)) else "observation"
+        if view == "central" and spec.critic_input_spec is not None:
+            shown = spec.critic_input_spec.shape
+        elif view == "central":
+            shown = (math.prod(seen) + math.prod(spec.global_state.shape),)
+
+        def standard(outputs: int, shape: tuple[int, ...]) -> Any:
+            image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
+            return team.network(outputs, shape if image else (math.prod(shape),), *sizes)
+
+        def gaussian(outputs: int) -> Any:
+            return networks.GaussianOutputs(standard(outputs // 2, seen), outputs // 2, initial_std)
+
+        if isinstance(spec.action, Discrete):
+            actor = make_network("actor", spec.action.n, lambda outputs: standard(outputs, seen), (1, *seen))
+        else:
+            actor = make_network("actor", 2 * math.prod(spec.action.shape), gaussian, (1, *seen))
+        critic_net = make_network("critic", 1, lambda outputs: standard(outputs, shown), (1, *shown))
+        return cls(spec, actor, critic_net, view, standard)
+
+    @property
+    def box(self) -> BoxActions | None:
+        """Return continuous actions, None if they are discrete."""
+        return None if isinstance(self.spec.action, Discrete) else BoxActions(self.spec.action)
+
+    def statistics(self, inputs: str, values: bool) -> Statistics:
+        """Return fresh statistics, of inputs ("auto": of vectors whose bounds are missing or wide) and of values."""
+        box = self.spec.observation
+        wide = len(box.shape) == 1 and max(-box.low, box.high) > LIMIT
+        used = {"always": True, "never": False, "auto": wide}[inputs]
+        shapes = {"actor": self.actor.inputs[0][1:], "critic": self.critic.inputs[0][1:]} if used else {}
+        return {name: start(shape) for name, shape in (shapes | ({"value": ()} if values else {})).items()}
+
+    def inputs(self, timestep: TimeStep, layout: DataParallel) -> Arrays:
+        """Return the inputs of actor and critic, {"observation" and, if in use, "central": [T, B, A, ...]}.
+
+        A value is that of a state: where the environment shows critics the actions of others, these are all 0. A
+        global state follows the agent's own observation.
+        """
+        spec, seen = self.spec, {"observation": timestep.observation}
+        if self.view == "observation":
+            return seen
+
+        def one(step: TimeStep) -> Array:
+            if spec.critic_input is not None:
+                return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
+            own = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
+            shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
+            return jnp.concatenate([own, shared.astype(jnp.float32)], axis=-1)
+
+        return seen | {"central": layout.map_shards(jax.vmap(jax.vmap(one)), timestep, axis=1)}
+
+    def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
+        """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
+        return self.actor.apply(actor, _normalized("actor", statistics, observation))
+
+    def value(self, critic: Params, statistics: Statistics, sample: Arrays) -> Array:
+        """Return values float32[N] of `inputs` [N, ...], normalised ones if the critic learns these."""
+        return self.critic.apply(critic, _normalized("critic", statistics, sample[self.view]))[:, 0]
+
+    def log_prob(self, outputs: Array, sample: Arrays) -> tuple[Array, Array]:
+        """Return log-probabilities of actions float32[...], and the policy's entropy, of outputs [..., n].
+
+        Discrete actions come with their "mask"; those of a box are samples before clipping.
+        """
+        if self.box is not None:
+            mean, log_std = jnp.split(outputs, 2, axis=-1)
+            log_prob = distributions.normal_log_prob(mean, log_std, sample["action"])
+            return log_prob, distributions.normal_entropy(log_std)
+        log_probs = jax.nn.log_softmax(jnp.where(sample["mask"], outputs, MASKED))
+        log_prob = distributions.select_action_value(log_probs, sample["action"])
+        return log_prob, distributions.entropy(jnp.exp(log_probs))
+
+    def act(self, policy: PolicyParams, timestep: TimeStep, keys: Key, greedy: bool) -> tuple[Array, Arrays]:
+        """Select actions [B, A, ...]; those of a box are clipped to it.
+
+        Args:
+            policy: {"actor": parameters, "statistics": of its inputs}.
+            timestep: leaves [B, ...].
+            keys: key[B].
+            greedy: take the most probable actions.
+
+        Returns:
+            actions; "log_prob" float32[B, A], "mask" bool[B, A, n] of discrete actions, and "action" float32[B, A, n]
+            of a box: the samples in [-1, 1], before clipping.
+        """
+        seen = timestep.observation
+        outputs = self.outputs(policy["actor"], policy["statistics"], seen.reshape(-1, *seen.shape[2:]))
+        outputs = outputs.reshape(*seen.shape[:2], -1)
+        if self.box is None:
+            probs = jnp.maximum(jax.nn.softmax(outputs), LEAST)  # above 0: an allowed action is always found
+            action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, greedy)
+            return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
+        noise = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:]))(keys)
+        sample = {"action": mean if greedy else mean + jnp.exp(log_std) * noise}
+        action = self.box.denormalize(jnp.clip(sample["action"], -1.0, 1.0))
+        return action, sample | {"log_prob": self.log_prob(outputs, sample)[0]}
+
+    def row_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a transition in the data, and of its activations while a gradient is computed."""
+        shapes = [net.inputs[0][1:] for net in (self.actor, self.critic)]
+        active = sum(networks.activation_bytes(self.standard(1, shape), shape) for shape in shapes)
+        return 4 * sum(map(math.prod, shapes)) + 64, active
+
+
+def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
+    """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m]."""
+    mean_of = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
+    known, number = dict(statistics), jnp.float32(weight.shape[1] * layout.shards)
+    for name, values in samples.items():
+        if name in known:
+            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), known[name].mean.shape
+            mean = mean_of(rows)
+            variance = mean_of(jnp.square(rows - mean[None, None])).reshape(shape)
+            known[name] = layout.deterministic(RunningStatistics.merge)(
+                known[name], mean.reshape(shape), variance, number
+            )
+    return known
+
+
+def _normalized(name: str, statistics: Statistics, inputs: Array) -> Array:
+    """Return inputs float32[N, ...], normalised where there are statistics of them."""
+    inputs = inputs.astype(jnp.float32)
+    return jnp.clip(statistics[name].normalize(inputs), -LIMIT, LIMIT) if name in statistics else inputs

@@ -1,0 +1,300 @@
+"""PPO: clipped policy gradients with generalised advantages, a few epochs over every rollout; IPPO and MAPPO for teams.
+
+Schulman et al. 2017, "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), with the advantages of Schulman et
+al. 2016 (GAE, arXiv 1506.02438). Agents share the actor. An agent's critic sees its own observation (IPPO) or the
+environment's centralised view (MAPPO, Yu et al. 2022, arXiv 2103.01955). In the order of the paper: advantages, losses;
+settings; an iteration: data, epochs, updates. Networks and acting are in `actor_critic`, minibatches in `episodes`.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from envs_jax.base import Array, TimeStep, pytree
+from envs_jax.progress import Progress
+from jaxrl.algos import base
+from jaxrl.algos.actor_critic import ActorCritic, Arrays, Statistics, check_spec, extended
+from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
+from jaxrl.algos.episodes import Minibatches, pick
+from jaxrl.common.shapes import Float32, assert_equal_shape
+from jaxrl.common.types import Key, Params, PolicyParams
+from jaxrl.nn import optimizers
+from jaxrl.nn.packed import Packed
+from jaxrl.rl import returns
+from jaxrl.rl.policy_gradient import Samples, divergence
+
+
+def advantages(
+    reward_t: Float32[Array, "T *batch"],
+    discount_t: Float32[Array, "T *batch"],
+    lambda_t: Float32[Array, "T *batch"],
+    value_tm1: Float32[Array, "T *batch"],
+    value_t: Float32[Array, "T *batch"],
+) -> Float32[Array, "T *batch"]:
+    """A_{t-1} = delta_t + d_t lambda_t A_t with delta_t = r_t + d_t v_t - v_{t-1} (arXiv 1707.06347, equations 11, 12).
+
+    That is the TD(lambda) target less the value. `discount_t` is 0 where the episode terminated, `lambda_t` where it
+    ended or was cut.
+    """
+    return returns.lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
+
+
+def clipped_losses(log_prob: Samples, old_log_prob: Samples, advantage: Samples, clip_ratio: Array | float) -> Samples:
+    """- min(r A, clip(r, 1 - c, 1 + c) A) with the ratio r to the policy that acted (arXiv 1707.06347, equation 7)."""
+    assert_equal_shape([log_prob, old_log_prob, advantage])
+    ratio = jnp.exp(log_prob - old_log_prob)
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)
+
+
+def value_losses(value: Samples, old_value: Samples, target: Samples, value_clip: float) -> Samples:
+    """(V - y)^2 / 2; with `value_clip`, the larger one of V and of V within +/- `value_clip` of its old value.
+
+    The latter as in ppo2/model.py of the repository openai/baselines.
+    """
+    assert_equal_shape([value, old_value, target])
+    errors = jnp.square(value - target)
+    if value_clip:
+        held = old_value + jnp.clip(value - old_value, -value_clip, value_clip)
+        errors = jnp.maximum(errors, jnp.square(held - target))
+    return 0.5 * errors
+
+
+@pytree
+class PpoParameters:
+    """Parameters and optimizers, the same on every device.
+
+    Attributes:
+        actor, critic: Learners.
+        statistics: {"actor", "critic": of their inputs; "value": of targets}, RunningStatistics of those in use.
+    """
+
+    actor: Learner
+    critic: Learner
+    statistics: Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Ppo(Algorithm):
+    """Proximal policy optimisation for discrete actions and for boxes, with one actor for all agents."""
+
+    parts: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    compatible_settings: ClassVar[tuple[str, ...]] = ("normalize_observation", "normalize_value")
+    traced: ClassVar[tuple[str, ...]] = (
+        "gamma", "gae_lambda", "clip_ratio", "entropy_weight", "actor_lr", "critic_lr", "final_lr_fraction",
+    )  # fmt: skip
+
+    rollout_steps: int = setting(
+        128, "steps of every environment per iteration, from where it stands; 0 = a whole episode of each, all of the "
+        "same length, after which nothing of the environments is kept", between=(0, 100_000),
+    )  # fmt: skip
+    num_minibatches: int = setting(8, "minibatches per epoch", between=(1, 1e6))
+    num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
+    gamma: float = setting(0.99, "discount", between=UNIT)
+    gae_lambda: float = setting(0.95, "lambda of the advantages (arXiv 1506.02438)", between=UNIT)
+    clip_ratio: float = setting(0.2, "probability ratios count within 1 +/- this", between=(1e-6, 1e6))
+    value_clip: float = setting(
+        0.0, "clip the critic's change to this, in units of its outputs; 0 = never", between=(0, 1e9)
+    )
+    entropy_weight: float = setting(0.0, "entropy bonus", between=(0, 1e6))
+    actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
+    critic_lr: float = setting(1e-3, "learning rate of the critic (Adam)", between=RATE)
+    final_lr_fraction: float = setting(0.1, "learning rates fall linearly to this share of the first", between=UNIT)
+    max_grad_norm: float = setting(0.5, "clip gradients of each network to this norm; 0 = never", between=(0, 1e9))
+    normalize_advantage: bool = setting(True, "shift and scale the advantages of a rollout to mean 0, deviation 1")
+    normalize_observation: Literal["auto", "always", "never"] = setting(
+        "auto", "by running mean and deviation of each number; auto = vectors whose bounds are missing or exceed 10"
+    )
+    normalize_value: bool = setting(True, "the critic learns targets scaled by their running mean and deviation")
+    target_kl: float = setting(
+        0.0, "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this "
+        "(nats); 0 = never", between=(0, 1e6),
+    )  # fmt: skip
+    critic: Literal["auto", "local", "central"] = setting(
+        "auto", "local: an agent's critic sees its own observation (IPPO); central: all that the environment shows "
+        "critics (MAPPO); auto = central where there is such a view"
+    )  # fmt: skip
+    initial_std: float = setting(0.6, "initial deviation of continuous actions, of a box [-1, 1]", between=(1e-6, 1e3))
+    hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
+    depth: int = setting(2, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
+    initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
+        "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
+    )
+    convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
+
+    def __post_init__(self) -> None:
+        check_spec(self.spec, "ppo", self.critic)
+        if self.rollout_steps == 0 and not self.spec.fixed_horizon:
+            raise ValueError(
+                f"rollout_steps 0 stands for whole episodes of one length, those of '{self.spec.name}' may end "
+                "earlier: give a number, such as 128"
+            )
+        super().__post_init__()
+        self.batches.check(self.num_epochs, actor_epochs=0)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Return one phase: roll out, then learn from the rollout and discard it."""
+        return (Phase("train", self.steps, self.num_epochs * self.num_minibatches, restart=self.rollout_steps == 0),)
+
+    # An iteration
+
+    def learn(
+        self, state: AlgoState, trajectory: Trajectory | None, last_timestep: TimeStep | None, key: Key,
+        progress: Progress, phase: Phase,
+    ) -> tuple[AlgoState, Arrays]:  # fmt: skip
+        """Compute advantages and targets, then run epochs over shuffled minibatches (algorithm 1)."""
+        assert trajectory is not None and last_timestep is not None
+        params, data, found = self.data(state.replicated, trajectory, last_timestep)
+
+        def minibatch(params: PpoParameters, indices: Array) -> tuple[PpoParameters, Arrays]:
+            return self.update(params, pick(data, indices, *data), progress)
+
+        def epoch(params: PpoParameters, key: Key) -> tuple[PpoParameters, Arrays]:
+            return jax.lax.scan(minibatch, params, self.batches.shuffled(key))
+
+        params, metrics = jax.lax.scan(epoch, params, jax.random.split(key, self.num_epochs))
+        return AlgoState(params, ()), {name: values.reshape(-1) for name, values in metrics.items()} | found
+
+    def data(
+        self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
+    ) -> tuple[PpoParameters, Arrays, Arrays]:
+        """Return parameters with new statistics, all transitions [S local, samples, ...], and metrics."""
+        layout, batches = self.layout, self.batches
+        weight = batches.flatten(batches.weights(trajectory))
+        rows = batches.flat(**self.nets.inputs(trajectory.timestep, layout))
+        seen = {"actor": rows["observation"], "critic": rows[self.nets.view]}
+        params = dataclasses.replace(params, statistics=extended(params.statistics, seen, weight, layout))
+
+        def value_of(rows: Arrays) -> Array:  # in units of the reward
+            value = self.nets.value(params.critic.params, params.statistics, rows)
+            return params.statistics["value"].denormalize(value) if self.normalize_value else value
+
+        value = batches.unflatten(layout.apply(value_of, rows))
+        after = batches.flat(**self.nets.inputs(jax.tree.map(lambda x: x[None], last), layout))
+        last_value = layout.apply(value_of, after).reshape(-1, self.spec.num_agents)
+        advantage = batches.flatten(self.advantages(trajectory, last, value, last_value))
+        value = batches.flatten(value)
+        target = advantage + value
+        error, spread = layout.sample_mean(weight * jnp.square(advantage)), batches.deviation(target, weight)[0, 0]
+        metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - error / spread**2}
+
+        if self.normalize_value:
+            statistics = extended(params.statistics, {"value": target}, weight, layout)
+            target, value = (statistics["value"].normalize(x) for x in (target, value))
+            params = dataclasses.replace(params, statistics=statistics)
+        if self.normalize_advantage:
+            mean = layout.sample_mean(weight * advantage)
+            advantage = (advantage - mean) / batches.deviation(advantage, weight)
+        acted = batches.flat(**({"action": trajectory.action} | trajectory.extras))
+        rows |= acted | {"advantage": advantage, "value": value, "target": target, "weight": weight}
+        return params, rows, metrics
+
+    def advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
+        """Return `advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
+
+        The value after a truncated episode is that of its last observation, which has a row of its own.
+        """
+
+        def of_envs(rows: tuple[TimeStep, Array, Array]) -> Array:
+            following, value, next_value = rows
+            over_agents = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)  # noqa: E731
+            discount = self.gamma * over_agents(~following.terminated)
+            lambda_t = self.gae_lambda * over_agents(~following.done)
+            return advantages(following.reward, discount, lambda_t, value, next_value)
+
+        next_value = jnp.concatenate([value[1:], last_value[None]])
+        rows = base.next_timesteps(trajectory, last), value, next_value
+        return self.layout.map_shards(of_envs, rows, axis=1)
+
+    def update(self, params: PpoParameters, batch: Arrays, progress: Progress) -> tuple[PpoParameters, Arrays]:
+        """Take a step on the actor and one on the critic (equation 9), which share no parameters."""
+
+        def losses(learned: tuple[Params, Params], sample: Arrays) -> tuple[Array, Arrays]:
+            actor, critic = learned
+            outputs = self.nets.outputs(actor, params.statistics, sample["observation"])
+            log_prob, entropy = self.nets.log_prob(outputs, sample)
+            value = self.nets.value(critic, params.statistics, sample)
+            old, weight = sample["log_prob"], sample["weight"]
+            of_actor = jnp.mean(weight * clipped_losses(log_prob, old, sample["advantage"], self.clip_ratio))
+            of_critic = jnp.mean(weight * value_losses(value, sample["value"], sample["target"], self.value_clip))
+            outside = (jnp.abs(jnp.exp(log_prob - old) - 1) > self.clip_ratio).astype(jnp.float32)
+            means = {"actor_loss": of_actor, "critic_loss": of_critic, "policy_entropy": jnp.mean(weight * entropy)}
+            means |= {"kl": divergence(log_prob, old, weight), "clip_fraction": jnp.mean(weight * outside)}
+            return of_actor + of_critic - self.entropy_weight * means["policy_entropy"], means
+
+        learned = params.actor.params, params.critic.params
+        (of_actor, of_critic), (_, metrics) = self.layout.gradient(losses, learned, batch)
+        active = metrics["kl"] <= 1.5 * self.target_kl if self.target_kl else None
+        actor, actor_norm = self.step("actor", params.actor, of_actor, progress, active)
+        critic, critic_norm = self.step("critic", params.critic, of_critic, progress)
+        metrics |= {"actor_grad_norm": actor_norm, "critic_grad_norm": critic_norm}
+        metrics |= {} if active is None else {"actor_moved": active.astype(jnp.float32)}
+        return dataclasses.replace(params, actor=actor, critic=critic), metrics
+
+    # Acting
+
+    def act(
+        self, policy: PolicyParams, carry: Any, timestep: TimeStep, keys: Key, progress: Progress, mode: Mode
+    ) -> tuple[Array, Any, Any]:
+        action, extras = self.nets.act(policy, timestep, keys, greedy=mode == "greedy")
+        return action, carry, extras
+
+    # State, networks and sizes
+
+    def init(self, key: Key, inputs: Any) -> AlgoState:
+        """Return fresh networks and statistics, or those of `inputs`, with fresh optimizers."""
+        actor, critic = (self.learner(*fresh) for fresh in self.fresh_networks(key, inputs).items())
+        fresh = self.nets.statistics(self.normalize_observation, self.normalize_value)
+        return AlgoState(PpoParameters(actor, critic, fresh if inputs is None else inputs["statistics"]), ())
+
+    def weights(self, state: AlgoState) -> Params:
+        return super().weights(state) | {"statistics": state.replicated.statistics}
+
+    def policy(self, state: AlgoState) -> PolicyParams:
+        """Return the actor, and the statistics of its inputs where they are in use."""
+        own = {name: x for name, x in state.replicated.statistics.items() if name == "actor"}
+        return {"actor": super().policy(state), "statistics": own}
+
+    @functools.cached_property
+    def nets(self) -> ActorCritic:
+        """Return the networks, which act and give values."""
+        sizes = self.hidden_size, self.depth, self.initializer, self.convolution, self.layout.compute_dtype
+        return ActorCritic.make(self.spec, self.make_network, self.critic, self.initial_std, *sizes)
+
+    @property
+    def networks(self) -> dict[str, Packed]:
+        return {"actor": self.nets.actor, "critic": self.nets.critic}
+
+    def optimizer(self, part: str) -> optax.GradientTransformation:
+        """Return Adam with the epsilon of most implementations."""
+        return optimizers.adam(1e-5, self.max_grad_norm)
+
+    @property
+    def steps(self) -> int:
+        """Return T."""
+        return self.rollout_steps or self.spec.horizon
+
+    @property
+    def batches(self) -> Minibatches:
+        """Return the minibatches of a rollout."""
+        spec = dataclasses.replace(self.spec, horizon=self.steps)
+        return Minibatches(spec, self.layout, self.steps * self.layout.num_envs * spec.num_agents, self.num_minibatches)
+
+    @property
+    def memory(self) -> MemoryNeeds:
+        """Count all transitions, the shuffled copy of one minibatch, and gradients of both networks."""
+        samples, (row, active) = self.batches.samples * self.layout.local_shards, self.nets.row_bytes()
+        data = samples * row + samples // self.num_minibatches * row
+        return MemoryNeeds(largest_chunk=self.batches.size, sample_bytes=active, data_bytes=data)
+
+    def summary(self) -> list[str]:
+        seen = "the centralised view" if self.nets.view == "central" else "what its agent observes"
+        return [
+            f"An iteration collects {self.steps} steps of {self.layout.num_envs} environments and trains for "
+            f"{self.num_epochs} epochs of {self.num_minibatches} minibatches of "
+            f"{self.batches.size * self.layout.shards:,} samples; a critic sees {seen}."
+        ]

@@ -1,0 +1,543 @@
+"""PPO: advantages and losses by hand, whole updates against plain calculations, acting, views of critics, learning."""
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.off_policy import OptimisedLayout, digest, make_trainer, run
+from helpers.tiny import Corridor, PointMass
+
+import envs_jax
+from envs_jax import Box, Discrete, Environment, EnvSpec, TimeStep, pytree, restart, setting, transition
+from envs_jax.base import Array
+from envs_jax.batch import batched
+from envs_jax.progress import start
+from envs_jax.testing import check_env
+from jaxrl.algos import find, ppo
+from jaxrl.algos.actor_critic import extended
+from jaxrl.algos.base import AlgoState, Trajectory
+from jaxrl.algos.ppo import Ppo, PpoParameters
+from jaxrl.evaluation.rollouts import Evaluator, learned
+from jaxrl.rl import running_statistics
+from jaxrl.rl.running_statistics import RunningStatistics
+from jaxrl.runtime.data_parallel import DataParallel, make_mesh
+
+T, B, A, OBS, ACTIONS = 7, 6, 2, 3, 4
+DISCRETE = EnvSpec("made_up", A, Box((OBS,)), Discrete(ACTIONS), horizon=T)
+BOX = dataclasses.replace(DISCRETE, action=Box((ACTIONS,), low=-2.0, high=4.0))
+SMALL = {"rollout_steps": T, "num_minibatches": 1, "hidden_size": 8}
+
+
+def begun(algo: Ppo) -> PpoParameters:
+    """Fresh parameters by key 0."""
+    return jax.jit(lambda: algo.init(jax.random.key(0), None).replicated)()
+
+
+def made_up(seed: int = 0, spec: EnvSpec = DISCRETE) -> tuple[Trajectory, TimeStep]:
+    """A trajectory [T, B, ...] with both kinds of end, each followed by a first time step, and the one after it."""
+    rng = np.random.default_rng(seed)
+    ends, kind = rng.random((T + 1, B)) < 0.45, rng.random((T + 1, B)) < 0.5
+    for t in range(T):
+        ends[t + 1] &= ~ends[t]
+    first = np.concatenate([np.ones((1, B), bool), ends[:-1]])
+    ends &= ~first
+    reward = np.where(first[..., None], 0.0, rng.normal(size=(T + 1, B, A)))
+    steps = TimeStep(
+        observation=rng.normal(1.0, 2.0, (T + 1, B, A, OBS)).astype(np.float32),
+        reward=reward.astype(np.float32),
+        terminated=ends & kind,
+        truncated=ends & ~kind,
+        first=first,
+    )
+    extras: dict[str, Any] = {"log_prob": rng.normal(-1.4, 0.3, (T, B, A)).astype(np.float32)}
+    action = rng.integers(0, ACTIONS, (T, B, A)).astype(np.int32)
+    if isinstance(spec.action, Discrete):
+        mask = rng.random((T, B, A, ACTIONS)) < 0.6
+        np.put_along_axis(mask, action[..., None], True, -1)
+        extras["mask"] = mask
+    else:
+        extras["action"] = rng.normal(size=(T, B, A, ACTIONS)).astype(np.float32)
+        extras["log_prob"] -= 4.0
+        action = np.clip(3 * extras["action"] + 1, -2, 4)
+    return Trajectory(jax.tree.map(lambda x: x[:-1], steps), action, extras), jax.tree.map(lambda x: x[-1], steps)
+
+
+# ---------------------------------------------------------------- advantages and losses by hand
+
+
+def gae(steps: TimeStep, value: np.ndarray, gamma: float, lambda_: float) -> np.ndarray:
+    """The sum of discounted temporal differences of every row to the end of its episode, term by term."""
+    found = np.zeros((T, B, A))
+    for b, a, t in np.ndindex(B, A, T):
+        weight = 1.0
+        for k in range(t, T):
+            follows = 0.0 if steps.terminated[k + 1, b] else value[k + 1, b, a]
+            found[t, b, a] += weight * (steps.reward[k + 1, b, a] + gamma * follows - value[k, b, a])
+            weight *= gamma * lambda_
+            if steps.terminated[k + 1, b] or steps.truncated[k + 1, b]:
+                break
+    return found
+
+
+def whole(trajectory: Trajectory, last: TimeStep) -> TimeStep:
+    """All time steps, [T + 1, B, ...]."""
+    return jax.tree.map(lambda rows, x: np.concatenate([rows, x[None]]), trajectory.timestep, last)
+
+
+@pytest.mark.parametrize(("gamma", "lambda_"), [(0.9, 0.8), (0.99, 1.0), (0.9, 0.0)])
+def test_advantages_are_sums_of_temporal_differences(gamma: float, lambda_: float) -> None:
+    algo = Ppo(DISCRETE, DataParallel(B), gamma=gamma, gae_lambda=lambda_, **SMALL)
+    trajectory, last = made_up()
+    value = np.random.default_rng(1).normal(size=(T + 1, B, A)).astype(np.float32)
+    found = jax.jit(algo.advantages)(trajectory, last, value[:-1], value[-1])
+    steps, played = whole(trajectory, last), ~trajectory.timestep.done
+    assert steps.terminated.sum() > 3 and steps.truncated.sum() > 3 and played.sum() < T * B
+    wanted = gae(steps, np.float64(value), gamma, lambda_)
+    np.testing.assert_allclose(np.asarray(found)[played], wanted[played], rtol=1e-5, atol=1e-5)
+
+
+def test_the_clipped_loss_and_its_gradient_by_hand() -> None:
+    """Inside the clip the slope is - r A; outside it is 0 where the ratio has moved as the advantage wants."""
+    ratio = np.float32([1.1, 1.1, 1.5, 1.5, 0.5, 0.5])
+    advantage = np.float32([2, -2, 2, -2, 2, -2])
+    loss = lambda log_prob: ppo.clipped_losses(log_prob, jnp.full(6, -1.0), advantage, 0.2)  # noqa: E731
+    both = jax.jit(lambda x: (loss(x), jax.grad(lambda x: loss(x).sum())(x)))
+    found, slope = both(np.log(ratio) - 1)
+    np.testing.assert_allclose(found, [-2.2, 2.2, -2.4, 3.0, -1.0, 1.6], rtol=1e-6)
+    np.testing.assert_allclose(slope, [-2.2, 2.2, 0.0, 3.0, -1.0, 0.0], rtol=1e-6)
+
+
+def test_the_value_loss_by_hand() -> None:
+    value, old, target = np.float32([1.0, 3.0, 3.0, 1.1]), np.float32([1, 1, 1, 1]), np.float32([2, 4, 0, 2])
+    losses = jax.jit(ppo.value_losses, static_argnums=3)
+    np.testing.assert_allclose(losses(value, old, target, 0.0), [0.5, 0.5, 4.5, 0.405], rtol=1e-6)
+    # held to [0.5, 1.5], the second is 2.5 away from its target; the third nearer to it than without, which counts
+    np.testing.assert_allclose(losses(value, old, target, 0.5), [0.5, 3.125, 4.5, 0.405], rtol=1e-6)
+    slope = jax.jit(jax.grad(lambda value: ppo.value_losses(value, old, target, 0.5).sum()))(value)
+    np.testing.assert_allclose(slope, [-1, 0, 3, -0.9], rtol=1e-6)
+
+
+# ---------------------------------------------------------------- a whole iteration, calculated otherwise
+
+
+def dense(tree: Any, x: Any) -> Any:
+    """Two hidden layers of ReLU, of parameters as flax has them."""
+    layers = tree["head"]
+    for name in ("fc1", "fc2"):
+        x = jnp.maximum(x @ layers[f"{name}_kernel"] + layers[f"{name}_bias"][None], 0)
+    return x @ layers["out_kernel"] + layers["out_bias"][None]
+
+
+def merged(old: RunningStatistics, rows: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of old samples and new ones [n, ...], which count as `number`, by sums of squares."""
+    count, mean, variance = (np.float64(x) for x in (old.count, old.mean, old.variance))
+    new = rows.reshape(len(rows), *mean.shape).astype(np.float64)
+    first = (count * mean + number * new.mean(0)) / (count + number)
+    second = (count * (variance + mean**2) + number * (new**2).mean(0)) / (count + number)
+    return first, np.sqrt(second - first**2 + 1e-8)
+
+
+def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, last: TimeStep) -> tuple[Any, Any, Any]:
+    """Actor and critic as flax has them after an iteration of one minibatch per epoch, and the last losses."""
+    steps, played = whole(trajectory, last), np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
+    actor, critic = (algo.networks[part].tree(getattr(params, part).params)["params"] for part in ("actor", "critic"))
+    seen, values = steps.observation, params.statistics["value"]
+    mean, deviation = merged(params.statistics["actor"], seen[:-1][played], T * B * A)
+    seen = np.clip((seen - mean) / deviation, -10, 10).astype(np.float32)
+    value = np.float64(dense(critic, seen.reshape(-1, OBS))).reshape(T + 1, B, A)
+    value = value * np.sqrt(np.float64(values.variance) + 1e-8) + np.float64(values.mean)
+    advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
+    target, old = advantage + value[:-1][played], value[:-1][played]
+    mean, deviation = merged(values, target, T * B * A)
+    target, old = (((x - mean) / deviation).astype(np.float32) for x in (target, old))
+    advantage = ((advantage - advantage.mean()) / advantage.std()).astype(np.float32)
+    rows, acted = seen[:-1][played], {name: x[played] for name, x in trajectory.extras.items()}
+
+    def loss(learned: Any) -> Any:
+        actor, critic = learned
+        if "mask" in acted:
+            logits = jnp.where(acted["mask"], dense(actor, rows), -jnp.inf)
+            log_probs = logits - jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
+            log_prob = jnp.take_along_axis(log_probs, trajectory.action[played][:, None], 1)[:, 0]
+            entropy = -jnp.where(acted["mask"], jnp.exp(log_probs) * jnp.where(acted["mask"], log_probs, 0), 0).sum(-1)
+        else:
+            means, log_std = dense(actor["means"], rows), actor["log_std"][None]
+            log_prob = jax.scipy.stats.norm.logpdf(acted["action"], means, jnp.exp(log_std)).sum(-1)
+            entropy = jnp.full(len(rows), (log_std + 0.5 * np.log(2 * np.pi * np.e)).sum())
+        ratio, found = jnp.exp(log_prob - acted["log_prob"]), dense(critic, rows)[:, 0]
+        gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.8, 1.2) * advantage)
+        held = old + jnp.clip(found - old, -algo.value_clip, algo.value_clip)
+        of_critic = 0.5 * jnp.maximum((found - target) ** 2, (held - target) ** 2)
+        total = (-gain + of_critic - algo.entropy_weight * entropy).mean()
+        return total, (-gain.mean(), of_critic.mean(), entropy.mean(), ((ratio - 1) - jnp.log(ratio)).mean())
+
+    learned, (found, states, chains) = (actor, critic), ((), [], [])
+    for rate, tree in zip((algo.actor_lr, algo.critic_lr), learned, strict=True):
+        chains.append(optax.chain(optax.clip_by_global_norm(algo.max_grad_norm), optax.adam(rate, eps=1e-5)))
+        states.append(chains[-1].init(tree))
+    gradient_of = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    for _ in range(algo.num_epochs):
+        (_, found), gradient = gradient_of(learned)
+        moved = []
+        for part in (0, 1):
+            with jax.numpy_dtype_promotion("standard"):
+                step, states[part] = chains[part].update(gradient[part], states[part])
+            moved.append(optax.apply_updates(learned[part], step))
+        learned = tuple(moved)
+    return *learned, found
+
+
+@pytest.mark.parametrize("spec", [DISCRETE, BOX], ids=["discrete", "box"])
+def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
+    settings = {"num_epochs": 4, "value_clip": 0.1, "entropy_weight": 0.05, "actor_lr": 0.03, "critic_lr": 0.02}
+    algo = Ppo(spec, DataParallel(B), initializer="he", final_lr_fraction=1.0, max_grad_norm=0.3, **settings, **SMALL)
+    trajectory, last = made_up(3, spec)
+    earlier = {
+        "actor": RunningStatistics(jnp.float32(50), jnp.float32([1.0, -1.0, 0.5]), jnp.float32([2.0, 1.0, 3.0])),
+        "value": RunningStatistics(jnp.float32(50), jnp.float32(0.7), jnp.float32(2.0)),
+    }
+    earlier["critic"] = earlier["actor"]
+    params = dataclasses.replace(begun(algo), statistics=earlier)
+    learn = jax.jit(lambda state, key: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
+    state, metrics = learn(AlgoState(params, ()), jax.random.key(1))
+    actor, critic, found = plain_iteration(algo, params, trajectory, last)
+    for part, wanted in (("actor", actor), ("critic", critic)):
+        ours = algo.networks[part].tree(getattr(state.replicated, part).params)["params"]
+        before = algo.networks[part].tree(getattr(params, part).params)["params"]
+        moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), ours, before)
+        assert min(jax.tree.leaves(moved)) > 1e-3
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), ours, wanted)
+    names = ("actor_loss", "critic_loss", "policy_entropy", "kl")
+    np.testing.assert_allclose([metrics[name][-1] for name in names], found, rtol=1e-4, atol=1e-5)
+    assert metrics["actor_loss"].shape == (4,) and 0.2 < float(metrics["clip_fraction"][-1]) < 1
+
+
+def test_a_policy_that_has_moved_too_far_is_left_alone() -> None:
+    trajectory, last = made_up()
+    for target_kl, moves in ((1e-6, 0.0), (1e6, 1.0)):
+        algo = Ppo(DISCRETE, DataParallel(B), target_kl=target_kl, **SMALL)
+        learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
+        params = begun(algo)
+        state, metrics = learn(AlgoState(params, ()), jax.random.key(1))
+        np.testing.assert_array_equal(metrics["actor_moved"], moves)
+        assert (moves == 0) == np.array_equal(state.replicated.actor.params, params.actor.params)
+        assert not np.array_equal(state.replicated.critic.params, params.critic.params)
+
+
+def test_statistics_are_those_of_all_valid_samples() -> None:
+    layout, rng = DataParallel(8, shards=4), np.random.default_rng(0)
+    known: Any = {"actor": running_statistics.start((2, 3))}
+    seen, add = [], jax.jit(lambda known, rows, weight: extended(known, rows, weight, layout))
+    for offset in (5.0, -3.0, 0.0):
+        rows = rng.normal(offset, 2.0, (4, 10, 2, 3)).astype(np.float32)
+        valid = rng.permutation(np.arange(40) < 20).reshape(4, 10)
+        rows[~valid] = 1e3
+        known = add(known, {"actor": rows, "critic": rows}, np.float32(valid * 2))
+        seen.append(rows[valid])
+    every = np.concatenate(seen).astype(np.float64)
+    assert set(known) == {"actor"} and float(known["actor"].count) == 120
+    np.testing.assert_allclose(known["actor"].mean, every.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(known["actor"].variance, every.var(0), rtol=1e-4)
+    again = known["actor"].denormalize(known["actor"].normalize(every.astype(np.float32)))
+    np.testing.assert_allclose(again, every, rtol=1e-4, atol=1e-4)
+
+
+def test_chunks_give_the_same_gradients() -> None:
+    trajectory, last = made_up()
+    found = []
+    for chunk in (0, 7):
+        algo = Ppo(DISCRETE, DataParallel(B, learn_chunk=chunk), **SMALL)
+        learn = jax.jit(lambda state, key, algo=algo: algo.learn(state, trajectory, last, key, start(), algo.phases[0]))
+        found.append(learn(AlgoState(begun(algo), ()), jax.random.key(1))[0].replicated)
+    for part in ("actor", "critic"):
+        np.testing.assert_allclose(*(getattr(x, part).params for x in found), rtol=1e-3, atol=1e-5)
+
+
+# ---------------------------------------------------------------- acting
+
+
+def not_taken(mask_state: Any, action_mask: Array, chosen: Array, agent: Any) -> Array:
+    """Closes what earlier agents chose, unless nothing would be left."""
+    taken = jnp.any((jnp.arange(ACTIONS)[:, None] == chosen[None]) & (jnp.arange(A)[None] < agent), axis=1)
+    mask = action_mask[agent] & ~taken
+    return jnp.where(jnp.any(mask), mask, action_mask[agent])
+
+
+def watched(copies: int, spec: EnvSpec, scale: float = 1.0) -> tuple[Any, TimeStep, Any]:
+    """Parameters of a policy with a last layer so many times larger, time steps, and `act` of (keys, mode)."""
+    algo, rng = Ppo(spec, DataParallel(B), initializer="torch", **SMALL), np.random.default_rng(0)
+    mask = rng.random((copies, A, ACTIONS)) < 0.5
+    mask[..., 1] |= ~mask.any(-1)
+    flags = np.zeros(copies, bool)
+    timestep = TimeStep(
+        rng.normal(size=(copies, A, OBS)).astype(np.float32), np.zeros((copies, A), np.float32), flags, flags, flags,
+        action_mask=mask if isinstance(spec.action, Discrete) else None,
+    )  # fmt: skip
+    policy = jax.jit(lambda: algo.policy(algo.init(jax.random.key(0), None)))()
+    policy["actor"] = jax.tree_util.tree_map_with_path(
+        lambda path, x: scale * x if "out_" in str(path) else x, policy["actor"]
+    )
+    act = jax.jit(lambda keys, mode: algo.act(policy, (), timestep, keys, start(), mode), static_argnums=1)
+    return policy, timestep, act
+
+
+@pytest.mark.parametrize("scale", [3.0, 1e4])
+def test_masked_actions_are_never_sampled(scale: float) -> None:
+    """Nor where the network all but excludes everything that is allowed."""
+    spec = dataclasses.replace(DISCRETE, next_mask=not_taken)
+    policy, timestep, act = watched(500, spec, scale)
+    seen = timestep.observation.reshape(-1, OBS)  # fresh statistics change nothing
+    logits = np.float64(dense(policy["actor"]["params"], seen)).reshape(500, A, ACTIONS)
+    for mode in ("explore", "sample", "greedy"):
+        action, _, extras = jax.tree.map(np.asarray, act(jax.random.split(jax.random.key(1), 500), mode))
+        masks = np.array(timestep.action_mask)
+        for copy in range(500):
+            left = masks[copy, 1] & (np.arange(ACTIONS) != action[copy, 0])
+            masks[copy, 1] = left if left.any() else masks[copy, 1]
+        np.testing.assert_array_equal(extras["mask"], masks)
+        assert action.dtype == np.int32 and np.take_along_axis(masks, action[..., None], -1).all()
+        open_ = np.where(masks, logits, -np.inf)
+        log_probs = open_ - np.logaddexp.reduce(open_, axis=-1, keepdims=True)
+        wanted = np.take_along_axis(log_probs, action[..., None], -1)[..., 0]
+        np.testing.assert_allclose(extras["log_prob"], wanted, rtol=1e-4, atol=1e-4)
+        if mode == "greedy":
+            np.testing.assert_array_equal(np.where(scale < 10, action, 0), np.where(scale < 10, open_.argmax(-1), 0))
+
+
+def test_discrete_actions_are_drawn_in_proportion() -> None:
+    policy, timestep, _ = watched(1, DISCRETE, 3.0)
+    algo = Ppo(DISCRETE, DataParallel(B), initializer="torch", **SMALL)
+    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (4_000, *x.shape[1:])), timestep)
+    act = jax.jit(lambda keys: algo.act(policy, (), many, keys, start(), "explore"))
+    action, _, extras = act(jax.random.split(jax.random.key(1), 4_000))
+    for agent in range(A):
+        for choice in np.unique(action[:, agent]):
+            share = np.mean(action[:, agent] == choice)
+            prob = np.exp(extras["log_prob"][np.argmax(action[:, agent] == choice), agent])
+            assert abs(share - prob) < 4 * np.sqrt(prob * (1 - prob) / 4_000) + 1e-9
+
+
+def test_actions_of_a_box_are_clipped_and_their_samples_kept() -> None:
+    """A deviation of 0.6 of half the box, which is [-2, 4]; means near 0 stand for 1."""
+    _, _, act = watched(4_000, BOX, 0.0)
+    action, _, extras = act(jax.random.split(jax.random.key(1), 4_000), "sample")
+    sample = np.float64(extras["action"])
+    assert abs(sample.mean()) < 0.02 and abs(sample.std() - 0.6) < 0.01 and np.abs(sample).max() > 1.5
+    np.testing.assert_allclose(action, np.clip(3 * sample + 1, -2, 4), rtol=1e-5, atol=1e-5)
+    log_prob = np.sum(-0.5 * (sample / 0.6) ** 2 - np.log(0.6) - 0.5 * np.log(2 * np.pi), axis=-1)
+    np.testing.assert_allclose(extras["log_prob"], log_prob, rtol=1e-4)
+    greedy, _, _ = act(jax.random.split(jax.random.key(1), 4_000), "greedy")
+    np.testing.assert_allclose(greedy, 1.0, atol=1e-6)
+
+
+# ---------------------------------------------------------------- views of the critic
+
+
+@pytree
+class Counted:
+    """t int32[]."""
+
+    t: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock(Environment):
+    """Pays 1 per step whatever is done; ends after `horizon` steps for good, or by a limit only.
+
+    A time step is shown modulo `period`: the last one, on which no action is taken, then looks like earlier ones.
+    """
+
+    horizon: int = setting(4, "steps")
+    period: int = setting(2, "hands of the clock")
+    ends: bool = setting(False, "terminate instead of truncate")
+    shared: bool = setting(False, "show the time to central critics alone")
+
+    @property
+    def spec(self) -> EnvSpec:
+        seen = Box((self.period,), low=0.0, high=1.0)
+        return EnvSpec(
+            "clock", 2, Box((1,), low=0.0, high=1.0) if self.shared else seen, Discrete(2), self.horizon,
+            fixed_horizon=True, global_state=seen if self.shared else None,
+        )  # fmt: skip
+
+    def _seen(self, t: Array) -> tuple[Array, Any]:
+        time = jax.nn.one_hot(t % self.period, self.period)
+        return (jnp.ones((2, 1)), time) if self.shared else (jnp.broadcast_to(time[None], (2, self.period)), ())
+
+    def reset(self, key: Array, context: Any = None) -> tuple[Counted, TimeStep]:
+        observation, shared = self._seen(jnp.int32(0))
+        return Counted(jnp.int32(0)), restart(observation, global_state=shared)
+
+    def step(self, state: Counted, action: Array, context: Any = None) -> tuple[Counted, TimeStep]:
+        observation, shared = self._seen(state.t + 1)
+        late = state.t + 1 >= self.horizon
+        over = {"terminated" if self.ends else "truncated": late}
+        return Counted(state.t + 1), transition(1.0, observation, global_state=shared, **over)
+
+
+@pytest.mark.parametrize(("kind", "rollout_steps"), [("cut", 0), ("cut", 7), ("ends", 7), ("shared", 0), ("scaled", 7)])
+def test_values_are_the_known_ones(kind: str, rollout_steps: int) -> None:
+    """1 / (1 - gamma) where episodes are only cut; where they end the value falls with the time left."""
+    ends = kind in ("ends", "shared")
+    env = Clock(ends=ends, shared=kind == "shared", period=5 if ends else 2)
+    check_env(env, random=False)
+    settings = {"gamma": 0.8, "critic_lr": 0.02, "num_minibatches": 2, "hidden_size": 16, "final_lr_fraction": 0.01}
+    settings |= {"rollout_steps": rollout_steps, "normalize_value": kind != "scaled", "max_grad_norm": 0.0}
+    trainer = make_trainer(Ppo, env, 8, **settings)
+    trainer = dataclasses.replace(trainer, total_env_steps=8 * 150 * trainer.algo.steps)
+    state, _ = run(trainer, 150)
+    hands, view = jnp.eye(env.period), trainer.algo.nets.view
+    seen = {view: jnp.concatenate([jnp.ones((5, 1)), hands], axis=1) if kind == "shared" else hands}
+    params = state.algo.replicated
+    value = trainer.algo.nets.value(params.critic.params, params.statistics, seen)
+    value = params.statistics["value"].denormalize(value) if kind != "scaled" else value
+    if ends:
+        np.testing.assert_allclose(value[:4], [(1 - 0.8**k) / 0.2 for k in (4, 3, 2, 1)], rtol=0.03)
+    else:
+        np.testing.assert_allclose(value, 5.0, rtol=0.03)
+    assert trainer.algo.phases[0].restart == (rollout_steps == 0) == (not trainer.keeps_envs)
+
+
+def test_a_central_critic_of_coverage_sees_states_not_actions() -> None:
+    env = batched(envs_jax.make("coverage", q=2, num_agents=2, budget=2))
+    spec, keys = env.spec, jax.random.split(jax.random.key(0), 3)
+    algo = Ppo(spec, DataParallel(3), rollout_steps=0, num_minibatches=1, hidden_size=4)
+    assert algo.nets.view == "central" and algo.networks["critic"].inputs == ((1, 11, 11, 12),)
+    assert Ppo(spec, DataParallel(3), critic="local", hidden_size=4).networks["critic"].inputs == ((1, 11, 11, 7),)
+    _, timestep = jax.jit(env.reset)(keys)
+    shown = jax.jit(lambda step: algo.nets.inputs(step, algo.layout))(jax.tree.map(lambda x: x[None], timestep))
+    assert spec.critic_input is not None
+    wanted = jax.vmap(lambda step: spec.critic_input(step, jnp.zeros(2, jnp.int32)))(timestep)  # type: ignore[misc]
+    np.testing.assert_array_equal(shown["central"][0], wanted)
+    np.testing.assert_array_equal(shown["observation"][0], timestep.observation)
+
+
+def test_what_is_normalised() -> None:
+    def names(spec: EnvSpec, **settings: Any) -> set[str]:
+        return set(
+            jax.eval_shape(
+                lambda: Ppo(spec, DataParallel(B), **settings).init(jax.random.key(0), None)
+            ).replicated.statistics
+        )
+
+    bounded, image = (
+        dataclasses.replace(DISCRETE, observation=box) for box in (Box((3,), low=0.0, high=1.0), Box((9, 9, 2)))
+    )
+    assert names(DISCRETE) == {"actor", "critic", "value"} and names(bounded) == names(image) == {"value"}
+    assert names(bounded, normalize_observation="always", normalize_value=False) == {"actor", "critic"}
+    assert names(DISCRETE, normalize_observation="never") == {"value"}
+
+
+def test_images_and_weights_of_another_run() -> None:
+    """Small images are flattened; statistics go along with the networks."""
+    for shape, kernel in (((9, 9, 2), "conv1_kernel"), ((5, 5, 2), "head")):
+        spec = dataclasses.replace(DISCRETE, observation=Box(shape))
+        algo = Ppo(spec, DataParallel(B), hidden_size=4, depth=1, normalize_observation="always")
+        assert kernel in algo.networks["actor"].shapes["params"]
+        state = jax.jit(lambda algo=algo: algo.init(jax.random.key(0), None))()
+        moved = dataclasses.replace(state.replicated.statistics["actor"], count=jnp.float32(7))
+        params = dataclasses.replace(state.replicated, statistics=state.replicated.statistics | {"actor": moved})
+        again = algo.init(jax.random.key(1), algo.weights(AlgoState(params, ()))).replicated
+        np.testing.assert_array_equal(again.actor.params, params.actor.params)
+        assert float(again.statistics["actor"].count) == 7
+        policy = algo.policy(AlgoState(params, ()))
+        assert set(policy["statistics"]) == {"actor"} and float(policy["statistics"]["actor"].count) == 7
+
+
+# ---------------------------------------------------------------- learning
+
+QUICK = {
+    "rollout_steps": 16,
+    "num_minibatches": 4,
+    "hidden_size": 32,
+    "actor_lr": 3e-3,
+    "critic_lr": 3e-3,
+    "gamma": 0.9,
+}
+
+
+def greedy_score(trainer: Any, state: Any, name: str) -> float:
+    """Mean of a metric at the end of 64 held-out episodes."""
+    evaluator = Evaluator(trainer.env, learned(trainer.algo), 64, make_mesh(1))
+    return float(np.mean(evaluator.compiled(final=True)(trainer.policies(state), jax.random.key(9), ())[name]))
+
+
+@pytest.mark.parametrize("critic", ["local", "central"])
+def test_two_agents_learn_to_walk_a_corridor(critic: str) -> None:
+    trainer = make_trainer(Ppo, Corridor(num_agents=2), 16, critic=critic, **QUICK)
+    state, metrics = run(trainer, 40)
+    assert greedy_score(trainer, state, "reached") == 1.0
+    reached = np.asarray(metrics.episodes["reached"] / metrics.episodes["episodes"])[:40]
+    assert reached[0] < 0.6 < 0.95 < reached[-5:].mean()
+
+
+def test_continuous_actions_are_learned() -> None:
+    """In a room where the policy has to stop at the corner that its task names; 0.5 away is where it starts."""
+    trainer = make_trainer(Ppo, PointMass(num_agents=2, tasks=2, box=2.0), 16, entropy_weight=0.0, **QUICK)
+    state, _ = run(trainer, 60)
+    assert greedy_score(trainer, state, "distance") < 0.1
+
+
+CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
+    "corridor": (Corridor(num_agents=2), {"target_kl": 0.02, "entropy_weight": 0.01}),
+    "point": (PointMass(num_agents=2, tasks=2), {"rollout_steps": 0, "normalize_observation": "always"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exact_training_has_the_same_bits_on_any_number_of_devices(case: str) -> None:
+    env, settings = CASES[case]
+    found = {}
+    for devices, exact in ((1, True), (8, True), (1, False), (8, False)):
+        trainer = make_trainer(Ppo, env, 16, devices, exact, kind=OptimisedLayout, **(QUICK | settings))
+        state, metrics = run(trainer, 5)
+        found[devices, exact] = digest((state, metrics.learning))
+    assert found[1, True] == found[8, True]
+    assert found[1, False] != found[8, False]  # sums over devices do round differently
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_seed_learns_what_it_does_alone(case: str) -> None:
+    env, settings = CASES[case]
+    single = make_trainer(Ppo, env, 16, **(QUICK | settings))
+    several = dataclasses.replace(single, seeds=2)
+    _, both = several.make_block(several.algo.phases[0])(several.init(several.keys(0)), jnp.int32(2))
+    for seed in (0, 1):
+        _, alone = single.make_block(single.algo.phases[0])(single.init(jax.random.key(seed)), jnp.int32(2))
+        for name, values in alone.learning.items():
+            np.testing.assert_allclose(np.asarray(both.learning[name])[:2, seed], values[:2], rtol=2e-3, atol=2e-4)
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"clip_ratio": 0.0}, "clip_ratio must lie between 1e-06 and"),
+        ({"num_minibatches": 1000}, "num_minibatches 1000 exceeds the 768 samples of a logical shard: lower it or"),
+        ({"critic": "central"}, "critic central needs a critic_input or a single array as global_state, 'made_up' has"),
+        ({"rollout_steps": 0}, "rollout_steps 0 stands for whole episodes of one length, those of 'made_up' may end"),
+    ],
+)
+def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) -> None:
+    spec = dataclasses.replace(DISCRETE, num_agents=1)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        find("ppo")(spec, DataParallel(B), **settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"observation": {"a": Box((2,)), "b": Box((3,))}}, "ppo needs one array per agent as observation"),
+        ({"action": Box((2,))}, "ppo needs float actions with bounds"),
+    ],
+)
+def test_environments_that_do_not_fit_are_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        Ppo(dataclasses.replace(DISCRETE, **change), DataParallel(B))
