@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib
-import io
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,42 +21,47 @@ Outward = Callable[[Array], Array]  # actions [A, ...] of the spec -> those of t
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Run a package's code by JAX's default rules of promotion, without its warnings and prints."""
-    rules = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
-    with rules[0], rules[1], warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    """Run a package's code by JAX's usual rules of promotion, without its warnings, which no user can fix."""
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         yield
 
 
-class UnfitError(ValueError):
+class UnfitError(Exception):
     """An environment cannot be adapted; the message goes on after its name."""
 
 
+class AdapterError(ValueError):
+    """A package, or an environment of it, cannot be used here; the message is one sentence."""
+
+
 def package(module: str, library: str) -> Any:
-    """Import a package. Raises ValueError where it is missing or does not work here."""
+    """Import a package. Raises AdapterError where it is missing or does not work here."""
     extra = f"pip install -e '.[{library}]'"
     try:
         with quiet():
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         missing = "is not installed" if error.name == module else f"needs '{error.name}', which is not installed"
-        raise ValueError(f"environments of {library}: the package '{module}' {missing}: {extra}") from None
+        raise AdapterError(f"environments of {library}: the package '{module}' {missing}: {extra}") from None
     except Exception as error:
-        raise ValueError(
+        raise AdapterError(
             f"environments of {library}: the package '{module}' does not work with jax {jax.__version__} "
             f"({type(error).__name__}: {_line(error)}): {extra} installs a version that does"
         ) from error
 
 
 def made(name: str, make: Callable[[], Any]) -> Any:
-    """Return what `make` returns. Raises ValueError if the package cannot make its environment."""
+    """Return what `make` returns. Raises AdapterError if the package cannot make its environment."""
     try:
         with quiet():
             return make()
+    except AdapterError:
+        raise
     except UnfitError as error:
-        raise ValueError(f"'{name}' {error}") from None
+        raise AdapterError(f"'{name}' {error}") from None
     except Exception as error:  # a download that fails, a missing argument, ...
-        raise ValueError(f"the package cannot make '{name}' ({type(error).__name__}: {_line(error)})") from error
+        raise AdapterError(f"the package cannot make '{name}' ({type(error).__name__}: {_line(error)})") from error
 
 
 def _line(error: Exception) -> str:
