@@ -381,6 +381,9 @@ def find(name: str) -> type[Environment]:
     if colon and library in _ADAPTERS:
         adapter: Any = load(_ADAPTERS[library], "adapter")
         return adapter.of(its_name)
+    near = difflib.get_close_matches(library[:_MOST_COMPARED], _ADAPTERS, n=1)
+    if colon and near and not its_name.isidentifier():
+        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")

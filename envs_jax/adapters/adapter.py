@@ -114,7 +114,8 @@ class Adapter(Environment):
     @classmethod
     def of(cls, name: str) -> type[Environment]:
         """Return the class of one environment. Raises ValueError: no such name, or the package is missing."""
-        return _class_of(cls, name)
+        adapter: Any = cls
+        return _class_of(adapter, name)
 
     def __post_init__(self) -> None:
         self.spec  # noqa: B018  refuses what cannot be adapted

@@ -160,7 +160,8 @@ class Joined:
         """Return height and width if the array is an image."""
         images = [shape for _, shape in self.parts if len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE]
         numbers = [shape for _, shape in self.parts if not shape]
-        return images[0][:2] if len(images) == 1 and len(numbers) == len(self.parts) - 1 else None  # type: ignore
+        alone = len(images) == 1 and len(numbers) == len(self.parts) - 1
+        return (images[0][0], images[0][1]) if alone else None
 
     @property
     def box(self) -> Box:

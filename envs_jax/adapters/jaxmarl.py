@@ -41,8 +41,8 @@ class JaxMarl(Adapter):
         if hasattr(env, "auto_reset"):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
         for one, limit in ((env, self.horizon), (endless, _NEVER)):
-            for part in (one, getattr(one, "_env", None)):  # the scripted opponents of SMAX wrap it
-                if "max_steps" in getattr(part, "__dict__", ()):
+            for part in (one, getattr(one, "_env", one)):  # the scripted opponents of SMAX wrap it
+                if "max_steps" in vars(part):
                     part.max_steps = limit
         return env, endless
 
