@@ -10,6 +10,7 @@ from envs_jax.base import (
     make,
     pytree,
     register,
+    register_adapter,
     registered,
     restart,
     setting,
@@ -34,6 +35,7 @@ __all__ = [
     "make",
     "pytree",
     "register",
+    "register_adapter",
     "registered",
     "restart",
     "setting",
@@ -50,3 +52,9 @@ register("snakes_3v3", "envs_jax.snakes.env:Snakes")
 register("snakes_1v1", "envs_jax.snakes.env:Snakes1v1")
 register("snakes_2p", "envs_jax.snakes.env:Snakes2p")
 register("snakes_5p", "envs_jax.snakes.env:Snakes5p")
+
+register_adapter("brax", "envs_jax.adapters.brax:Brax")
+register_adapter("gymnax", "envs_jax.adapters.gymnax:Gymnax")
+register_adapter("jaxmarl", "envs_jax.adapters.jaxmarl:JaxMarl")
+register_adapter("jumanji", "envs_jax.adapters.jumanji:Jumanji")
+register_adapter("playground", "envs_jax.adapters.brax:Playground")

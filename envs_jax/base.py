@@ -207,7 +207,7 @@ class EnvSpec:
         next_mask: (mask_state, action_mask[A, n], chosen int32[A], agent) -> bool[n]: the mask of `agent`
             once agents 0 .. agent - 1 have chosen; entries of `chosen` from `agent` on are meaningless.
         critic_input: (timestep, action[A, ...]) -> [A, ...]: the centralised view of every agent, the other
-            agents' actions included and its own excluded.
+            agents' actions included and its own excluded. COMA makes one where there is none, see `critic_input`.
         score: metric (or "return") by which policies are compared.
         score_mode: "min" if a smaller `score` is better, "max" if a larger one is.
         tie_breakers: metrics (or "return") that decide in order, the larger the better, between policies of one
@@ -324,6 +324,19 @@ def registered() -> tuple[str, ...]:
     return tuple(sorted(_REGISTRY))
 
 
+_ADAPTERS: dict[str, str] = {}
+
+
+def register_adapter(library: str, path: str) -> None:
+    """Make `make("library:Name")` ask the class at `path` ("module:Class") for the class of an environment, `of`."""
+    _ADAPTERS[library] = path
+
+
+def adapters() -> tuple[str, ...]:
+    """Return the libraries whose environments are known as "library:Name"."""
+    return tuple(sorted(_ADAPTERS))
+
+
 def closest(name: str, names: Any) -> str:
     """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
     word, known = name[:_MOST_COMPARED], sorted(names)
@@ -363,7 +376,14 @@ def decorated(cls: type) -> bool:
 
 
 def find(name: str) -> type[Environment]:
-    """Return the environment class of a registered name or a user's "module:Class". Raises ValueError."""
+    """Return the class of a registered name, an adapter's "library:Name" or "module:Class". Raises ValueError."""
+    library, colon, its_name = name.partition(":")
+    if colon and library in _ADAPTERS:
+        adapter: Any = load(_ADAPTERS[library], "adapter")
+        return adapter.of(its_name)
+    near = difflib.get_close_matches(library[:_MOST_COMPARED], _ADAPTERS, n=1)
+    if colon and near and not its_name.isidentifier():
+        raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
     if ":" not in name and name not in _REGISTRY:
         raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, _REGISTRY)}")
     cls = load(name if ":" in name else _REGISTRY[name], "environment")
@@ -375,7 +395,7 @@ def find(name: str) -> type[Environment]:
 
 
 def make(name: str, **settings: Any) -> Environment:
-    """Build an environment by registered name or "module:Class".
+    """Build an environment by registered name, "library:Name" of another library, or "module:Class".
 
     Raises:
         ValueError: unknown name or setting (the message suggests the closest), or impossible value.

@@ -92,7 +92,7 @@ class Coma(Algorithm):
     convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
-        check_spec(self.spec)
+        object.__setattr__(self, "spec", check_spec(self.spec))
         super().__post_init__()
         self.batches.check(self.num_epochs, self.actor_epochs)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Discrete, EnvSpec, TimeStep
+from envs_jax.critic_input import with_critic_input
 from jaxrl.algos.base import Trajectory
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions, networks
@@ -19,12 +20,18 @@ from jaxrl.nn.precision import stored_dtype
 from jaxrl.runtime.data_parallel import DataParallel
 
 
-def check_spec(spec: EnvSpec) -> None:
-    """Raise ValueError unless actions are discrete and the environment has a centralised observation."""
+def check_spec(spec: EnvSpec) -> EnvSpec:
+    """Return the spec with a centralised observation, the default one where it names none.
+
+    Raises:
+        ValueError: actions are continuous, or half of the centralised observation is missing.
+    """
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use another algo")
+    spec = with_critic_input(spec)
     if spec.critic_input is None or spec.critic_input_spec is None:
         raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
+    return spec
 
 
 def network(

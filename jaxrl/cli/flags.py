@@ -103,7 +103,13 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "environments for which it was made; with --help: its settings too",
     )
     known = ", ".join(environments.registered())
-    parser.add_argument("--env", metavar="NAME", help=f"environment: {known}, or module:Class of your own")
+    others = ", ".join(environments.adapters())
+    parser.add_argument(
+        "--env",
+        metavar="NAME",
+        help=f"environment: {known}; LIBRARY:NAME of another library ({others}), such as gymnax:Pendulum-v1; or "
+        "module:Class of your own",
+    )
     parser.add_argument(
         "--config", metavar="FILE", help="preset (a name from configs/ or a YAML file); else the algo's"
     )

@@ -1,0 +1,186 @@
+"""Functions of all adapters: packages, their names, observations joined to one array, actions."""
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array, Box, Discrete, closest, short_repr
+
+SMALLEST_IMAGE = 9  # pixels of a side, which convolutions need; smaller ones become vectors
+ONE_NETWORK = "all agents share one network here, choose an environment with equal agents"
+Outward = Callable[[Array], Array]  # actions [A, ...] of the spec -> those of the package
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Run a package's code by JAX's usual rules of promotion, without its warnings, which no user can fix."""
+    with warnings.catch_warnings(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        warnings.simplefilter("ignore")
+        yield
+
+
+class UnfitError(Exception):
+    """An environment cannot be adapted; the message goes on after its name."""
+
+
+class AdapterError(ValueError):
+    """A package, or an environment of it, cannot be used here; the message is one sentence."""
+
+
+def package(module: str, library: str) -> Any:
+    """Import a package. Raises AdapterError where it is missing or does not work here."""
+    extra = f"pip install -e '.[{library}]'"
+    try:
+        with quiet():
+            return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = "is not installed" if error.name == module else f"needs '{error.name}', which is not installed"
+        raise AdapterError(f"environments of {library}: the package '{module}' {missing}: {extra}") from None
+    except Exception as error:
+        raise AdapterError(
+            f"environments of {library}: the package '{module}' does not work with jax {jax.__version__} "
+            f"({type(error).__name__}: {_line(error)}): {extra} installs a version that does"
+        ) from error
+
+
+def made(name: str, make: Callable[[], Any]) -> Any:
+    """Return what `make` returns. Raises AdapterError if the package cannot make its environment."""
+    try:
+        with quiet():
+            return make()
+    except AdapterError:
+        raise
+    except UnfitError as error:
+        raise AdapterError(f"'{name}' {error}") from None
+    except Exception as error:  # a download that fails, a missing argument, ...
+        raise AdapterError(f"the package cannot make '{name}' ({type(error).__name__}: {_line(error)})") from error
+
+
+def _line(error: Exception) -> str:
+    return short_repr((str(error).strip() or "no message").splitlines()[0].rstrip("."), 200)[1:-1]
+
+
+def strong(tree: Any) -> Any:
+    """Return a package's state as arrays whose dtypes are fixed, so that jax.lax.scan can carry it."""
+
+    def cast(x: Any) -> Array:
+        x = jnp.asarray(x)
+        return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x.astype(x.dtype)  # drops weak types
+
+    return jax.tree.map(cast, tree)
+
+
+def discrete(n: Any) -> tuple[Discrete, Outward]:
+    """Return the description of n actions, and how they become the package's."""
+    return Discrete(int(n)), lambda action: action
+
+
+def bounded(shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> tuple[Box, Outward]:
+    """Return the description of a box of floats; [-1, 1] stands for bounds that differ between its numbers.
+
+    Raises:
+        UnfitError: no bounds, or integers.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise UnfitError("has several integers as an action: only one, or a box of floats, can be chosen here")
+    low, high = (np.broadcast_to(np.asarray(bound, np.float32), shape) for bound in (low, high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise UnfitError("has actions without bounds: only bounded ones can be chosen here")
+    if (low == low.flat[0]).all() and (high == high.flat[0]).all():
+        return Box(shape, low=float(low.flat[0]), high=float(high.flat[0])), lambda action: action
+    middle, half = (high + low) / 2, (high - low) / 2
+    return Box(shape, low=-1.0, high=1.0), lambda action: jnp.clip(middle + half * action, low, high)
+
+
+def refuse_actions(space: Any) -> UnfitError:
+    """Return the refusal of any other space of actions."""
+    return UnfitError(
+        f"has actions of the kind {type(space).__name__}: only one integer, or a box of floats, can be chosen here"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """How the parts of an observation become one array.
+
+    A single image stays one, and single numbers beside it become constant planes; all else is joined to one vector.
+
+    Attributes:
+        parts: (name, shape) of each part that is used.
+        boolean: all of them are booleans.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    boolean: bool
+
+    @classmethod
+    def of(cls, env: str, observation: Any, observe: str = "", without: tuple[str, ...] = ()) -> "Joined":
+        """Return it for a pytree of arrays (or their shapes); `observe` as in `Adapter`.
+
+        Raises:
+            ValueError: an unknown part, or one that is no array of numbers.
+        """
+        found = _named(observation)
+        found = {name: leaf for name, leaf in found.items() if name not in without}
+        words = [word.strip() for word in observe.split(",") if word.strip()]
+        belongs = lambda name, word: name == word or name.startswith(f"{word}.")  # noqa: E731
+        for word in words:
+            if not any(belongs(name, word) for name in found):
+                known = {part for name in found for part in (name, name.split(".")[0]) if part}
+                raise ValueError(
+                    f"the observation of '{env}' has no part {short_repr(word)}: "
+                    + (closest(word, known) if known else "it is one array, leave observe empty")
+                )
+        if words:
+            found = {name: leaf for name, leaf in found.items() if any(belongs(name, word) for word in words)}
+        for name, leaf in found.items():
+            dtype = getattr(leaf, "dtype", None)
+            if dtype is None or not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)):
+                raise ValueError(
+                    f"the observation of '{env}' cannot be joined to one array: its part '{name}' is "
+                    f"{dtype or type(leaf).__name__}, not numbers; leave it out with observe"
+                )
+        if not found:
+            raise ValueError(f"the observation of '{env}' is empty: use another environment")
+        return cls(
+            tuple((name, tuple(leaf.shape)) for name, leaf in found.items()),
+            all(leaf.dtype == jnp.bool_ for leaf in found.values()),
+        )
+
+    @property
+    def image(self) -> tuple[int, int] | None:
+        """Return height and width if the array is an image."""
+        images = [shape for _, shape in self.parts if len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE]
+        numbers = [shape for _, shape in self.parts if not shape]
+        alone = len(images) == 1 and len(numbers) == len(self.parts) - 1
+        return (images[0][0], images[0][1]) if alone else None
+
+    @property
+    def box(self) -> Box:
+        """Return the description of the array; packages do not keep the bounds that they state."""
+        bounds = {"low": 0.0, "high": 1.0} if self.boolean else {}
+        if self.image:
+            return Box((*self.image, sum(shape[2] if shape else 1 for _, shape in self.parts)), **bounds)
+        return Box((sum(math.prod(shape) for _, shape in self.parts),), **bounds)
+
+    def __call__(self, observation: Any) -> Array:
+        """Return the array float32[...] of an observation."""
+        found = _named(observation)
+        leaves = [jnp.asarray(found[name]).astype(jnp.float32) for name, _ in self.parts]
+        if self.image:
+            planes = [leaf if leaf.ndim else jnp.broadcast_to(leaf, (*self.image, 1)) for leaf in leaves]
+            return jnp.concatenate(planes, axis=-1)
+        return jnp.concatenate([leaf.reshape(-1) for leaf in leaves])
+
+
+def _named(observation: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(observation)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in paths}

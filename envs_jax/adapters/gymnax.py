@@ -1,0 +1,61 @@
+"""Environments of gymnax (github.com/RobertTLange/gymnax): `--env gymnax:Pendulum-v1`. Extra: gymnax.
+
+`step_env` is played, without the reset of `step`; `params.max_steps_in_episode` is the horizon, and truncates.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from envs_jax.adapters.adapter import Adapter, Shown
+from envs_jax.adapters.common import Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.base import Array, Box, Discrete
+
+
+@dataclasses.dataclass(frozen=True)
+class Gymnax(Adapter):
+    """An environment of gymnax."""
+
+    library = "gymnax"
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        return tuple(package("gymnax", cls.library).registered_envs)
+
+    @classmethod
+    def limit(cls) -> int:
+        return int(package("gymnax", cls.library).make(cls.name)[1].max_steps_in_episode)
+
+    def package_env(self) -> Any:
+        """Return gymnax's environment and its parameters."""
+        env, params = package("gymnax", self.library).make(self.name)
+        if not hasattr(env, "is_truncated"):
+            raise UnfitError("needs gymnax 1.0 or newer, which tells ends by time apart: pip install -e '.[gymnax]'")
+        return env, params.replace(max_steps_in_episode=type(params.max_steps_in_episode)(self.horizon))
+
+    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+        env, params = self.env
+        space = env.action_space(params)
+        if hasattr(space, "n"):
+            return discrete(space.n)
+        if not hasattr(space, "low"):
+            raise refuse_actions(space)
+        return bounded(tuple(space.shape), space.dtype, space.low, space.high)
+
+    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+        env, params = self.env
+        observation, inner = env.reset_env(key, params)
+        return inner, Shown([self._seen(observation)])
+
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+        env, params = self.env
+        observation, inner, reward, terminated, _ = env.step_env(key, inner, action[0], params)
+        return inner, Shown([self._seen(observation)], reward, terminated, env.is_truncated(inner, params))
+
+    def _seen(self, observation: Any) -> Any:
+        """Return the observation, the number of a state one-hot."""
+        env, params = self.env
+        states = getattr(env.observation_space(params), "n", None)
+        return observation if states is None else jax.nn.one_hot(observation, int(states))

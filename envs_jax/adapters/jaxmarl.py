@@ -1,0 +1,103 @@
+"""Environments of JaxMARL (github.com/FLAIROx/JaxMARL): `--env jaxmarl:MPE_simple_spread_v3`. Extra: jaxmarl.
+
+Its agents, which must be equal, are the agent axis in the order of `env.agents`. `step_env` is played, without the
+reset of `step`. Its `done` holds ends for good and the time limit: the former are those of a twin without a limit,
+and `horizon` steps truncate.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
+from envs_jax.adapters.common import ONE_NETWORK, Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.base import Array, Box, Discrete
+
+_NEVER = 10**9  # steps
+_MASKS = ("get_avail_actions", "get_legal_moves")
+
+
+@dataclasses.dataclass(frozen=True)
+class JaxMarl(Adapter):
+    """An environment of JaxMARL whose agents are equal."""
+
+    library = "jaxmarl"
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        return tuple(package("jaxmarl", cls.library).registered_envs)
+
+    @classmethod
+    def limit(cls) -> int:
+        return int(getattr(package("jaxmarl", cls.library).make(cls.name), "max_steps", DEFAULT_HORIZON))
+
+    def package_env(self) -> tuple[Any, Any]:
+        """Return JaxMARL's environment, and its twin without a time limit."""
+        make = package("jaxmarl", self.library).make
+        env, endless = make(self.name), make(self.name)
+        if hasattr(env, "auto_reset"):
+            raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
+        for one, limit in ((env, self.horizon), (endless, _NEVER)):
+            for part in (one, getattr(one, "_env", one)):  # the scripted opponents of SMAX wrap it
+                if "max_steps" in vars(part):
+                    part.max_steps = limit
+        return env, endless
+
+    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+        env, _ = self.env
+        spaces = [env.action_space(agent) for agent in env.agents]
+        kinds = {(type(space).__name__, *_size(space)) for space in spaces}
+        if len(kinds) > 1:
+            raise UnfitError(f"has agents of several kinds, whose actions differ: {ONE_NETWORK}")
+        space = spaces[0]
+        if type(space).__name__ == "Discrete":
+            return discrete(space.n)
+        if type(space).__name__ != "Box":
+            raise refuse_actions(space)
+        return bounded(tuple(space.shape), space.dtype, space.low, space.high)
+
+    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+        env, _ = self.env
+        observations, inner = env.reset(key)
+        return inner, self._shown(inner, observations)
+
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+        env, endless = self.env
+        actions = dict(zip(env.agents, action, strict=True))
+        observations, after, rewards, _, _ = env.step_env(key, inner, actions)
+        *_, done, _ = endless.step_env(key, inner, actions)  # equal parts of both are compiled once
+        reward = jnp.stack([jnp.asarray(rewards[agent]).astype(jnp.float32) for agent in env.agents])
+        return after, self._shown(after, observations)._replace(reward=reward, terminated=done["__all__"])
+
+    def _shown(self, inner: Any, observations: Any) -> Shown:
+        env, _ = self.env
+        if not isinstance(observations, Mapping) or any(agent not in observations for agent in env.agents):
+            raise UnfitError("gives no observation for each agent by name: choose another environment")
+        state = env.get_world_state(inner) if hasattr(env, "get_world_state") else None
+        shown = Shown([observations[agent] for agent in env.agents])
+        return shown._replace(action_mask=self._mask(inner), global_state=None if state is None else _flat(state))
+
+    def _mask(self, inner: Any) -> Array | None:
+        """Return which actions are open [A, n]; None where the environment does not say."""
+        env, _ = self.env
+        if not isinstance(self.agent_action()[0], Discrete):
+            return None
+        for name in _MASKS:
+            try:
+                masks = getattr(env, name)(inner)
+            except (AttributeError, NotImplementedError):
+                continue
+            return jnp.stack([jnp.asarray(masks[agent]) for agent in env.agents])
+        return None
+
+
+def _size(space: Any) -> tuple[Any, ...]:
+    return (int(space.n),) if hasattr(space, "n") else (tuple(space.shape), str(space.__dict__.get("low")))
+
+
+def _flat(state: Any) -> Array:
+    """Return one vector of a pytree of arrays."""
+    return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(state)])

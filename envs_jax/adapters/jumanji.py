@@ -1,0 +1,58 @@
+"""Environments of jumanji (github.com/instadeepai/jumanji): `--env jumanji:Snake-v1`. Extra: jumanji.
+
+A last time step of discount 0 terminates, one of another discount truncates. In many of its environments the time
+limit has discount 0, and the observation counts the steps. A `horizon` below that limit truncates.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
+from envs_jax.adapters.common import Outward, UnfitError, bounded, discrete, package, refuse_actions
+from envs_jax.base import Array, Box, Discrete
+
+
+@dataclasses.dataclass(frozen=True)
+class Jumanji(Adapter):
+    """An environment of jumanji with one agent and one action at a time."""
+
+    library = "jumanji"
+    unseen = ("action_mask",)
+
+    @classmethod
+    def names(cls) -> Sequence[str]:
+        return tuple(package("jumanji", cls.library).registered_environments())
+
+    @classmethod
+    def limit(cls) -> int:
+        return int(getattr(package("jumanji", cls.library).make(cls.name), "time_limit", None) or DEFAULT_HORIZON)
+
+    def package_env(self) -> Any:
+        return package("jumanji", self.library).make(self.name)
+
+    def agent_action(self) -> tuple[Discrete | Box, Outward]:
+        spec = self.env.action_spec
+        if self.env.reward_spec.shape or self.env.discount_spec.shape:
+            raise UnfitError("gives several rewards in a step: choose an environment of jumanji with one agent")
+        kind = type(spec).__name__
+        if kind == "DiscreteArray":
+            return discrete(spec.num_values)
+        if kind != "BoundedArray":
+            raise refuse_actions(spec)
+        return bounded(tuple(spec.shape), spec.dtype, spec.minimum, spec.maximum)
+
+    def package_reset(self, key: Array) -> tuple[Any, Shown]:
+        return self._shown(*self.env.reset(key))
+
+    def package_step(self, inner: Any, action: Array, key: Array) -> tuple[Any, Shown]:
+        return self._shown(*self.env.step(inner, action[0]))
+
+    def _shown(self, inner: Any, timestep: Any) -> tuple[Any, Shown]:
+        mask = getattr(timestep.observation, "action_mask", None)
+        ended, final = timestep.last(), timestep.discount == 0
+        reward = jnp.asarray(timestep.reward)
+        shown = Shown([timestep.observation], reward, ended & final, ended & ~final)
+        return inner, shown if mask is None else shown._replace(action_mask=mask[None])

@@ -1,0 +1,536 @@
+"""Environments of other JAX libraries: each package's own stepping, ends, names, refusals; skipped without the package.
+
+Packages made up here stand for the real ones in tests of what no real environment shows.
+"""
+
+import copy
+import dataclasses
+import importlib
+import pickle
+import sys
+import types
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import envs_jax
+from envs_jax import check_env, make
+from envs_jax.adapters.common import Joined, quiet
+from envs_jax.base import adapters, find
+from jaxrl.cli import evaluate, train
+from jaxrl.runtime.config import schema_of
+
+MODULES = {
+    "gymnax": "gymnax",
+    "jumanji": "jumanji",
+    "brax": "brax.envs",
+    "jaxmarl": "jaxmarl",
+    "playground": "mujoco_playground",
+}
+
+
+def needs(library):
+    """Return the package, or skip the test."""
+    module = MODULES[library]
+    try:
+        with quiet():  # their own deprecated calls are no failures of this test
+            return importlib.import_module(module)
+    except ImportError:
+        pytest.skip(f"{module} is not installed (extra '{library}')")
+
+
+def keys_of(seed):
+    """Return the raw keys of an episode's reset and of its step t."""
+    key_reset, key_steps = jax.random.split(jax.random.key(seed))
+    return jax.random.key_data(key_reset), lambda t: jax.random.key_data(jax.random.fold_in(key_steps, t))
+
+
+def episode(env, actions, seed=0):
+    """Return the time steps of one episode, step after step, on the host."""
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    state, timestep = reset(jax.random.key(seed))
+    rows = [timestep]
+    for action in actions:
+        state, timestep = step(state, jnp.asarray(action, env.spec.action.dtype)[None])
+        rows.append(timestep)
+    return jax.device_get(rows)
+
+
+def ends(rows):
+    """Return (terminated, truncated) of the last time step, after checking that none ends before."""
+    assert not any(row.done for row in rows[:-1])
+    return bool(rows[-1].terminated), bool(rows[-1].truncated)
+
+
+# gymnax
+
+
+@pytest.mark.parametrize(("name", "action"), [("Pendulum-v1", [1.3]), ("CartPole-v1", 1)])
+def test_gymnax_steps_as_gymnax_does(name, action):
+    """Also the last observation, which gymnax's own step keeps in its info, is that of the adapter."""
+    gymnax = needs("gymnax")
+    env, steps = make(f"gymnax:{name}", horizon=8), 8
+    rows = episode(env, [action] * steps)
+    theirs, params = gymnax.make(name)
+    params = params.replace(max_steps_in_episode=8)
+    key_reset, key_of = keys_of(0)
+    with quiet():
+        observation, state = jax.jit(theirs.reset)(key_reset, params)
+        np.testing.assert_array_equal(rows[0].observation[0], observation)
+        for t, row in enumerate(rows[1:]):
+            given = jnp.asarray(action, env.spec.action.dtype)
+            _, state, reward, terminated, truncated, info = jax.jit(theirs.step)(key_of(t), state, given, params)
+            np.testing.assert_array_equal(row.observation[0], info["final_observation"])
+            np.testing.assert_array_equal(row.reward, [reward])
+            assert (row.terminated, row.truncated) == (terminated, truncated)
+    assert ends(rows) == (False, True)
+
+
+def test_gymnax_draws_from_the_key_of_the_step():
+    """A random environment equals gymnax's `step_env` with the same keys."""
+    gymnax = needs("gymnax")
+    actions = [2, 0, 1, 2, 2]
+    rows = episode(make("gymnax:Asterix-MinAtar"), actions, seed=3)
+    theirs, params = gymnax.make("Asterix-MinAtar")
+    key_reset, key_of = keys_of(3)
+    with quiet():
+        observation, state = jax.jit(theirs.reset_env)(key_reset, params)
+        step = jax.jit(theirs.step_env)
+        for t, row in enumerate(rows):
+            np.testing.assert_array_equal(row.observation[0], observation)
+            if t < len(actions):
+                observation, state, *_ = step(key_of(t), state, jnp.int32(actions[t]), params)
+    assert rows[0].observation.shape == (1, 10, 10, 4)
+
+
+def test_gymnax_tells_ends_apart():
+    """A pole that falls terminates, also in the very step of the limit; one that stands is truncated."""
+    needs("gymnax")
+    rows = episode(make("gymnax:CartPole-v1"), [1] * 20)
+    fallen = next(t for t, row in enumerate(rows) if row.done)
+    assert ends(rows[: fallen + 1]) == (True, False)
+    push = [1] * fallen
+    assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen), push)) == (True, False)
+    assert ends(episode(make("gymnax:CartPole-v1", horizon=fallen - 1), push[1:])) == (False, True)
+
+
+def test_gymnax_numbers_of_states_are_one_hot():
+    needs("gymnax")
+    rows = episode(make("gymnax:FrozenLake-misc"), [2])
+    np.testing.assert_array_equal(rows[0].observation, np.eye(16, dtype=np.float32)[:1])
+
+
+def test_gymnax_defaults():
+    needs("gymnax")
+    assert make("gymnax:Pendulum-v1").spec.horizon == 200
+    assert make("gymnax:CartPole-v1").spec.horizon == 500
+    action = make("gymnax:Pendulum-v1").spec.action
+    assert (action.shape, action.low, action.high) == ((1,), -2.0, 2.0)
+
+
+# jumanji
+
+
+def test_jumanji_steps_as_jumanji_does():
+    jumanji = needs("jumanji")
+    rows = episode(make("jumanji:Snake-v1", observe="grid"), [1, 1, 2, 2, 3], seed=2)
+    with quiet():
+        theirs = jumanji.make("Snake-v1")
+        state, timestep = jax.jit(theirs.reset)(keys_of(2)[0])
+        step = jax.jit(theirs.step)
+        for row, action in zip(rows, [1, 1, 2, 2, 3, 0], strict=True):
+            np.testing.assert_array_equal(row.observation[0], timestep.observation.grid)
+            open_ = np.asarray(timestep.observation.action_mask)
+            np.testing.assert_array_equal(row.action_mask[0], open_ if open_.any() else np.ones(4, bool))
+            if not row.first:
+                np.testing.assert_array_equal(row.reward, [timestep.reward])
+                assert row.terminated == (timestep.last() and timestep.discount == 0)
+            state, timestep = step(state, jnp.int32(action))
+
+
+def test_jumanji_parts_are_planes_of_an_image_or_one_vector():
+    needs("jumanji")
+    row = episode(make("jumanji:Snake-v1"), [1])[-1]
+    assert row.observation.shape == (1, 12, 12, 6)
+    np.testing.assert_array_equal(row.observation[0, :, :, 5], np.ones((12, 12)))  # its count of steps
+    maze = make("jumanji:Maze-v0")
+    assert maze.spec.observation.shape == (2 + 2 + 100 + 1,)
+    walls = make("jumanji:Maze-v0", observe="walls, agent_position")
+    assert walls.spec.observation.shape == (102,)
+    assert (make("jumanji:Maze-v0", observe="walls").spec.observation.high) == 1.0
+    with pytest.raises(ValueError, match=r"'jumanji:Maze-v0' has no part 'wals': did you mean 'walls'\?"):
+        make("jumanji:Maze-v0", observe="wals")
+
+
+def test_jumanji_tells_ends_apart():
+    """A snake that leaves the board terminates, one that is cut by the horizon is truncated."""
+    needs("jumanji")
+    rows = episode(make("jumanji:Snake-v1"), [0] * 14)
+    left = next(t for t, row in enumerate(rows) if row.done)
+    assert ends(rows[: left + 1]) == (True, False)
+    assert ends(episode(make("jumanji:Snake-v1", horizon=left), [0] * left)) == (True, False)
+    assert ends(episode(make("jumanji:Snake-v1", horizon=left - 1), [0] * (left - 1))) == (False, True)
+    assert make("jumanji:Snake-v1").spec.horizon == 4000
+
+
+# brax and MuJoCo Playground
+
+
+def compare_brax(env, theirs, action, steps):
+    """Compare an adapter with its package's bare environment; return the time steps."""
+    rows = episode(env, [action] * steps)
+    with quiet():
+        state = jax.jit(theirs.reset)(keys_of(0)[0])
+        step = jax.jit(theirs.step)
+        for row in rows:
+            np.testing.assert_allclose(row.observation[0], state.obs, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(row.reward, [0.0 if row.first else state.reward], rtol=1e-5, atol=1e-6)
+            assert row.terminated == (state.done > 0)
+            state = step(state, jnp.asarray(action, jnp.float32))
+    return rows
+
+
+def test_brax_steps_as_brax_does_and_tells_ends_apart():
+    """A pendulum that falls terminates, one that is cut by the horizon is truncated."""
+    brax = needs("brax")
+    env = make("brax:inverted_pendulum", backend="spring")
+    assert env.spec.horizon == 1000 and env.spec.observation.shape == (4,)
+    with quiet():
+        theirs = brax.get_environment("inverted_pendulum", backend="spring")
+    rows = compare_brax(env, theirs, [1.0], 12)
+    fallen = next(t for t, row in enumerate(rows) if row.done)
+    assert ends(rows[: fallen + 1]) == (True, False)
+    short = make("brax:inverted_pendulum", backend="spring", horizon=fallen - 1)
+    assert ends(episode(short, [[1.0]] * (fallen - 1))) == (False, True)
+
+
+def test_brax_fast():
+    brax = needs("brax")
+    with quiet():
+        theirs = brax.get_environment("fast")
+    rows = compare_brax(make("brax:fast", horizon=4), theirs, [0.5], 4)
+    assert ends(rows) == (False, True)
+
+
+@pytest.mark.long
+def test_playground_steps_as_playground_does():
+    playground = needs("playground")
+    with quiet():
+        theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    env = make("playground:CartpoleBalance", horizon=4)
+    rows = compare_brax(env, theirs, [0.5], 4)
+    assert ends(rows) == (False, True)
+    assert rows[-1].metrics["reward_upright"] > 0
+    assert find("playground:CartpoleBalance")().horizon == 1000
+
+
+# JaxMARL
+
+
+def compare_jaxmarl(name, actions, seed=0, **settings):
+    """Compare an adapter with the package's `step_env`; return the time steps and the package's states."""
+    jaxmarl = needs("jaxmarl")
+    rows, theirs = episode_of_team(make(f"jaxmarl:{name}", **settings), actions, seed), []
+    key_reset, key_of = keys_of(seed)
+    with quiet():
+        env = jaxmarl.make(name)
+        observations, state = env.reset(key_reset)
+        step, rewards = jax.jit(env.step_env), dict.fromkeys(env.agents, 0.0)
+        for t, row in enumerate(rows):
+            theirs.append(state)
+            for index, agent in enumerate(env.agents):
+                np.testing.assert_array_equal(row.observation[index], observations[agent])
+                np.testing.assert_array_equal(row.reward[index], rewards[agent])
+            if t < len(actions):
+                given = dict(zip(env.agents, jnp.asarray(actions[t], jnp.int32), strict=True))
+                observations, state, rewards, *_ = step(key_of(t), state, given)
+    return env, rows, theirs
+
+
+def episode_of_team(env, actions, seed=0):
+    """`episode` for actions of all agents."""
+    reset, step = jax.jit(env.reset), jax.jit(env.step)
+    state, timestep = reset(jax.random.key(seed))
+    rows = [timestep]
+    for action in actions:
+        state, timestep = step(state, jnp.asarray(action, jnp.int32))
+        rows.append(timestep)
+    return jax.device_get(rows)
+
+
+def test_jaxmarl_steps_as_jaxmarl_does():
+    """The limit of 25 steps truncates; without a global state the critic sees all observations."""
+    actions = np.random.default_rng(0).integers(0, 5, (25, 3))
+    _, rows, _ = compare_jaxmarl("MPE_simple_spread_v3", actions)
+    assert ends(rows) == (False, True)
+    spec = make("jaxmarl:MPE_simple_spread_v3").spec
+    assert (spec.num_agents, spec.horizon, spec.global_state) == (3, 25, None)
+    assert spec.critic_input_spec.shape == (3 * 18 + 3 * 5 + 3,)
+
+
+def test_jaxmarl_masks_and_global_state():
+    """Soldiers against scripted enemies: closed actions and the world state are those of the package."""
+    env, rows, states = compare_jaxmarl("HeuristicEnemySMAX", np.full((3, 5), 1), seed=1)
+    for row, state in zip(rows, states, strict=True):
+        with quiet():
+            masks, world = env.get_avail_actions(state), env.get_world_state(state)
+        wanted = np.stack([np.asarray(masks[agent]) > 0 for agent in env.agents])
+        np.testing.assert_array_equal(row.action_mask, wanted)
+        np.testing.assert_array_equal(row.global_state, world)
+    assert not wanted.all()
+    assert make("jaxmarl:HeuristicEnemySMAX").spec.global_state.shape == (120,)
+
+
+def test_jaxmarl_tells_ends_apart():
+    """In the switch riddle an announcement ends the game for good, in the last step too; time alone truncates."""
+    needs("jaxmarl")
+    env = make("jaxmarl:switch_riddle", horizon=3)
+    tell = {name: index for index, name in enumerate(("nothing", "switch", "tell"))}["tell"]
+    with quiet():
+        tell = int(env.env[0].game_actions["TELL"])
+    idle = next(action for action in range(3) if action != tell)
+    assert ends(episode_of_team(env, [[idle] * 3] * 3)) == (False, True)
+    assert ends(episode_of_team(env, [[tell] * 3])) == (True, False)
+    assert ends(episode_of_team(env, [[idle] * 3] * 2 + [[tell] * 3])) == (True, False)
+
+
+# The contract
+
+CHECKED = {
+    "gymnax": [
+        ("Pendulum-v1", {"horizon": 5}),
+        ("Breakout-MinAtar", {"horizon": 5}),
+        ("PointRobot-misc", {"horizon": 4}),
+    ],
+    "jumanji": [("Snake-v1", {"horizon": 4}), ("Maze-v0", {"horizon": 4})],
+    "brax": [("inverted_pendulum", {"backend": "spring", "horizon": 3}), ("fast", {"horizon": 3})],
+    "jaxmarl": [("MPE_simple_spread_v3", {"horizon": 4}), ("switch_riddle", {"horizon": 4})],
+}
+LONG = {"jaxmarl": [("HeuristicEnemySMAX", {"horizon": 3})], "playground": [("CartpoleBalance", {"horizon": 3})]}
+
+
+def cases(table, *marks):
+    return [
+        pytest.param(library, *case, marks=marks, id=f"{library}:{case[0]}")
+        for library in table
+        for case in table[library]
+    ]
+
+
+@pytest.mark.parametrize(("library", "name", "settings"), [*cases(CHECKED), *cases(LONG, pytest.mark.long)])
+def test_contract(library, name, settings):
+    needs(library)
+    physics = library in ("brax", "playground")  # whose sums depend on the batch by rounding
+    check_env(
+        make(f"{library}:{name}", **settings), copies=2, random=name != "fast", tolerance=1e-4 if physics else 1e-6
+    )
+
+
+# Names
+
+
+def test_names_make_one_class():
+    needs("gymnax")
+    pendulum = find("gymnax:Pendulum-v1")
+    assert pendulum is find("gymnax:Pendulum-v1") and pendulum is not find("gymnax:CartPole-v1")
+    env = pendulum(horizon=9)
+    assert env.spec.name == f"{pendulum.__module__}:{pendulum.__qualname__}" == "gymnax:Pendulum-v1"
+    assert [field.name for field in dataclasses.fields(env)] == ["horizon", "observe"]
+    assert schema_of("sac", "gymnax:Pendulum-v1")["horizon"].default == 200
+    for again in (pickle.loads(pickle.dumps(env)), copy.deepcopy(env), make("gymnax:Pendulum-v1", horizon=9)):
+        assert again == env and type(again) is pendulum and hash(again) == hash(env)
+    assert env != pendulum() and dataclasses.replace(env, horizon=200) == pendulum()
+
+
+def test_every_library_is_an_extra():
+    text = (importlib.resources.files(envs_jax) / ".." / "pyproject.toml").read_text()
+    for library in adapters():
+        assert f"\n{library} = [" in text, library
+    assert set(adapters()) == set(MODULES)
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "closest"),
+    [
+        ("gymnax", "Pendulum", "Pendulum-v1"),
+        ("jumanji", "Snake-v0", "Snake-v1"),
+        ("brax", "halfcheeta", "halfcheetah"),
+        ("jaxmarl", "MPE_simple_spred_v3", "MPE_simple_spread_v3"),
+        ("playground", "CartpoleBalanced", "CartpoleBalance"),
+    ],
+)
+def test_unknown_names(library, name, closest):
+    needs(library)
+    with pytest.raises(ValueError, match=f"unknown environment '{library}:{name}': did you mean '{closest}'"):
+        find(f"{library}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ("jumanji:Tetris-v0", "'jumanji:Tetris-v0' has actions of the kind MultiDiscreteArray: only one integer"),
+        ("jumanji:MultiCVRP-v0", "has several integers as an action"),
+        ("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
+        ("jaxmarl:MPE_simple_tag_v3", "has agents of several kinds, whose observations differ"),
+        ("jaxmarl:MPE_simple_speaker_listener_v4", "has agents of several kinds, whose actions differ"),
+        ("jaxmarl:storm_2p", "gives no observation for each agent by name"),
+        ("jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"),
+        ("jaxmarl:ant_4x2", "resets itself inside"),
+    ],
+)
+def test_refusals(env, sentence):
+    needs(env.split(":")[0])
+    with pytest.raises(ValueError, match=sentence):
+        make(env)
+
+
+# Without the packages
+
+
+@pytest.mark.parametrize("library", sorted(MODULES))
+def test_missing_package(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, MODULES[library], None)
+    with pytest.raises(ValueError, match=rf"'{MODULES[library]}' is not installed: pip install -e '\.\[{library}\]'"):
+        find(f"{library}:Absent")
+
+
+def test_missing_package_on_the_command_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gymnax", None)
+    assert train.main(["--algo", "sac", "--env", "gymnax:Missing-v1", "--total_env_steps", "9"]) == 2
+    assert "pip install -e '.[gymnax]'" in capsys.readouterr().err
+
+
+def module(monkeypatch, name, **contents):
+    """Put a made-up package in the place of a real one."""
+    made = types.ModuleType(name)
+    made.__dict__.update(contents)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+class Space(NamedTuple):
+    """A box of a made-up package."""
+
+    shape: tuple
+    low: object
+    high: object
+    dtype: object = np.float32
+
+
+class Walk:
+    """A walk on the line in the form of gymnax: the place is the observation, 10 is its end."""
+
+    def __init__(self, space=None, observation=None):
+        self.space = space or Space((2,), np.array([-1.0, 0.0]), np.array([3.0, 4.0]))
+        self.observation = observation or (lambda place: {"b": place, "a": jnp.zeros((2, 2), bool)})
+
+    def action_space(self, params):
+        return self.space
+
+    def observation_space(self, params):
+        return None
+
+    def reset_env(self, key, params):
+        place = jnp.float32(0)
+        return self.observation(place), {"time": 0, "place": place}
+
+    def step_env(self, key, state, action, params):
+        place = state["place"] + action.sum()
+        state = {"time": state["time"] + 1, "place": place}
+        return self.observation(place), state, 2, place >= 10, {}
+
+    def is_truncated(self, state, params):
+        return state["time"] >= params.limit
+
+
+class Limit:
+    """Parameters of `Walk`."""
+
+    def __init__(self, limit=3):
+        self.limit = self.max_steps_in_episode = limit
+
+    def replace(self, max_steps_in_episode):
+        return Limit(max_steps_in_episode)
+
+
+def walk(monkeypatch, name, **options):
+    """Make a `Walk` known to the adapter of gymnax under a name that no other test uses."""
+    module(monkeypatch, "gymnax", registered_envs=[name], make=lambda _: (Walk(**options), Limit()))
+    return make(f"gymnax:{name}")
+
+
+def test_a_made_up_package(monkeypatch):
+    """Bounds that differ between numbers become [-1, 1]; ends, weak types and dictionaries by hand."""
+    env = walk(monkeypatch, "Walk-a")
+    assert (env.spec.horizon, env.spec.observation.shape) == (3, (5,))
+    assert (env.spec.action.low, env.spec.action.high) == (-1.0, 1.0)
+    rows = episode(env, [[-1.0, 0.5], [1.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_array_equal([row.observation[0] for row in rows], np.eye(5)[[4]] * [[0], [2], [9], [12]])
+    assert [float(row.reward[0]) for row in rows] == [0, 2, 2, 2]
+    assert ends(rows) == (True, False)
+    assert ends(episode(env, [[-1.0, -1.0]] * 3)) == (False, True)
+    check_env(env, random=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("b", {"space": Space((2,), -np.inf, np.inf)}, "'gymnax:Walk-b' has actions without bounds"),
+        ("c", {"space": Space((2,), 0, 3, np.int32)}, "'gymnax:Walk-c' has several integers as an action"),
+        ("d", {"space": ()}, "'gymnax:Walk-d' has actions of the kind tuple: only one integer, or a box of floats"),
+        ("e", {"observation": lambda place: {}}, "the observation of 'gymnax:Walk-e' is empty"),
+        (
+            "f",
+            {"observation": lambda place: {"k": jax.random.key(0), "p": place}},
+            r"of 'gymnax:Walk-f' cannot be joined to one array: its part 'k' is key<fry>, not numbers",
+        ),
+    ],
+)
+def test_refusals_of_a_made_up_package(monkeypatch, name, options, sentence):
+    options = {key: (object() if value == () else value) for key, value in options.items()}
+    sentence = sentence.replace("tuple", "object")
+    with pytest.raises(ValueError, match=sentence):
+        walk(monkeypatch, f"Walk-{name}", **options)
+
+
+def test_joined_images():
+    """One image stays one, with single numbers as planes; two images, or small ones, become a vector."""
+    image, small, number = (jnp.zeros(shape, jnp.uint8) for shape in ((9, 9, 2), (8, 9, 2), ()))
+    assert Joined.of("e", image).box.shape == (9, 9, 2)
+    assert Joined.of("e", {"a": image, "b": number}).box.shape == (9, 9, 3)
+    assert Joined.of("e", {"a": image, "b": image}).box.shape == (324,)
+    assert Joined.of("e", small).box.shape == (144,)
+    assert Joined.of("e", {"a": image, "b": jnp.zeros(4)}).box.shape == (166,)
+
+
+# Training
+
+TINY = "--hidden_size 8 --num_envs 8 --devices 1 --memory_gb 8"
+RUNS = {
+    "gymnax": f"--algo sac --env gymnax:Pendulum-v1 --horizon 20 --total_env_steps 400 --batch_size 32 {TINY}",
+    "gymnax, ddpg": f"--algo ddpg --env gymnax:Breakout-MinAtar --total_env_steps 200 --batch_size 16 {TINY}",
+    "jumanji": "--algo coma --env jumanji:Snake-v1 --observe grid --horizon 5 --total_env_steps 80 --num_minibatches 2 "
+    f"--num_epochs 1 {TINY}",
+    "brax": f"--algo sac --env brax:fast --horizon 10 --total_env_steps 160 --batch_size 16 {TINY}",
+    "jaxmarl": "--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 --num_minibatches 2 "
+    f"--num_epochs 1 {TINY}",
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_trains(tmp_path, monkeypatch, capsys, case):
+    """Train, resume and evaluate from the command line: a run finds its environment by the same name."""
+    library = case.split(",")[0]
+    needs(library)
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*RUNS[case].split(), "--runs", "runs"]) == 0
+    run = (tmp_path / "runs" / "latest").read_text().strip()
+    config = (tmp_path / "runs" / run / "config.yaml").read_text()
+    assert f"env: {library}:" in config and "\nname:" not in config
+    if case == library:
+        assert evaluate.main([run, "--episodes", "2"]) == 0
+        capsys.readouterr()
+        total = int(RUNS[case].split("--total_env_steps ")[1].split()[0])
+        assert train.main(["--resume", run, "--total_env_steps", str(2 * total)]) == 0
