@@ -2,11 +2,11 @@
 
 import dataclasses
 import importlib.util
+import json
 import re
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -58,6 +58,12 @@ class Reference:
     def step(self, action: np.ndarray) -> Any:
         self.state, self.timestep = self.program(self.state, self.timestep, jnp.asarray(action))
         return self.timestep
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether numbers are equal up to the rounding of two compilations of one environment."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    return found.dtype == wanted.dtype and np.allclose(found, wanted.reshape(found.shape), rtol=1e-6, atol=1e-6)
 
 
 def drawn(env: Any, copies: int, steps: int) -> list[np.ndarray]:
@@ -130,7 +136,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             timestep = wanted.step(action)
             flat = action.reshape(-1, *env.spec.action.shape)
             observations, rewards, terminated, truncated, infos = vector.step(flat)
-            assert np.array_equal(rewards, np.asarray(timestep.reward).reshape(-1))
+            assert close(rewards, np.asarray(timestep.reward, np.float64))
             assert np.array_equal(terminated.reshape(copies, agents), np.tile(timestep.terminated[:, None], agents))
             assert np.array_equal(truncated.reshape(copies, agents), np.tile(timestep.truncated[:, None], agents))
             assert not rewards[np.repeat(before, agents)].any()  # the reset step
@@ -138,7 +144,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             assert rewards.dtype == np.float64 and terminated.dtype == truncated.dtype == bool
             ends |= set(zip(terminated.tolist(), truncated.tolist(), [False] * len(terminated), strict=True))
         shown = wanted.timestep
-        assert np.array_equal(observations, np.asarray(shown.observation).reshape(observations.shape))
+        assert close(observations, shown.observation)
         assert observations in vector.observation_space and observations.flags.writeable
         assert set(infos) == {
             key
@@ -146,7 +152,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             for key in (metric, f"_{metric}")
         }
         for metric in env.spec.metrics:
-            assert np.array_equal(infos[metric], np.repeat(np.asarray(shown.metrics[metric]), agents))
+            assert close(infos[metric], np.repeat(np.asarray(shown.metrics[metric]), agents))
             assert infos[f"_{metric}"].all() and infos[f"_{metric}"].shape == (copies * agents,)
         if shown.action_mask is not None:
             assert np.array_equal(infos["action_mask"], np.asarray(shown.action_mask).reshape(copies * agents, -1))
@@ -331,19 +337,19 @@ def test_the_parallel_environment_equals_the_batch(name: str) -> None:
                 timestep = wanted.step(action)
                 actions = {f"agent_{i}": one for i, one in reversed(list(enumerate(action[0])))}
                 observations, rewards, terminations, truncations, infos = parallel.step(actions)
-                assert [rewards[agent] for agent in names] == np.asarray(timestep.reward[0]).tolist()
+                assert close([rewards[agent] for agent in names], np.asarray(timestep.reward[0], np.float64))
                 assert terminations == dict.fromkeys(names, bool(timestep.terminated[0]))
                 assert truncations == dict.fromkeys(names, bool(timestep.truncated[0]))
                 assert parallel.agents == ([] if timestep.done[0] else names)
                 ends.add((terminations["agent_0"], truncations["agent_0"]))
         shown = wanted.timestep
         for i, agent in enumerate(names):
-            assert np.array_equal(observations[agent]["observation"], np.asarray(shown.observation[0, i]))
+            assert close(observations[agent]["observation"], shown.observation[0, i])
             assert np.array_equal(observations[agent]["action_mask"], np.asarray(shown.action_mask[0, i]))
             assert np.array_equal(infos[agent]["action_mask"], observations[agent]["action_mask"])
             assert observations[agent] in parallel.observation_space(agent)
             for metric, value in shown.metrics.items():
-                assert infos[agent][metric] == float(value[0])
+                assert close(infos[agent][metric], np.float64(value[0]))
     assert len(ends) > 1 and int(wanted.state.episode[0]) >= 2
     if name == "corridors":
         assert {(True, False), (False, True)} <= ends
@@ -358,7 +364,7 @@ def test_the_global_state() -> None:
     parallel.reset()
     shown = wanted.timestep.global_state
     parts = [np.asarray(shown["maps"]).ravel(), np.asarray(shown["positions"]).ravel().astype(np.float32)]
-    assert np.array_equal(parallel.state(), np.concatenate(parts))
+    assert close(parallel.state(), np.concatenate(parts))
     assert parallel.state() in parallel.state_space
     one = PettingZooParallelEnv(_WithGlobalState())
     one.reset()
@@ -544,11 +550,38 @@ def test_a_loop_in_torch_learns_from_the_vector_environment() -> None:
 
 # The page
 
+BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
 
-def blocks() -> list[SimpleNamespace]:
-    found = []
-    for text in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE):
-        name = re.match(r"# (\w+)\.py\n", text)
-        assert name, f"a block of {PAGE.name} does not begin with the name of its file"
-        found.append(SimpleNamespace(name=name.group(1), text=text))
-    return found
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("vector", marks=needs_gymnasium),
+        pytest.param("ppo", marks=[needs_gymnasium, needs("stable_baselines3")]),
+        pytest.param("parallel", marks=needs_pettingzoo),
+        "scan",
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of other packages
+def test_the_code_of_the_page_runs(name: str) -> None:
+    run = {"__name__": "__main__"}
+    exec(compile(BLOCKS[name], f"{name}.py", "exec"), run)
+    if name == "vector":
+        assert run["observations"].shape == (64, 39) and len(run["success"]) == 60
+    if name == "ppo":
+        assert run["model"].num_timesteps == 256
+    if name == "parallel":
+        assert set(run["rewards"]) == {"agent_0", "agent_1"} and run["env"].state().ndim == 1
+    if name == "scan":
+        assert run["reward"].shape == run["done"].shape == (64,)
+
+
+def test_the_figures_of_the_page_are_those_of_the_result() -> None:
+    result = json.loads((PAGE.parents[1] / "bench" / "results" / "outward_cpu.json").read_text())
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|", PAGE.read_text(), re.MULTILINE)
+    found = [[int(number.replace(",", "")) for number in row] for row in rows]
+    assert [row[0] for row in found] == [row["num_envs"] for row in result["rows"]] == [1, 64, 1024]
+    for row, measured in zip(found, result["rows"], strict=True):
+        for shown, name in zip(row[1:], ("vector", "sync"), strict=True):
+            assert abs(shown / measured[name]["rate"] - 1) < 0.05
+            assert len(measured[name]["samples"]) == 5
