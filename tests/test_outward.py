@@ -25,14 +25,15 @@ from envs_jax.progress import start
 
 PAGE = Path(__file__).parents[1] / "docs" / "other_libraries.md"
 SNAKES = {"height": 4, "width": 4, "beans": 2, "max_steps": 6}
-ENVS = {  # name: environment, number of copies
+ENVS = {
     "corridor": Corridor,
+    "corridors": lambda: Corridor(num_agents=2, length=2),
     "reach": lambda: envs_jax.make("reach", horizon=4),
     "snakes": lambda: envs_jax.make("snakes_1v1", masks=True, **SNAKES),
     "snakes_team": lambda: envs_jax.make("snakes_1v1", masks=True, side="both", **SNAKES),
     "coverage": lambda: envs_jax.make("coverage", q=5, num_agents=2, budget=4),
 }
-SINGLE, TEAMS = ("corridor", "reach", "snakes"), ("snakes_team", "coverage")
+SINGLE, TEAMS = ("corridor", "reach", "snakes"), ("corridors", "snakes_team", "coverage")
 
 
 def needs(package: str, extra: str = "") -> Any:
@@ -142,7 +143,7 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             assert not rewards[np.repeat(before, agents)].any()  # the reset step
             assert not (terminated | truncated)[np.repeat(before, agents)].any()
             assert rewards.dtype == np.float64 and terminated.dtype == truncated.dtype == bool
-            ends |= set(zip(terminated.tolist(), truncated.tolist(), [False] * len(terminated), strict=True))
+            ends |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
         shown = wanted.timestep
         assert close(observations, shown.observation)
         assert observations in vector.observation_space and observations.flags.writeable
@@ -158,8 +159,8 @@ def test_the_vector_environment_equals_the_batch(name: str) -> None:
             assert np.array_equal(infos["action_mask"], np.asarray(shown.action_mask).reshape(copies * agents, -1))
             vector.action_space.sample(mask=tuple(infos["action_mask"]))  # a mask that Gymnasium accepts
     assert np.asarray(wanted.state.episode).min() >= 2  # several episodes, reset steps among them
-    if name == "corridor":  # both ends, apart
-        assert ends == {(False, False, False), (True, False, False), (False, True, False)}
+    if name in ("corridor", "corridors"):  # both ends, apart
+        assert ends == {(False, False), (True, False), (False, True)}
 
 
 @needs_gymnasium
@@ -319,9 +320,9 @@ def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
 
 
 @needs_pettingzoo
-@pytest.mark.parametrize("name", ["corridors", *TEAMS])
+@pytest.mark.parametrize("name", TEAMS)
 def test_the_parallel_environment_equals_the_batch(name: str) -> None:
-    env = Corridor(num_agents=3, length=2) if name == "corridors" else ENVS[name]()
+    env = ENVS[name]()
     names = [f"agent_{i}" for i in range(env.spec.num_agents)]
     parallel, wanted = PettingZooParallelEnv(env, seed=2, mask_in_observation=True), Reference(env, 1, seed=2)
     assert parallel.possible_agents == names and parallel.agents == []
