@@ -27,7 +27,10 @@ def source(agent: Path) -> bytes:
     """Return the source of an agent with the content of numpy_networks.py in place of its import."""
     _, _, body = NETWORKS.read_text().partition(_BODY)
     text, count = re.subn(
-        r"^from jaxrl\.integrations\.numpy_networks import .*\n", lambda _: body.strip() + "\n", agent.read_text(), flags=re.M
+        r"^from jaxrl\.integrations\.numpy_networks import .*\n",
+        lambda _: body.strip() + "\n",
+        agent.read_text(),
+        flags=re.M,
     )
     assert count == 1
     return text.encode()

@@ -122,14 +122,18 @@ class _Graph:
     def call(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
         """Add the nodes that the results of a function need, and return these."""
         jaxpr = closed.jaxpr
-        values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(zip(jaxpr.invars, arguments, strict=True))
+        values = dict(zip(jaxpr.constvars, closed.consts, strict=True)) | dict(
+            zip(jaxpr.invars, arguments, strict=True)
+        )
         read = lambda x: x.val if isinstance(x, Literal) else values[x]  # noqa: E731
         for eqn in _needed(jaxpr):
             given = [read(x) for x in eqn.invars]
             inner = next((eqn.params[key] for key in INNER if key in eqn.params), None)
             if inner is not None and eqn.primitive.name not in LOOPS:
                 results = self.call(inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ()), given)
-            elif any(isinstance(x, str) for x in given) or not all(_is_static(n) for x in eqn.outvars for n in _sizes(x)):
+            elif any(isinstance(x, str) for x in given) or not all(
+                _is_static(n) for x in eqn.outvars for n in _sizes(x)
+            ):
                 results = self._apply(eqn, given)
             else:
                 found = eqn.primitive.bind(*given, **eqn.params)
