@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import runpy
 import subprocess
 import sys
 import types
@@ -11,6 +13,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -379,6 +382,23 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "file")]) == 1
     assert command.main(["run", "--out", str(tmp_path)]) == 2
     assert "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi" in capsys.readouterr().err
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "export.md"
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(FILES[name])
+    runpy.run_path(str(tmp_path / name))
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "jax.export.deserialize(bytes).call(observation) -> action",
+        "[('observation', ['batch', 1, 39])]",
+        "(8, 1, 4) True",
+    ]
+    assert len(PAGE.read_text().splitlines()) <= 60
 
 
 def test_export_is_public() -> None:

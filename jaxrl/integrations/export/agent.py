@@ -76,11 +76,11 @@ class Policy:
         if rule is None and states is None:
             raise ValueError("masks depend on other agents' actions: pass mask_state, the places of the agents")
         states = [states] if single else [None] * len(outputs) if states is None else states
+        moves, highest = np.array(moves), np.array(self.settings.get("highest"))
         chosen = np.zeros(outputs.shape[:2], np.int32)
         for row, agent in np.ndindex(*chosen.shape):
             if rule is None:
-                places, highest = np.asarray(states[row]), np.array(self.settings["highest"])
-                allowed = coverage_mask(np.array(moves), highest, places, mask[row], chosen[row], agent)
+                allowed = coverage_mask(moves, highest, np.asarray(states[row]), mask[row], chosen[row], agent)
             else:
                 allowed = rule(states[row], mask[row], chosen[row], agent)
             chosen[row, agent] = np.argmax(np.where(allowed, outputs[row, agent], -np.inf))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 
 from envs_jax.base import closest, short_repr
