@@ -6,15 +6,20 @@ from jaxrl.common.version import __version__
 
 if TYPE_CHECKING:
     from jaxrl.evaluation.policy import Policy
+    from jaxrl.integrations.export.formats import export
     from jaxrl.runtime.api import Evaluation, Result, evaluate, load, make_train, train
 
 
-__all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "load", "make_train", "train"]
+__all__ = ["Evaluation", "Policy", "Result", "__version__", "evaluate", "export", "load", "make_train", "train"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:  # imported on first access, so that commands start quickly
         raise AttributeError(f"module 'jaxrl' has no attribute '{name}'")
+    if name == "export":
+        from jaxrl.integrations.export import formats
+
+        return formats.export
     from jaxrl.runtime import api
 
     return getattr(api, name)

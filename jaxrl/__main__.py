@@ -13,7 +13,7 @@ COMMANDS = {
     "train": "train, or resume a run",
     "evaluate": "evaluate a run and scripted policies on held-out episodes",
     "render": "render episodes as pages, animations or pictures",
-    "export": "export a policy: weights, or an agent for the Jidi competition",
+    "export": "export a policy: weights, a function for JAX or ONNX, a file for NumPy, a Jidi agent",
     "collect": "collect an expert dataset for the collective",
     "doctor": "check this machine, and the memory that a run needs",
 }

@@ -27,6 +27,7 @@ from jaxrl.cli import export
 from jaxrl.cli.flags import parse
 from jaxrl.common.errors import UserError
 from jaxrl.integrations.jidi.export import AGENT, jidi_settings, write_jidi
+from jaxrl.integrations.standalone import source
 from jaxrl.runtime import run_directory
 from jaxrl.runtime.build import unchecked_run
 from jaxrl.runtime.checkpoint import Checkpoints
@@ -260,7 +261,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
     assert export.main([*words, "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["submission.py", "weights.npz"]
-    assert (out / "submission.py").read_bytes() == AGENT.read_bytes()
+    assert (out / "submission.py").read_bytes() == source(AGENT)
     agent, actor = agent_games.load_agent(out), setup.algo.policy(state.algo)["params"]
     np.testing.assert_array_equal(agent.POLICY.weights["fc2_kernel"], actor["fc2_kernel"])
     capsys.readouterr()

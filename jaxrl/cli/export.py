@@ -1,20 +1,21 @@
-"""python -m jaxrl.export RUN --format jidi --out DIR: the policy of a run as files that play without jaxrl.
+"""python -m jaxrl.export RUN --format FORMAT --out DIR: the policy of a run as files that other programs read.
+
+safetensors: policy.safetensors, the parameters by name. stablehlo: policy.stablehlo, the greedy policy as a function
+for JAX alone. onnx: policy.onnx, the same for ONNX runtimes. numpy: agent.py and weights.npz, the same in Python with
+NumPy alone. policy.json beside them says how they are called.
 
 jidi: submission.py and weights.npz for the snakes games of the Jidi platform, 3v3 and 1v1, in either side, with NumPy
 alone. It draws from the policy, without exploration, or with --greedy plays its best action.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import Parser
 from jaxrl.cli.values import add_choice
 from jaxrl.common.errors import UsageError
-from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
+from jaxrl.integrations.export.formats import FORMATS, export
 from jaxrl.runtime.load import load_policy
-
-FORMATS = ("jidi",)
 
 
 @exit_on_error
@@ -24,16 +25,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="directory of a run")
     add_choice(parser, "--format", FORMATS, "what to write")
     parser.add_argument("--out", metavar="DIR", help="directory to write to; it is made if it is not there")
-    parser.add_argument("--greedy", action="store_true", help="play the best action instead of drawing one")
+    parser.add_argument(
+        "--greedy", action="store_true", help="jidi: play the best action instead of drawing one, as the others do"
+    )
     parser.add_argument("--last", action="store_true", help="the run's newest checkpoint instead of its best")
     flags = parser.parse_args(list(argv))
     if flags.format is None:
         raise UsageError(f"say what to write: --format {' or '.join(FORMATS)}")
     if flags.out is None:
         raise UsageError("say where to write: --out DIR")
-    loaded = load_policy(flags.run, best=not flags.last)
-    settings = jidi_settings(loaded.env, loaded.algo, flags.greedy)
-    for path in write_jidi(Path(flags.out), settings, loaded.params):
+    policy = load_policy(flags.run, best=not flags.last)
+    for path in export(policy, flags.format, flags.out, greedy=flags.greedy):
         print(f"wrote {path} ({path.stat().st_size / 2**10:,.0f} KiB)")
-    print(f"the policy of {flags.run}, checkpoint {loaded.step:,}, {'its best actions' if flags.greedy else 'drawn'}")
+    drawn = flags.format == "jidi" and not flags.greedy
+    kind = "parameters" if flags.format == "safetensors" else "drawn" if drawn else "its best actions"
+    print(f"the policy of {flags.run}, checkpoint {policy.step:,}, {kind}")
     return 0

@@ -1,21 +1,15 @@
 """A policy as files for the Jidi platform: what can be exported, and submission.py with its weights."""
 
-import io
-import json
 from pathlib import Path
 from typing import Any
-
-import jax
-import numpy as np
 
 from envs_jax.snakes import Snakes
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.ddpg import Ddpg
-from jaxrl.common.errors import UsageError, UserError
-from jaxrl.common.files import write_atomically
+from jaxrl.common.errors import UsageError
+from jaxrl.integrations.standalone import WEIGHTS, network_settings, source, weights_file, write_files
 
 AGENT = Path(__file__).with_name("submission.py")
-WEIGHTS = "weights.npz"
 BOARDS = ((10, 20, 6, 5, 2), (6, 8, 2, 5, 2))  # the platform's games: rows, columns, snakes, beans, teams
 
 
@@ -41,17 +35,10 @@ def jidi_settings(env: Any, algo: Algorithm, greedy: bool) -> dict[str, Any]:
     if env.outside:
         raise UsageError("the run's policy plays both teams (opponent outside), an exported one plays one: train "
                          "against an opponent")  # fmt: skip
-    box = env.spec.observation
-    return {
+    return network_settings(algo, "jidi") | {
         "snakes": env.snakes,
         "beans": env.beans,
         "observation": env.observation,
-        "inputs": box.shape[0],
-        "scale": max(abs(box.low), abs(box.high)) if algo.scale_observation else 1.0,
-        "depth": algo.depth,
-        "rectify_first": algo.first_layer == "relu",
-        "layer_norm": algo.layer_norm,
-        "communication": algo.network == "bicnet",
         "masking": algo.masking,
         "greedy": greedy,
     }
@@ -68,18 +55,4 @@ def write_jidi(out: Path, settings: dict[str, Any], params: Any) -> list[Path]:
     Raises:
         UserError: they cannot be written.
     """
-    arrays = {
-        "_".join(str(entry.key) for entry in path): np.asarray(leaf, np.float32)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params["params"])
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, settings=np.array(json.dumps(settings)), **arrays)  # type: ignore[arg-type]
-    files = {out / AGENT.name: AGENT.read_bytes(), out / WEIGHTS: buffer.getvalue()}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path, content in files.items():
-            write_atomically(path, content)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot write to {out} ({reason}): choose another --out") from None
-    return list(files)
+    return write_files(out, {AGENT.name: source(AGENT), WEIGHTS: weights_file(settings, params)})

@@ -20,6 +20,8 @@ for _library in ("OPENBLAS", "OMP", "MKL"):  # before NumPy starts threads, whic
 import numpy as np  # noqa: E402
 from numpy import random  # noqa: E402 - which NumPy would load at the first call
 
+from jaxrl.integrations.numpy_networks import network  # noqa: E402 - copied in its place by the export
+
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # actions: up, down, left, right
 RADIUS, REACH, STEPS, ONE = 3, 5, 10, 100  # RADIUS, REACH, MOVES and ONE of full.py
 
@@ -263,38 +265,7 @@ class Policy:
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         """Return float32[A, 4] of observations float32[A, F], without masks."""
-        settings = self.settings
-        x = x / np.float32(settings["scale"])
-        for layer in range(settings["depth"]):
-            x = self._dense(x, f"fc{layer + 1}")
-            if layer or settings["rectify_first"]:
-                x = np.maximum(self._norm(x, layer + 1) if settings["layer_norm"] else x, 0)
-            if layer == 0 and settings["communication"]:
-                x = np.concatenate([self._lstm(x, "there"), self._lstm(x[::-1], "back")[::-1]], axis=1)
-        return self._dense(x, "out")
-
-    def _dense(self, x: np.ndarray, name: str) -> np.ndarray:
-        return x @ self.weights[f"{name}_kernel"] + self.weights[f"{name}_bias"]
-
-    def _norm(self, x: np.ndarray, layer: int) -> np.ndarray:
-        centred = x - x.mean(-1, keepdims=True)
-        normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(1e-6))
-        return normal * self.weights[f"norm{layer}_scale"] + self.weights[f"norm{layer}_bias"]
-
-    def _lstm(self, x: np.ndarray, way: str) -> np.ndarray:
-        """[A, F] -> [A, units]: one LSTM over the snakes in the order of the rows."""
-        state = cell = np.zeros(len(self.weights[f"lstm_{way}_state_kernel"]), np.float32)
-        states = []
-        for row in self._dense(x, f"lstm_{way}_input"):
-            enter, keep, new, show = np.split(row + self._dense(state, f"lstm_{way}_state"), 4)
-            cell = _sigmoid(keep) * cell + _sigmoid(enter) * np.tanh(new)
-            state = _sigmoid(show) * np.tanh(cell)
-            states.append(state)
-        return np.stack(states)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # the sigmoid, without overflow
+        return network(self.weights, self.settings, x)
 
 
 POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))

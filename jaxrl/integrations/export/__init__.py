@@ -1,0 +1,1 @@
+"""Trained policies as files of other formats, which run without jaxrl."""

@@ -1,0 +1,118 @@
+"""A policy exported by jaxrl: `act(observation)` returns its greedy actions.
+
+It needs Python 3.7 and NumPy alone; weights and settings are in weights.npz next to this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxrl.integrations.numpy_networks import network  # copied in its place by the export
+
+
+class Policy:
+    """The content of the weights file: `settings`, and the arrays of the network by name in `weights`."""
+
+    def __init__(self, path: str) -> None:
+        with np.load(path, allow_pickle=False) as file:
+            self.weights = {name: file[name] for name in file.files if name != "settings"}
+            self.settings: dict[str, Any] = json.loads(str(file["settings"]))
+
+    def act(
+        self,
+        observation: Any,
+        action_mask: Any = None,
+        mask_state: Any = None,
+        next_mask: Callable[[Any, np.ndarray, np.ndarray, int], np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """Return the greedy actions int32[..., A], or float[..., A, *action] of continuous ones.
+
+        Args:
+            observation: [A, ...] or [B, A, ...].
+            action_mask: bool[..., A, n], the allowed actions of policies that heed masks; None = all.
+            mask_state: coverage: int[..., A, 3], the agents' places on the lattice before the actions.
+            next_mask: where masks depend on the actions of earlier agents, and the environment is not coverage:
+                (mask_state, action_mask[A, n], chosen int[A], agent) -> bool[n], as `EnvSpec.next_mask`.
+
+        Raises:
+            ValueError: shapes that do not fit, or no rule for masks that depend on other agents' actions.
+        """
+        settings, observation = self.settings, np.asarray(observation)
+        wanted = (settings["agents"], *settings["observation_shape"])
+        single = observation.shape == wanted
+        if observation.shape[-len(wanted) :] != wanted or observation.ndim > len(wanted) + 1:
+            raise ValueError(f"observations need the shape {wanted}, with or without a batch axis before it")
+        outputs = network(self.weights, settings, observation[None] if single else observation)
+        if settings["actions"] == "box":
+            actions = self._scaled(np.tanh(outputs[..., : settings["numbers"]]))
+        elif settings["masking"] == "none":
+            actions = np.argmax(outputs, -1).astype(np.int32)
+        else:
+            mask = np.ones(outputs.shape, bool) if action_mask is None else np.asarray(action_mask, bool)
+            mask = mask.reshape(outputs.shape)
+            if settings["masking"] == "sequential":
+                actions = self._in_turn(outputs, mask, mask_state, next_mask, single)
+            else:
+                actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
+        return actions[0] if single else actions
+
+    def _scaled(self, action: np.ndarray) -> np.ndarray:
+        """Rescale actions [B, A, n] in [-1, 1] to the environment's box."""
+        settings, (low, high) = self.settings, self.settings["bounds"]
+        if (low, high) != (-1, 1):
+            action = np.clip(np.float32(low) + np.float32((high - low) / 2) * (action + np.float32(1)), low, high)
+        return action.reshape(*action.shape[:2], *settings["action_shape"]).astype(settings["action_dtype"])
+
+    def _in_turn(self, outputs: np.ndarray, mask: np.ndarray, states: Any, rule: Any, single: bool) -> np.ndarray:
+        """Choose one agent after another, int32[B, A]; masks depend on the actions chosen before."""
+        moves = self.settings.get("moves")
+        if rule is None and moves is None:
+            raise ValueError("masks depend on other agents' actions: pass next_mask")
+        if rule is None and states is None:
+            raise ValueError("masks depend on other agents' actions: pass mask_state, the places of the agents")
+        states = [states] if single else [None] * len(outputs) if states is None else states
+        moves, highest = np.array(moves), np.array(self.settings.get("highest"))
+        chosen = np.zeros(outputs.shape[:2], np.int32)
+        for row, agent in np.ndindex(*chosen.shape):
+            if rule is None:
+                allowed = coverage_mask(moves, highest, np.asarray(states[row]), mask[row], chosen[row], agent)
+            else:
+                allowed = rule(states[row], mask[row], chosen[row], agent)
+            chosen[row, agent] = np.argmax(np.where(allowed, outputs[row, agent], -np.inf))
+        return chosen
+
+
+def coverage_mask(
+    moves: np.ndarray, highest: np.ndarray, places: np.ndarray, boundary: np.ndarray, chosen: np.ndarray, agent: int
+) -> np.ndarray:
+    """Return the moves bool[n] open to an agent of coverage once earlier agents have chosen.
+
+    Args:
+        moves: int[n, 3], lattice steps by action.
+        highest: int[3], largest place on the lattice.
+        places: int[A, 3], before the moves.
+        boundary: bool[A, n], moves that stay inside the area.
+        chosen: int[A], of which those of earlier agents count.
+        agent: whose.
+    """
+    mask = boundary[agent].copy()
+    lateral = np.any(moves[:, :2] != 0, -1)
+    for other in range(agent):
+        offset = np.clip(places[other] + moves[chosen[other]], 0, highest) - places[agent]
+        towards = np.all(moves[:, :2] == offset[:2], -1)
+        if len(moves) == 27:
+            closed = lateral & towards & (abs(offset[2]) <= 1)
+            closed |= ~lateral & (moves[:, 2] != 0) & (not offset[:2].any() and abs(offset[2]) == 1)
+        else:  # whatever the altitude; the last of six moves stays open
+            closed = towards & (len(moves) != 6 or mask.sum() > 1)
+        mask &= ~closed
+    return mask if mask.any() else boundary[agent]
+
+
+POLICY = Policy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "weights.npz"))
+act = POLICY.act

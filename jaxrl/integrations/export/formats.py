@@ -1,0 +1,142 @@
+"""`export`: a policy as files, in one of several formats."""
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from envs_jax.base import closest, short_repr
+from jaxrl.common.errors import UsageError
+from jaxrl.common.version import __version__
+from jaxrl.evaluation.policy import Policy
+from jaxrl.integrations.export.greedy import PLATFORMS, Greedy, greedy_of
+from jaxrl.integrations.export.numpy_agent import agent_files
+from jaxrl.integrations.jidi.export import jidi_settings, write_jidi
+from jaxrl.integrations.standalone import write_files
+from jaxrl.runtime.load import load_policy
+
+MANIFEST = "policy.json"
+ABOUT = {  # of inputs and outputs, by the first word of their names
+    "observation": "observations of the agents",
+    "reward": "rewards of the agents for their last action, 0 at the first step",
+    "terminated": "the episode ended here for good",
+    "truncated": "the episode was cut here",
+    "first": "an episode begins with this step",
+    "action_mask": "actions open to each agent before the others of this step are known",
+    "mask_state": "what the masks depend on besides the other agents' actions (coverage: places on the lattice)",
+    "task": "number of the task",
+    "carry": "what the last call returned; anything where an episode begins, such as zeros",
+}
+
+
+def export(policy: Policy | str | Path, format: str, path: str | Path, *, greedy: bool = False) -> list[Path]:
+    """Write a policy as files of a format.
+
+    Args:
+        policy: a policy, or the directory of a run.
+        format: safetensors (parameters), stablehlo or onnx (the greedy policy as a function), numpy (the same as a
+            Python file), jidi (an agent for the Jidi platform).
+        path: directory to write to, made if absent; files of the same names in it are replaced.
+        greedy: for jidi, whose agent samples its actions otherwise; the other formats have greedy actions alone.
+
+    Returns:
+        the files' paths.
+
+    Raises:
+        UserError: a sentence: no such format, one that does not fit the policy or whose package is absent, or a path
+            that cannot be written.
+    """
+    if not isinstance(format, str) or format not in FORMATS:
+        raise UsageError(f"unknown format {short_repr(format)}: {closest(str(format), FORMATS)}")
+    if not isinstance(path, str | Path):
+        raise UsageError(f"name the directory to write to, such as 'exported', not {short_repr(path)}")
+    policy = policy if isinstance(policy, Policy) else load_policy(policy)
+    out = Path(path)
+    if format == "jidi":
+        return write_jidi(out, jidi_settings(policy.env, policy.algo, greedy), policy.params)
+    return write_files(out, WRITERS[format](policy))
+
+
+def description(policy: Policy) -> dict[str, Any]:
+    """Return what is known of a policy, for JSON."""
+    config = policy.config
+    return {
+        "algorithm": config.algo if config else type(policy.algo).__name__.lower(),
+        "environment": policy.env.spec.name,
+        "environment_version": policy.env.version,
+        "jaxrl_version": __version__,
+        "checkpoint": policy.step,
+        "settings": config.plain() if config else {},
+    }
+
+
+def named_parameters(policy: Policy) -> dict[str, np.ndarray]:
+    """Return a policy's parameters by their flax paths, such as "params.head.fc1_kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(policy.params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _safetensors(policy: Policy) -> dict[str, bytes]:
+    library = _package("safetensors.numpy", "safetensors")
+    metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in description(policy).items()}
+    # an array without axes or elements has no name of its own in a file: all are stored contiguous
+    arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in named_parameters(policy).items()}
+    return {"policy.safetensors": library.save(arrays, metadata=metadata)}
+
+
+def _stablehlo(policy: Policy) -> dict[str, bytes]:
+    greedy = greedy_of(policy)
+    (batch,) = jax.export.symbolic_shape("batch")
+    exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
+    names = ", ".join([x.name for x in greedy.inputs] + ["carry"] * bool(greedy.carry))
+    call = f"jax.export.deserialize(bytes).call({names}) -> action{', carry' * bool(greedy.carry)}"
+    manifest = _manifest(policy, greedy, call, {"platforms": PLATFORMS, "jax_version": jax.__version__})
+    return {"policy.stablehlo": bytes(exported.serialize()), MANIFEST: manifest}
+
+
+def _onnx(policy: Policy) -> dict[str, bytes]:
+    _package("onnx", "onnx")
+    from jaxrl.integrations.export.onnx_graph import OPSET, to_onnx
+
+    greedy = greedy_of(policy)
+    call = (
+        "inputs by name; outputs are the action"
+        + ", then the next carry, in the order of the carry's inputs" * bool(greedy.carry)
+    )
+    return {"policy.onnx": to_onnx(greedy), MANIFEST: _manifest(policy, greedy, call, {"opset": OPSET})}
+
+
+def _manifest(policy: Policy, greedy: Greedy, call: str, more: Mapping[str, Any]) -> bytes:
+    """Return the JSON file beside a function: how it is called, with which arrays, and what is known of the policy."""
+
+    def rows(arguments: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": x.name, "shape": ["batch", *x.shape], "dtype": x.dtype}
+            | ({"about": ABOUT[word]} if (word := x.name.partition(".")[0]) in ABOUT else {})
+            for x in arguments
+        ]
+
+    parts = {"call": call, "inputs": rows(greedy.inputs), "carry": rows(greedy.carry), "action": rows([greedy.action])}
+    return (json.dumps(parts | dict(more) | description(policy), indent=1) + "\n").encode()
+
+
+def _package(module: str, name: str) -> Any:
+    """Import an optional package. Raises UsageError that names the extra."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise UsageError(f"this format needs the package {name}: install it with pip install 'jaxrl[export]'") from None
+
+
+WRITERS: dict[str, Callable[[Policy], dict[str, bytes]]] = {
+    "safetensors": _safetensors,
+    "stablehlo": _stablehlo,
+    "onnx": _onnx,
+    "numpy": agent_files,
+}
+FORMATS = (*WRITERS, "jidi")

@@ -1,0 +1,137 @@
+"""The greedy policy as a function of flat arrays, with the parameters inside and a free batch size."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from envs_jax.base import Array
+from envs_jax.progress import ended
+from jaxrl.evaluation.policy import Policy
+
+PLATFORMS = ("cpu", "cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An array that the exported function takes or returns.
+
+    Attributes:
+        name: a field of `TimeStep`, with the path of a leaf where the field has several; "action", or part of a carry.
+        shape: without the batch axis, which is the first one.
+        dtype: name of a NumPy dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def struct(self, batch: Any) -> jax.ShapeDtypeStruct:
+        """Return the array's ShapeDtypeStruct; `batch` is a number or a symbolic dimension."""
+        return jax.ShapeDtypeStruct((batch, *self.shape), self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Greedy:
+    """The greedy policy as `function(*inputs)` -> action, with a carry `function(*inputs, carry)` -> action, carry.
+
+    Attributes:
+        inputs: fields of the time step that the actions depend on, in order.
+        carry: what the function returns for its next call, a tuple of arrays; none for most policies. At the first
+            step it may hold anything, such as zeros: it is reset where the input "first" is True.
+        action: its result, [batch, agents, ...].
+        function: pure, for arrays with a batch axis.
+    """
+
+    inputs: tuple[Argument, ...]
+    carry: tuple[Argument, ...]
+    action: Argument
+    function: Callable[..., Any]
+
+    def structs(self, batch: Any) -> list[Any]:
+        """Return the ShapeDtypeStructs of the arguments of `function`."""
+        carry = tuple(argument.struct(batch) for argument in self.carry)
+        return [*(argument.struct(batch) for argument in self.inputs), *([carry] if carry else [])]
+
+
+def greedy_of(policy: Policy) -> Greedy:
+    """Return the greedy function of a policy, of those arrays alone that its actions depend on."""
+    policy = _portable(policy)
+    shapes = policy._blank
+    fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
+    indices = jax.ShapeDtypeStruct((1,), jnp.int32)
+    carries, carry_structure = jax.tree_util.tree_flatten_with_path(
+        jax.eval_shape(policy.algo.init_carry, policy.params, shapes, indices)
+    )
+    count = len(fields)
+
+    def one(*arrays: Array) -> list[Array]:
+        """Act in one environment: leaves of the time step, then of the carry -> action, then leaves of the carry."""
+        single = [x[None] for x in arrays]
+        timestep = jax.tree_util.tree_unflatten(structure, single[:count])
+        fresh = policy.algo.init_carry(policy.params, timestep, jnp.zeros(1, jnp.int32))
+        begins = lambda new, old: jnp.where(timestep.first[0], new, old)  # noqa: E731
+        carry = jax.tree.map(begins, fresh, jax.tree_util.tree_unflatten(carry_structure, single[count:]))
+        keys = jax.random.split(jax.random.key(0), 1)
+        action, carry, _ = policy.algo.act(policy.params, carry, timestep, keys, ended(), "greedy")
+        return [x[0] for x in (action, *jax.tree.leaves(carry))]
+
+    leaves = [_argument(path, leaf) for path, leaf in fields]
+    leaves += [_argument((jax.tree_util.GetAttrKey("carry"), *path), leaf) for path, leaf in carries]
+    kept: list[int] = []  # leaves of the carry that actions depend on, now or later
+    while True:
+        used = _used(functools.partial(_some, one, [0, *(1 + i for i in kept)]), leaves)
+        needed = [i - count for i in used if i >= count]
+        if set(needed) <= set(kept):
+            break
+        kept = sorted({*kept, *needed})
+    inputs = [i for i in used if i < count]
+    action = jax.eval_shape(one, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))[0]
+
+    def function(*arrays: Any) -> Any:
+        given = dict(zip(inputs, arrays[: len(inputs)], strict=True))
+        given |= zip([count + i for i in kept], arrays[-1] if kept else (), strict=True)
+
+        def row(given: dict[int, Array]) -> list[Array]:
+            blank = lambda i: jnp.zeros(leaves[i].shape, leaves[i].dtype)  # noqa: E731
+            return _some(one, [0, *(1 + i for i in kept)], *(given.get(i, blank(i)) for i in range(len(leaves))))
+
+        action, *carry = jax.vmap(row)(given)
+        return (action, tuple(carry)) if kept else action
+
+    return Greedy(
+        tuple(leaves[i] for i in inputs),
+        tuple(leaves[count + i] for i in kept),
+        Argument("action", action.shape, jnp.dtype(action.dtype).name),
+        function,
+    )
+
+
+def _portable(policy: Policy) -> Policy:
+    """Return the policy with the plain convolution, where its own was chosen for training on this machine."""
+    if getattr(policy.algo, "convolution", "conv") == "conv":
+        return policy
+    settings: Any = {"convolution": "conv"}
+    return dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
+
+
+def _some(function: Callable[..., list[Array]], which: Sequence[int], *arrays: Array) -> list[Array]:
+    """Return some of the results of a function."""
+    results = function(*arrays)
+    return [results[i] for i in which]
+
+
+def _argument(path: tuple[Any, ...], leaf: Any) -> Argument:
+    """Return the argument for a leaf [1, ...]; the path names fields, keys and indices."""
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    return Argument(name, tuple(leaf.shape[1:]), jnp.dtype(leaf.dtype).name)
+
+
+def _used(function: Callable[..., Any], arguments: Sequence[Argument]) -> list[int]:
+    """Return which arguments a function's results depend on."""
+    shapes = [jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in arguments]
+    return list(jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes).module_kept_var_idx)

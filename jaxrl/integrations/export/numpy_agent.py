@@ -1,0 +1,64 @@
+"""A policy as agent.py and weights.npz, which need NumPy alone: the settings of `agent.Policy`."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from envs_jax.base import Discrete, independent_mask
+from envs_jax.coverage import Coverage
+from envs_jax.coverage.actions import MOVES
+from envs_jax.coverage.world import LATTICE, LEVELS
+from jaxrl.algos.base import Algorithm
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.sac import Sac
+from jaxrl.algos.student import Student
+from jaxrl.common.errors import UsageError
+from jaxrl.evaluation.policy import Policy
+from jaxrl.integrations.standalone import WEIGHTS, network_settings, source, weights_file
+
+AGENT = Path(__file__).with_name("agent.py")
+KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Sac, Student)  # whose `act` agent.py repeats
+
+
+def agent_settings(policy: Policy) -> dict[str, Any]:
+    """Return the settings of `agent.Policy`.
+
+    Raises:
+        UsageError: agent.py does not act as this algorithm does, or has not its network.
+    """
+    algo, spec = policy.algo, policy.algo.spec
+    acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
+    if acting not in KNOWN:
+        raise UsageError(
+            f"the numpy format is for coma, ddpg, bicnet, sac and student, not for {type(algo).__name__.lower()}: "
+            "choose --format stablehlo or onnx"
+        )
+    settings = network_settings(algo, "numpy") | {
+        "agents": spec.num_agents,
+        "observation_shape": spec.observation.shape,
+    }
+    if not isinstance(spec.action, Discrete):
+        box = spec.action
+        return settings | {
+            "actions": "box",
+            "numbers": math.prod(box.shape),
+            "bounds": (box.low, box.high),
+            "action_shape": box.shape,
+            "action_dtype": jnp.dtype(box.dtype).name,
+        }
+    heeds = algo.masking if isinstance(algo, Ddpg) else True
+    masking = "none" if not heeds else "each" if spec.next_mask is independent_mask else "sequential"
+    settings |= {"actions": "discrete", "masking": masking}
+    if masking == "sequential" and isinstance(policy.env, Coverage):
+        settings["moves"] = MOVES[spec.action.n].tolist()
+        settings["highest"] = (LATTICE - 1, LATTICE - 1, LEVELS - 1)
+    return settings
+
+
+def agent_files(policy: Policy) -> dict[str, bytes]:
+    """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
+    params = policy.params["actor"] if isinstance(policy.algo, Student) else policy.params
+    return {AGENT.name: source(AGENT), WEIGHTS: weights_file(agent_settings(policy), params)}

@@ -1,0 +1,84 @@
+"""The networks of `jaxrl.nn.networks` in NumPy, for agents that run without JAX; see `standalone`.
+
+Weights are arrays float32 by the names of the flax parameters, joined by "_". Needs Python 3.7 and NumPy 1.20.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Everything below is copied into exported agents.
+
+
+def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    """Return the outputs float32[..., A, n] of a team's observations [..., A, *observation].
+
+    Args:
+        weights: by name.
+        settings: "kind" (team, mlp or conv), "scale", "axes" (of an observation), "depth", and for a team
+            "rectify_first", "layer_norm", "communication".
+        x: numbers.
+    """
+    x = np.asarray(x, np.float32)
+    lead = x.shape[: x.ndim - settings["axes"]]
+    if settings["kind"] == "team":
+        return _team(weights, settings, x.reshape(*lead, -1) / np.float32(settings["scale"]))
+    if settings["kind"] == "conv":
+        x = _convolutions(weights, x.reshape(-1, *x.shape[len(lead) :]))
+    x = x.reshape(int(np.prod(lead)), -1)
+    for layer in range(settings["depth"]):
+        x = np.maximum(_dense(weights, x, f"head_fc{layer + 1}"), 0)
+    return _dense(weights, x, "head_out").reshape(*lead, -1)
+
+
+def _team(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    """`TeamNet`."""
+    for layer in range(settings["depth"]):
+        x = _dense(weights, x, f"fc{layer + 1}")
+        if layer or settings["rectify_first"]:
+            x = np.maximum(_norm(weights, x, layer + 1) if settings["layer_norm"] else x, 0)
+        if layer == 0 and settings["communication"]:
+            there, back = _lstm(weights, x, "there"), _lstm(weights, x[..., ::-1, :], "back")
+            x = np.concatenate([there, back[..., ::-1, :]], axis=-1)
+    return _dense(weights, x, "out")
+
+
+def _dense(weights: dict[str, np.ndarray], x: np.ndarray, name: str) -> np.ndarray:
+    return x @ weights[f"{name}_kernel"] + weights[f"{name}_bias"]
+
+
+def _norm(weights: dict[str, np.ndarray], x: np.ndarray, layer: int) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    normal = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(1e-6))
+    return normal * weights[f"norm{layer}_scale"] + weights[f"norm{layer}_bias"]
+
+
+def _lstm(weights: dict[str, np.ndarray], x: np.ndarray, way: str) -> np.ndarray:
+    """[..., A, F] -> [..., A, units]: one LSTM over the agents in the order of the rows."""
+    state = cell = np.zeros((*x.shape[:-2], len(weights[f"lstm_{way}_state_kernel"])), np.float32)
+    states, known = [], _dense(weights, x, f"lstm_{way}_input")
+    for agent in range(x.shape[-2]):
+        gates = known[..., agent, :] + _dense(weights, state, f"lstm_{way}_state")
+        enter, keep, new, show = np.split(gates, 4, axis=-1)
+        cell = _sigmoid(keep) * cell + _sigmoid(enter) * np.tanh(new)
+        state = _sigmoid(show) * np.tanh(cell)
+        states.append(state)
+    return np.stack(states, axis=-2)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # the sigmoid, without overflow
+
+
+def _convolutions(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Return the convolutions of `ConvStack` of images [N, H, W, C], each with ReLU."""
+    for layer in (1, 2, 3):
+        kernel = weights[f"conv{layer}_kernel"]
+        height, width, channels, features = kernel.shape
+        patches = np.lib.stride_tricks.sliding_window_view(x, (height, width), (1, 2))  # [N, H', W', C, h, w]
+        rows = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, height * width * channels)
+        x = (rows @ kernel.reshape(-1, features)).reshape(*patches.shape[:3], features)
+        x = np.maximum(x + weights[f"conv{layer}_bias"], 0)
+    return x

@@ -1,0 +1,405 @@
+"""Policies in other formats: their greedy actions are the policy's own, without jaxrl on the path."""
+
+import dataclasses
+import json
+import re
+import runpy
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.tiny import Corridor, PointMass, TinyQ
+
+import jaxrl
+from envs_jax.base import Discrete, TimeStep, make
+from envs_jax.coverage import actions as coverage_actions
+from jaxrl.algos.base import Custom
+from jaxrl.algos.collective.algorithm import Collective
+from jaxrl.algos.coma import Coma
+from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.sac import Sac
+from jaxrl.algos.student import TEACHES, Student
+from jaxrl.cli import export as command
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.evaluation.policy import Policy
+from jaxrl.integrations.export.formats import FORMATS, export
+from jaxrl.runtime.data_parallel import DataParallel
+
+SAMPLES, STEPS = 32, 5
+OFF: dict[str, Any] = {"hidden_size": 8, "batch_size": 8, "buffer_size": 64}
+SMALL: dict[str, Any] = {
+    "hidden_size": 8, "context_length": 3, "embedding_size": 8, "num_heads": 2, "num_layers": 1, "feedforward_size": 8,
+    "batch_size": 8, "transformer_batch": 8,
+}  # fmt: skip
+MODERN: dict[str, Any] = OFF | {"first_layer": "relu", "layer_norm": True, "masking": True, "scale_observation": True}
+
+
+def made(env: Any, algo: Any, **settings: Any) -> Policy:
+    found = algo(env.spec, DataParallel(1), **settings)
+    params = jax.jit(lambda key: found.policy(found.init(key, None)))(jax.random.key(0))
+    # larger weights make actions differ between observations, but continuous ones saturate
+    factor = 3.0 if isinstance(env.spec.action, Discrete) else 1.0
+    return Policy(env, found, jax.tree.map(lambda x: factor * x, params))
+
+
+def taught() -> Policy:
+    env = make("reach", horizon=9)
+    teacher = Collective(env.spec, DataParallel(1), **SMALL)
+    found = json.dumps({name: getattr(teacher, name) for name in TEACHES})
+    return made(env, Student, resolved_inputs=found, random_steps=8, **OFF)
+
+
+class Plain(nn.Module):
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return nn.Dense(self.outputs)(nn.tanh(nn.Dense(8)(x)))
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "coma": lambda: made(make("coverage", q=5), Coma, hidden_size=8),
+    "coma_vectors": lambda: made(Corridor(num_agents=2), Coma, hidden_size=8, batch_transitions=80, num_minibatches=1),
+    "ddpg": lambda: made(make("snakes_1v1"), Ddpg, **OFF),
+    "ddpg_masked": lambda: made(make("snakes_3v3", masks=True, observation="obs_full"), Ddpg, **MODERN),
+    "ddpg_continuous": lambda: made(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
+    "bicnet": lambda: made(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
+    "sac": lambda: made(make("reach"), Sac, **OFF),
+    "student": taught,
+    "collective": lambda: made(make("reach", horizon=9), Collective, **SMALL),
+    "own_network": lambda: made(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
+    "own_algorithm": lambda: made_tiny(),
+}
+NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
+FUNCTIONS = ("stablehlo", "onnx")
+
+
+def made_tiny() -> Policy:
+    policy = made(Corridor(), TinyQ)
+    return dataclasses.replace(policy, params=jax.random.normal(jax.random.key(1), policy.params.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A policy, time steps [SAMPLES, ...] in order, and the policy's greedy actions on them."""
+
+    policy: Policy
+    timesteps: list[TimeStep]
+    actions: list[np.ndarray]
+
+    def arrays(self, step: int) -> dict[str, np.ndarray]:
+        """All fields of a time step that have one leaf, by name."""
+        fields = {field.name: getattr(self.timesteps[step], field.name) for field in dataclasses.fields(TimeStep)}
+        return {name: np.asarray(x) for name, x in fields.items() if isinstance(x, jax.Array)}
+
+
+_CASES: dict[str, Case] = {}
+
+
+def case(name: str) -> Case:
+    """The case of a policy, made once."""
+    if name not in _CASES:
+        policy = POLICIES[name]()
+        carry, timesteps, found = None, [], []
+        for step in range(STEPS if policy.algo.recurrent else 1):
+            timesteps.append(drawn(policy, step))
+            action, carry = policy(timesteps[-1], carry=carry)
+            found.append(np.asarray(action))
+        _CASES[name] = Case(policy, timesteps, found)
+    return _CASES[name]
+
+
+def drawn(policy: Policy, step: int) -> TimeStep:
+    """A random time step [SAMPLES, ...]; episodes begin with the first one, some anew at the third."""
+    rng = np.random.default_rng(step)
+    spec = policy.env.spec
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((SAMPLES, *x.shape[1:]), x.dtype), policy._blank)
+
+    def numbers(shape: Any) -> jax.Array:
+        if jnp.issubdtype(shape.dtype, jnp.integer):
+            return jnp.asarray(rng.integers(0, 9, shape.shape), shape.dtype)
+        return jnp.asarray(rng.normal(size=shape.shape), shape.dtype)
+
+    begins = np.full(SAMPLES, step == 0) | ((step == 2) & (np.arange(SAMPLES) % 3 == 0))
+    changes: dict[str, Any] = {"first": jnp.asarray(begins)}
+    if shapes.action_mask is not None:
+        mask = rng.random(shapes.action_mask.shape) < 0.6
+        mask[..., 0] |= ~mask.any(-1)
+        changes["action_mask"] = jnp.asarray(mask)
+    if spec.name == "coverage":  # close together, so that masks depend on the others
+        places = jnp.asarray(rng.integers(0, 3, shapes.mask_state.shape), jnp.int32)
+        masks = jax.vmap(lambda x: coverage_actions.boundary_mask(x, spec.action.n))(places)
+        changes |= {"mask_state": places, "action_mask": masks}
+    filled = jax.tree.map(numbers, dataclasses.replace(shapes, terminated=(), truncated=(), first=(), action_mask=None))
+    false = jnp.zeros(SAMPLES, bool)
+    return dataclasses.replace(filled, terminated=false, truncated=false, **changes)
+
+
+def check(case: Case, step: int, action: Any) -> None:
+    """Discrete actions are equal, continuous ones but for rounding; and they differ between observations."""
+    wanted = case.actions[step]
+    assert action.dtype == wanted.dtype
+    if wanted.dtype.kind == "f":
+        np.testing.assert_allclose(action, wanted, rtol=1e-4, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(action, wanted)
+    assert len(np.unique(wanted.reshape(SAMPLES, -1), axis=0)) > 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_stablehlo(name: str, tmp_path: Path) -> None:
+    found = case(name)
+    export(found.policy, "stablehlo", tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    exported = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
+    assert set(exported.platforms) == {"cpu", "cuda"}
+    carry = tuple(jnp.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"])
+    assert bool(carry) == (name == "collective")
+    for step in range(len(found.timesteps)):
+        arrays = [found.arrays(step)[row["name"]] for row in manifest["inputs"]]
+        if carry:
+            action, carry = exported.call(*arrays, carry)
+        else:
+            action = exported.call(*arrays)
+        check(found, step, np.asarray(action))
+    rest = [*([tuple(x[:3] for x in carry)] if carry else [])]
+    assert jax.tree.leaves(exported.call(*(x[:3] for x in arrays), *rest))[0].shape == (3, *found.actions[0].shape[1:])
+
+
+def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
+    for name, wanted in (
+        ("coma", ["observation", "action_mask", "mask_state"]),
+        ("coma_vectors", ["observation", "action_mask"]),
+        ("ddpg", ["observation"]),
+        ("ddpg_masked", ["observation", "action_mask"]),
+        ("student", ["observation"]),
+        ("collective", ["observation", "reward", "first"]),
+    ):
+        export(case(name).policy, "stablehlo", tmp_path / name)
+        manifest = json.loads((tmp_path / name / "policy.json").read_text())
+        assert [row["name"] for row in manifest["inputs"]] == wanted
+        assert manifest["environment"] == case(name).policy.env.spec.name and manifest["algorithm"]
+        assert manifest["inputs"][0]["shape"][0] == "batch" and manifest["inputs"][0]["about"]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_onnx(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the package onnxruntime")
+    found = case(name)
+    export(found.policy, "onnx", tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    session = runtime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
+    names = [row["name"] for row in manifest["carry"]]
+    carry = [np.zeros((SAMPLES, *row["shape"][1:]), row["dtype"]) for row in manifest["carry"]]
+    for step in range(len(found.timesteps)):
+        arrays = {row["name"]: found.arrays(step)[row["name"]] for row in manifest["inputs"]}
+        action, *carry = session.run(None, arrays | dict(zip(names, carry, strict=True)))
+        check(found, step, action)
+    one = session.run(None, {name: x[:1] for name, x in (arrays | dict(zip(names, carry, strict=True))).items()})
+    assert one[0].shape == (1, *found.actions[0].shape[1:])
+
+
+def loaded(folder: Path) -> Any:
+    """The module that agent.py in a folder is, compiled from its text."""
+    module = types.ModuleType("exported")
+    module.__file__ = str(folder / "agent.py")
+    text = (folder / "agent.py").read_text()
+    assert "import jax" not in text and "jaxrl." not in text
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    return module
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy(name: str, tmp_path: Path) -> None:
+    found = case(name)
+    assert [path.name for path in export(found.policy, "numpy", tmp_path)] == ["agent.py", "weights.npz"]
+    module = loaded(tmp_path)
+    given = found.arrays(0)
+    more = {key: given[key] for key in ("action_mask", "mask_state") if key in given}
+    check(found, 0, module.act(given["observation"], **more))
+    single = module.act(given["observation"][3], **{key: x[3] for key, x in more.items()})
+    np.testing.assert_allclose(single, found.actions[0][3], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="observations need the shape"):
+        module.act(given["observation"][0, 0])
+
+
+@pytest.mark.parametrize("n", [4, 6, 27])
+def test_masks_of_coverage_are_those_of_the_environment(n: int, tmp_path: Path) -> None:
+    export(case("ddpg").policy, "numpy", tmp_path)
+    rule = loaded(tmp_path).coverage_mask
+    rng, moves = np.random.default_rng(n), coverage_actions.MOVES[n]
+    for _ in range(50):
+        places = rng.integers(0, 3, (4, 3)).astype(np.int32)
+        chosen, boundary = rng.integers(0, n, 4).astype(np.int32), np.asarray(coverage_actions.boundary_mask(places, n))
+        for agent in range(4):
+            wanted = _next_mask(places, boundary, chosen, jnp.int32(agent), n)
+            found = rule(moves, np.array([10, 10, 2]), places, boundary, chosen, agent)
+            np.testing.assert_array_equal(found, wanted)
+
+
+_next_mask = jax.jit(coverage_actions.next_mask, static_argnums=4)
+
+
+def test_masks_of_other_environments_are_passed(tmp_path: Path) -> None:
+    """A rule in NumPy is heeded; without one there is a sentence."""
+    env = Corridor(num_agents=2)
+    others = lambda state, mask, chosen, agent: mask[agent] & ((agent == 0) | (jnp.arange(2) != chosen[0]))  # noqa: E731
+    policy = case("coma_vectors").policy
+    policy = dataclasses.replace(
+        policy, algo=dataclasses.replace(policy.algo, spec=dataclasses.replace(env.spec, next_mask=others))
+    )
+    export(policy, "numpy", tmp_path)
+    seen = np.asarray(case("coma_vectors").timesteps[0].observation)
+    module = loaded(tmp_path)
+    plain = lambda state, mask, chosen, agent: mask[agent] & ((agent == 0) | (np.arange(2) != chosen[0]))  # noqa: E731
+    chosen = module.act(seen, next_mask=plain)
+    assert np.all(chosen[:, 0] != chosen[:, 1]) and np.ptp(chosen[:, 0]) == 1
+    np.testing.assert_array_equal(chosen[5], module.act(seen[5], next_mask=plain))
+    with pytest.raises(ValueError, match="pass next_mask"):
+        module.act(seen)
+
+
+@pytest.mark.parametrize("name", ["coma", "student", "own_algorithm"])
+def test_safetensors(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors", reason="needs the package safetensors")
+    policy = case(name).policy
+    (path,) = export(policy, "safetensors", tmp_path)
+    with library.safe_open(path, framework="np") as file:
+        metadata, found = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    assert metadata["environment"] == policy.env.spec.name and json.loads(metadata["settings"]) == {}
+    assert metadata["jaxrl_version"] == jaxrl.__version__
+    assert len(found) == len(jax.tree.leaves(policy.params))
+    if name == "coma":
+        np.testing.assert_array_equal(found["params.head.fc1_kernel"], policy.params["params"]["head"]["fc1_kernel"])
+    if name == "student":
+        assert "teacher.actor.params.head.out_bias" in found and "actor.params.fc1_kernel" in found
+
+
+ALONE = """
+import json, sys
+for name in ("jaxrl", "envs_jax", "flax", *sys.argv[2:]):
+    sys.modules[name] = None  # an import of it raises
+import numpy as np
+folder = sys.argv[1]
+data = np.load(folder + "/case.npz")
+if "jax" in sys.argv[2:]:
+    sys.path.insert(0, folder)
+    import agent
+    action = agent.act(data["observation"], data["action_mask"], data["mask_state"])
+else:
+    from jax import export, numpy as jnp
+    function = export.deserialize(bytearray(open(folder + "/policy.stablehlo", "rb").read()))
+    names = [row["name"] for row in json.load(open(folder + "/policy.json"))["inputs"]]
+    action = np.asarray(function.call(*(data[name] for name in names)))
+assert np.array_equal(action, data["action"]), (action, data["action"])
+print("equal")
+"""
+
+
+@pytest.mark.parametrize(("form", "absent"), [("stablehlo", []), ("numpy", ["jax"])])
+def test_the_files_suffice(form: str, absent: list[str], tmp_path: Path) -> None:
+    """In a new process, from which jaxrl, its environments and flax cannot be imported."""
+    found = case("coma")
+    export(found.policy, form, tmp_path)
+    np.savez(tmp_path / "case.npz", action=found.actions[0], **found.arrays(0))
+    words = [sys.executable, "-c", ALONE, str(tmp_path), *absent]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("equal\n", "")
+
+
+class Odd(Ddpg):
+    """Acts in its own way."""
+
+    def act(self, *words: Any) -> Any:
+        return super().act(*words)
+
+
+class Sorting(TinyQ):
+    """Computes what has no rule in ONNX."""
+
+    def act(self, policy: Any, carry: Any, timestep: TimeStep, *rest: Any) -> Any:
+        order = jnp.sort(timestep.observation @ policy, axis=-1)
+        return order[..., 0].astype(jnp.int32), carry, ()
+
+
+def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = case("own_algorithm").policy
+
+    def refused(policy: Any, form: Any, sentence: str, path: Any = tmp_path, kind: type = UsageError) -> None:
+        with pytest.raises(kind, match=sentence) as caught:
+            export(policy, form, path)
+        assert "\n" not in str(caught.value)
+
+    refused(policy, "onx", "unknown format 'onx': did you mean 'onnx'?")
+    refused(policy, None, "unknown format None")
+    refused(
+        policy, "numpy", "for coma, ddpg, bicnet, sac and student, not for tinyq: choose --format stablehlo or onnx"
+    )
+    refused(case("collective").policy, "numpy", "not for collective")
+    refused(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
+    ddpg = case("ddpg").policy
+    refused(dataclasses.replace(ddpg, algo=Odd(ddpg.env.spec, DataParallel(1), **OFF)), "numpy", "not for odd")
+    refused(case("sac").policy, "jidi", "the jidi format is for snakes")
+    refused(policy, "stablehlo", "name the directory to write to", path=3)
+    (tmp_path / "file").write_text("")
+    refused(policy, "stablehlo", "cannot write to .*: choose another --out", tmp_path / "file", UserError)
+    refused("nowhere", "numpy", "nowhere does not exist", kind=UserError)
+    for module in ("onnx", "safetensors.numpy"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for form in ("onnx", "safetensors"):
+        refused(policy, form, rf"needs the package {form}: .*jaxrl\[export\]")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_onnx_names_what_it_has_no_rule_for(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="needs the package onnx")
+    policy = case("own_algorithm").policy
+    sorting = dataclasses.replace(policy, algo=Sorting(policy.env.spec, DataParallel(1)))
+    with pytest.raises(UsageError, match="no rule for 'sort', which this policy computes: choose --format stablehlo"):
+        export(sorting, "onnx", tmp_path)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = dataclasses.replace(case("ddpg").policy, step=7)
+    monkeypatch.setattr(command, "load_policy", lambda run, best: policy)
+    assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["wrote", "wrote"]
+    assert lines[2] == "the policy of run, checkpoint 7, its best actions"
+    assert command.main(["run", "--format", "jidi", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("drawn\n")
+    (tmp_path / "file").write_text("")
+    assert command.main(["run", "--format", "numpy", "--out", str(tmp_path / "file")]) == 1
+    assert command.main(["run", "--out", str(tmp_path)]) == 2
+    assert "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi" in capsys.readouterr().err
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "export.md"
+FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(FILES[name])
+    runpy.run_path(str(tmp_path / name))
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "jax.export.deserialize(bytes).call(observation) -> action",
+        "[('observation', ['batch', 1, 39])]",
+        "(8, 1, 4) True",
+    ]
+    assert len(PAGE.read_text().splitlines()) <= 60
+
+
+def test_export_is_public() -> None:
+    assert jaxrl.export is export and set(FORMATS) == {"safetensors", "stablehlo", "onnx", "numpy", "jidi"}
