@@ -16,6 +16,7 @@ COMMANDS = {
     "render": "render episodes as pages, animations or pictures",
     "export": "export a policy: weights, or an agent for the Jidi competition",
     "collect": "collect an expert dataset for the collective",
+    "runs": "list runs, compare their settings, draw their curves",
     "doctor": "check this machine, and the memory that a run needs",
 }
 
