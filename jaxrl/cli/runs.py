@@ -30,14 +30,13 @@ def main(argv: Sequence[str]) -> int:
     add("--compare", action="store_true", help="the settings in which these runs differ, and their scores")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    instead.add_argument(
-        "--out", metavar="FILE.html", help="write a page with the curves of these runs, for any browser"
-    )
+    instead.add_argument("--out", metavar="FILE.html", help="write a page with the curves of these runs")
     flags = parser.parse_args(list(argv))
     path = _page_path(flags.out)
     jax.config.update("jax_platforms", "cpu")  # a GPU belongs to the runs that are looked at
     warn = lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr)  # noqa: E731
     runs = run_summary.find(flags.paths or [run_summary.RUNS], warn)
+    runs = runs if flags.compare else run_summary.newest_first(runs)
     if flags.compare and len(runs) < 2:
         raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")
     console = Console(highlight=False)
@@ -51,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
         differing = {"differing_settings": run_summary.differences(runs)} if flags.compare else {}
         print(json.dumps(content | differing, indent=1, allow_nan=False))
     elif flags.compare or path is None:
-        table = run_tables.comparison if flags.compare else run_tables.listing
-        for line in table(runs, width):
+        lines = run_tables.comparison if flags.compare else run_tables.listing
+        for line in lines(runs, width):
             console.print(line, soft_wrap=True)
     return 0
 

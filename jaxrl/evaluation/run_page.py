@@ -28,14 +28,14 @@ def page(runs: Sequence[RunSummary]) -> str:
         "first": next((k for k, metric in enumerate(metrics) if metric["name"] in wanted), 0),
     }
     heads = ["run", "seeds", "env steps", "minutes", "score", "state"]
-    cells = [(str(run.config.run.num_seeds), format_si(run.env_steps), f"{run.minutes:.1f}", run_tables.score(run),
+    cells = [(str(run.config.run.num_seeds), format_si(run.env_steps), run_tables.minutes(run), run_tables.score(run),
               run.state) for run in runs]  # fmt: skip
     names = [run.name for run in runs]
     settings = run_tables.setting_rows(runs)
     parts = {
         "TITLE": html.escape(names[0] if len(names) == 1 else f"{len(names)} runs"),
         "RUNS": _table(heads, [Row(name, row) for name, row in zip(names, cells, strict=True)]),
-        "NOTES": "".join(f"<p>{html.escape(line)}</p>" for line in run_tables.legend(runs)),
+        "NOTES": "".join(f"<p>{html.escape(line)}</p>" for line in run_tables.legend(runs, best=False)),
         "SETTINGS": _table(["setting", *names], settings) if settings else "<p>All settings are equal.</p>",
         "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     }
@@ -54,19 +54,18 @@ def _metric(name: str, all_series: Sequence[Series], runs: Sequence[RunSummary])
     if not any(steps):
         return None
     group, _, own = name.partition("/")
-    spec = next(
-        (run.spec for run in runs if own.partition("/")[0] in (*run.spec.metrics, run.spec.score)), runs[0].spec
-    )
+    known = [run.spec for run in runs if own.partition("/")[0] in (*run.spec.metrics, run.spec.score)]
+    spec = known[0] if known else runs[0].spec
     words = spec.label(own) if group in ("eval", "episode") else own.replace("_", " ")
     label = f"{words} ({_GROUPS[group]})" if group in _GROUPS else name
     return {"name": name, "label": label, "steps": steps, "minutes": minutes}
 
 
 def _short(curve: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a curve with five significant digits."""
+    """Return a curve with six significant digits."""
     if curve is None:
         return None
-    return {key: [None if x is None else float(f"{x:.5g}") for x in values] for key, values in curve.items()}
+    return {key: [None if x is None else float(f"{x:.6g}") for x in values] for key, values in curve.items()}
 
 
 def _table(heads: Sequence[str], rows: Sequence[Row]) -> str:
@@ -97,11 +96,12 @@ h2 { margin: 18px 0 6px; font-size: 16px; }
 p { margin: 4px 0; color: var(--soft); font-size: 13px; }
 select { font: inherit; height: 36px; max-width: 100%; border: 1px solid var(--line); border-radius: 8px;
   background: var(--card); color: inherit; }
-.charts { display: grid; gap: 12px; margin: 12px 0; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
+.charts { display: grid; gap: 12px; margin: 12px 0;
+  grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 10px; overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; }
 svg text { font-size: 12px; fill: var(--soft); }
-.grid { stroke: var(--line); }
+.grid { fill: none; stroke: var(--line); }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .band { stroke: none; opacity: .18; }
 #legend span { display: inline-flex; align-items: center; gap: 6px; margin: 2px 18px 2px 0; font-size: 14px;
@@ -118,8 +118,10 @@ th:first-child, td:first-child { text-align: left; }
 <h1>@TITLE@</h1>
 <label>Metric: <select id="metric"></select></label>
 <div class="charts">
-<div class="card"><svg id="steps" viewBox="0 0 560 330" role="img" aria-label="curves over environment steps"></svg></div>
-<div class="card"><svg id="minutes" viewBox="0 0 560 330" role="img" aria-label="curves over minutes"></svg></div>
+<div class="card">
+<svg id="steps" viewBox="0 0 560 330" role="img" aria-label="curves over environment steps"></svg></div>
+<div class="card">
+<svg id="minutes" viewBox="0 0 560 330" role="img" aria-label="curves over minutes of training"></svg></div>
 </div>
 <div class="card" id="legend"></div>
 <p>Lines are means over parts of a run, or single evaluations; bands are Student's 95 % intervals over seeds. Values are
@@ -138,15 +140,17 @@ const data = @DATA@;
   let shown = null;
 
   const escaped = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
-  const number = x => x === null || x === undefined ? "-" : x === 0 ? "0" : Math.abs(x) >= 1e9 ? +(x / 1e9).toPrecision(4)
-    + " G" : Math.abs(x) >= 1e6 ? +(x / 1e6).toPrecision(4) + " M" : Math.abs(x) >= 1e4 ? +(x / 1e3).toPrecision(4) + " k"
-    : String(+x.toPrecision(4));
+  function number(x) {
+    if (x === null || x === undefined) return "-";
+    const [size, unit] = [[1e9, " G"], [1e6, " M"], [1e4, " k"], [0, ""]].find(([size]) => Math.abs(x) >= size);
+    return +(x / (size === 1e4 ? 1e3 : size || 1)).toPrecision(4) + unit;
+  }
   const stroke = k => `stroke="var(--c${k % 7})" stroke-dasharray="${["", "7 4", "2 3"][Math.floor(k / 7) % 3]}"`;
 
   function ticks(low, high) {
     const raw = (high - low) / 5, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].find(f => f * power >= raw * 0.999) * power, found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(+(k * step).toPrecision(12));
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
     return found;
   }
 
@@ -155,7 +159,8 @@ const data = @DATA@;
     const x = drawn.flatMap(c => c.x), means = finite(drawn.flatMap(c => c.mean));
     let [low, high] = [Math.min(...means), Math.max(...means)];
     const room = (high - low) / 2 || Math.abs(high) / 10 || 1;
-    const ends = sign => finite(drawn.flatMap(c => c.mean.map((m, i) => m === null || !c.ci95 ? m : m + sign * c.ci95[i])));
+    const half = (c, i) => c.ci95 ? c.ci95[i] : 0;
+    const ends = sign => finite(drawn.flatMap(c => c.mean.map((m, i) => m === null ? m : m + sign * half(c, i))));
     low = Math.max(low - room, Math.min(...ends(-1)));
     high = Math.min(high + room, Math.max(...ends(1)));
     if (!(high > low)) [low, high] = [low - room, high + room];
@@ -206,6 +211,7 @@ const data = @DATA@;
 
   function legend(axis, x) {  // values at the last point up to x
     byId("legend").innerHTML = data.series.map((name, k) => {
+      if (!shown.steps[k]) return "";
       const c = shown[axis][k], past = c ? c.x.filter(v => v <= x).length : 0, i = past - 1;
       const half = past && c.ci95 && c.ci95[i] !== null ? ` \\u00b1${number(+c.ci95[i].toPrecision(2))}` : "";
       return `<span><svg viewBox="0 0 26 8"><path class="curve" ${stroke(k)} d="M0 4H26"/></svg>${escaped(name)}

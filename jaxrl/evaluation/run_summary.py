@@ -87,7 +87,7 @@ class RunSummary:
 
 
 def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
-    """Return the runs at `paths` and in the folders among them, newest first.
+    """Return the runs at `paths` and, newest first, in the folders among them.
 
     Args:
         paths: runs, folders of their trials, or folders of runs.
@@ -99,10 +99,10 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
     found: dict[Path, RunSummary] = {}
     for path in map(Path, paths):
         inside = [] if (path / CONFIG).exists() or not path.is_dir() else _runs_in(path)
-        problems = []
+        runs, problems = [], []
         for directory in inside or [open_run(path)]:
             try:
-                found[directory.absolute()] = read(directory)
+                runs.append(read(directory))
             except UserError as error:
                 if not inside:
                     raise
@@ -111,7 +111,13 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
             raise RunError(f"no run in {path} can be read: {problems[0]}")
         for problem in problems:
             warn(problem)
-    return sorted(found.values(), key=lambda run: (-run.began, run.name))
+        found |= {run.directory.absolute(): run for run in newest_first(runs)}
+    return list(found.values())
+
+
+def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
+    """Return runs in the order of a list."""
+    return sorted(runs, key=lambda run: (-run.began, run.name))
 
 
 def _runs_in(folder: Path) -> list[Path]:

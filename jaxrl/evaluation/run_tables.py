@@ -1,5 +1,6 @@
 """Runs as text: a list of them, and the settings in which they differ."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ def listing(runs: Sequence[RunSummary], width: int) -> list[Text]:
             run.config.env,
             f"{run.config.run.num_seeds}",
             format_si(run.env_steps),
-            f"{run.minutes:.1f}",
+            minutes(run),
             score(run),
             run.state,
             "" if run.best is None else f"{run.best:,}",
@@ -34,7 +35,7 @@ def listing(runs: Sequence[RunSummary], width: int) -> list[Text]:
     if len(lines) > 2 + len(rows):  # in blocks
         rows = [tables.Row(row.name, row.cells[len(_WIDE) - len(_NARROW) :], row.style) for row in rows]
         lines = tables.lines("run", _NARROW, rows, width)
-    return [*lines, Text(), *(Text(line, "dim") for line in legend(runs))]
+    return [*lines, Text(), *_wrapped(legend(runs), width)]
 
 
 def score(run: RunSummary) -> str:
@@ -46,8 +47,13 @@ def score(run: RunSummary) -> str:
     return "not finite" if found["mean"] is None else f"{found['mean']:.4g}{half}"
 
 
-def legend(runs: Sequence[RunSummary]) -> list[str]:
-    """Return a sentence about the score of each environment, and one about the other columns."""
+def minutes(run: RunSummary) -> str:
+    """Return the minutes of training."""
+    return f"{run.minutes:,.1f}" if run.minutes >= 10 else f"{run.minutes:.2g}"
+
+
+def legend(runs: Sequence[RunSummary], best: bool = True) -> list[str]:
+    """Return a sentence about the score of each environment, and some about other columns, that of `best` if shown."""
     found: dict[str, list[str]] = {}
     for run in runs:
         if (own := run.score) is not None:
@@ -57,7 +63,12 @@ def legend(runs: Sequence[RunSummary]) -> list[str]:
     lines = [f"score of {', '.join(environments)}: {text}" for text, environments in found.items()]
     if any(run.config.run.num_seeds > 1 for run in runs):
         lines.append("±: half of Student's 95 % interval over the seeds; env steps are those of each seed")
-    return [*lines, "best: iteration of the best checkpoint"] if any(run.best is not None for run in runs) else lines
+    shown = best and any(run.best is not None for run in runs)
+    return [*lines, "best: iteration of the best checkpoint"] if shown else lines
+
+
+def _wrapped(sentences: Sequence[str], width: int) -> list[Text]:
+    return [Text(line, "dim") for sentence in sentences for line in textwrap.wrap(sentence, width)]
 
 
 def comparison(runs: Sequence[RunSummary], width: int) -> list[Text]:
@@ -68,11 +79,11 @@ def comparison(runs: Sequence[RunSummary], width: int) -> list[Text]:
     rows += [
         tables.Row("at the end"),
         tables.Row("environment steps", [format_si(run.env_steps) for run in runs]),
-        tables.Row("minutes", [f"{run.minutes:.1f}" for run in runs]),
+        tables.Row("minutes", [minutes(run) for run in runs]),
         tables.Row("score", [score(run) or "none" for run in runs]),
     ]
     lines = tables.lines("run", [run.name for run in runs], rows, width)
-    return [*lines, Text(), *(Text(line, "dim") for line in legend(runs) if not line.startswith("best"))]
+    return [*lines, Text(), *_wrapped(legend(runs, best=False), width)]
 
 
 def setting_rows(runs: Sequence[RunSummary]) -> list[tables.Row]:
