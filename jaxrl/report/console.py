@@ -167,12 +167,13 @@ class Console:
             bar.add_column(ratio=1)
             bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
             rows.append(bar)
-        blocks = [_block(heading, facts) for heading, facts in _facts(info | {"fraction": None}).items()]
         metrics, losses, evaluation = (self._numbers(info, group) for group in _GROUPS)
-        blocks.append(_block("losses", losses))
-        # Side by side, as most evaluated metrics are those of training: the panel fits 80 columns and 24 lines.
-        blocks.append(_block("environment", metrics, "evaluation", evaluation))
-        rows.append(self._side_by_side([block for block in blocks if block.row_count > 1]))
+        facts = {heading: _block(heading, found) for heading, found in _facts(info | {"fraction": None}).items()}
+        # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
+        facts["environment"] = _block("environment", metrics, "evaluation", evaluation)
+        facts["losses"] = _block("losses", losses)
+        order = ("run", "device", "environment", "speed", "losses")
+        rows.append(self._side_by_side([facts[name] for name in order if name in facts and facts[name].row_count > 1]))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
 
     def _side_by_side(self, blocks: list[Table]) -> Table:
