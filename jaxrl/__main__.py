@@ -15,6 +15,7 @@ COMMANDS = {
     "render": "render episodes as pages, animations or pictures",
     "export": "export a policy: weights, a function for JAX or ONNX, a file for NumPy, a Jidi agent",
     "collect": "collect an expert dataset for the collective",
+    "runs": "list runs, compare their settings, draw their curves",
     "doctor": "check this machine, and the memory that a run needs",
 }
 

@@ -18,7 +18,7 @@ import pynvml
 import pytest
 from helpers.runs import points
 
-from envs_jax.base import make
+from envs_jax.base import make, registered
 from jaxrl.report import console, gpu
 from jaxrl.report import writer as writer_module
 from jaxrl.report.console import Console
@@ -204,6 +204,43 @@ def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in [*SHOWN, "0.777"]:
         assert text in last
     assert "a sentence above [the panel]" in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("env", registered())
+def test_the_panel_fits_a_terminal(env: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 lines, with all that a GPU, training and evaluation tell; no label is cut."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "24")
+    spec = make(env).spec
+    metrics = dict.fromkeys(spec.metrics, -1234.5)
+    info = INFO | {"seconds_left": 7500, "power": 612.0, "losses": {"actor_loss": -0.00123, "critic_loss": 0.4567}}
+    stream = io.StringIO()
+    with Console("title", stream, live=True, label=spec.label) as shown:
+        shown.block(info | {"environment": metrics, "evaluation": metrics | {"return": 0.25, "length": 12.5}})
+    lines = re.sub(r"\x1b\[[\d;?]*\w", "", "╭" + stream.getvalue().rsplit("╭", 1)[1]).splitlines()
+    lines = [line for line in lines if line.strip()]
+    assert len(lines) <= 24 and max(map(len, lines)) == width and lines[-1].startswith("╰")
+    for name in metrics:
+        words, _, unit = spec.label(name).partition(", ")
+        (line,) = [line for line in lines if re.search(rf"(│|  ) ?{re.escape(words)}  ", line)]
+        assert line.count(f"-1234 {unit}".rstrip()) == 2, line
+
+
+def test_plain_lines_of_a_terminal_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    with Console("title", stream) as shown:
+        shown.block(INFO)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= 80
+    whole = io.StringIO()
+    with Console("title", whole) as shown:
+        shown.block(INFO)
+    assert stream.getvalue().split() == whole.getvalue().split() and whole.getvalue().count("\n") == 1
 
 
 def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.MonkeyPatch) -> None:

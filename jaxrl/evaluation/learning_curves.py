@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,24 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
         no selection; "seeds": of each combination; "combinations": {name: {"env_steps", and lists "mean" and "ci95"
         over seeds}}}.
     """
+    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, spec)
+
+
+def of_rows(
+    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], spec: EnvSpec
+) -> dict[str, Any] | None:
+    """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
-    rows = {trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}
     selected = any(f"eval/{spec.score}" in row for row in next(iter(rows.values())))
+    metric = f"{'eval' if selected else 'episode'}/{spec.score}"
     for trial in all_trials:
-        found = rows[trial.folder]
-        curve = _of_selection(found, spec.score) if selected else _of_training(found, spec.score)
-        curves.setdefault(trial.combination, []).append(curve)
-    if not all(curve for found in curves.values() for curve in found):
+        curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
+    if not all(map(all, curves.values())):
         return None
     combinations = {}
     for name, seeds in curves.items():
         length = min(map(len, seeds))
-        values = np.array([[value for _, value in curve[:length]] for curve in seeds]).T
+        values = np.array([[value for _, value in points[:length]] for points in seeds]).T
         entry = summarise(values, few=len(seeds) > 1)
         combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
     return {
@@ -52,37 +57,39 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
     }
 
 
-def _of_selection(rows: Sequence[dict[str, Any]], score: str) -> list[tuple[int, float]]:
-    """Return environment steps and score of each evaluation."""
+def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
+    """Return steps and values of a metric in rows of metrics.jsonl: "eval/..." at each evaluation, others as means.
+
+    Means are over parts of the run; those of training episodes, "episode/...", are over the episodes of a part. Steps
+    are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
+    """
     trained = [row for row in rows if "env_steps" in row]
-    scores = [row for row in rows if row.get(f"eval/{score}") is not None]
     if not trained:
         return []
-    iterations, steps = ([row[name] for row in trained] for name in ("iteration", "env_steps"))  # of several iterations
-    at = np.interp([row["iteration"] for row in scores], iterations, steps)
-    return [(round(float(step)), row[f"eval/{score}"]) for step, row in zip(at, scores, strict=True)]
-
-
-def _of_training(rows: Sequence[dict[str, Any]], score: str) -> list[tuple[int, float]]:
-    """Return environment steps and score of the training episodes, means over parts of the run."""
-    trained = [row for row in rows if "env_steps" in row]
-    curve = []
-    for part in np.array_split(np.array(trained, object), min(_POINTS, len(trained))) if trained else ():
-        ended = [row for row in part if row.get("episodes") and row.get(f"episode/{score}") is not None]
-        if ended:
-            weights = [row["episodes"] for row in ended]
-            mean = float(np.average([row[f"episode/{score}"] for row in ended], weights=weights))
-            curve.append((part[-1]["env_steps"], mean))
-    return curve
+    steps = [row.get("step", row["env_steps"]) for row in trained]
+    if metric.startswith("eval/"):
+        scores = [row for row in rows if row.get(metric) is not None]
+        iterations = [row["iteration"] for row in trained]  # rows may be of several iterations
+        at = np.interp([row["iteration"] for row in scores], iterations, steps)
+        return [(round(float(step)), row[metric]) for step, row in zip(at, scores, strict=True)]
+    points = []
+    weight = "episodes" if metric.startswith("episode/") else ""
+    for part in np.array_split(np.arange(len(trained)), min(_POINTS, len(trained))):
+        found = [trained[k] for k in part if trained[k].get(metric) is not None]
+        weights = [row.get(weight, 1) or 0 for row in found]
+        if any(weights):
+            points.append((steps[part[-1]], float(np.average([row[metric] for row in found], weights=weights))))
+    return points
 
 
 def best(directory: Path, config: Config) -> str:
     """Return the combination of a run with the best last score, the first one if no episode has ended."""
     path = directory / FILE
-    return _best(json.loads(path.read_text())) if path.is_file() else trials(config)[0].combination
+    return best_of(json.loads(path.read_text())) if path.is_file() else trials(config)[0].combination
 
 
-def _best(found: dict[str, Any]) -> str:
+def best_of(found: dict[str, Any]) -> str:
+    """Return the combination of a summary with the best last score."""
     sign = -1 if found["score_mode"] == "min" else 1
     last = {name: curve["mean"][-1] for name, curve in found["combinations"].items()}
     return max(last, key=lambda name: -math.inf if last[name] is None else sign * last[name])
@@ -97,7 +104,7 @@ def table(found: dict[str, Any], width: int) -> list[Any]:
         half = f" ±{curve['ci95'][-1]:.4g}" if found["seeds"] > 1 and curve["ci95"][-1] is not None else ""
         last = "not finite" if curve["mean"][-1] is None else f"{curve['mean'][-1]:.4g}{half}"
         cells = [last, f"{pick(means):.4g}" if means else ""]
-        rows.append(tables.Row(name or "all", cells, "bold cyan" if name == _best(found) else ""))
+        rows.append(tables.Row(name or "all", cells, "bold cyan" if name == best_of(found) else ""))
     seeds = f", {found['seeds']} seeds" if found["seeds"] > 1 else ""
     return tables.lines(f"{found['metric']}, {found['of']}{seeds}", ["at the end", "best"], rows, width)
 

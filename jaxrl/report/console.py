@@ -2,13 +2,13 @@
 
 import logging
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.columns import Columns
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GROUPS = ("environment", "losses", "evaluation")
+_GAP = 2  # columns between the blocks of a panel
 logger = logging.getLogger("jaxrl")
 
 
@@ -77,7 +78,13 @@ class Console:
             self._rich.print(Text(sentence))
             self._live.refresh()
         else:
-            print(sentence, file=self._stream, flush=True)
+            self._print(sentence)
+
+    def _print(self, line: str) -> None:
+        """Print a plain line; a terminal without panels gets it wrapped between words."""
+        if self._stream.isatty():
+            line = textwrap.fill(line, self._rich.width, subsequent_indent="  ", break_on_hyphens=False)
+        print(line, file=self._stream, flush=True)
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -145,7 +152,7 @@ class Console:
             numbers = "  ".join(f"{name} {value}" for name, value in self._numbers(info, group))
             if numbers:
                 parts.append(f"| {group}: {numbers}" if group == "evaluation" else f"| {numbers}")
-        print("  ".join(parts), file=self._stream, flush=True)
+        self._print("  ".join(parts))
 
     def _numbers(self, info: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
         """Return names and values of a group, with units."""
@@ -162,10 +169,27 @@ class Console:
             bar.add_column(ratio=1)
             bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
             rows.append(bar)
-        columns = _facts(info | {"fraction": None}) | {group: self._numbers(info, group) for group in _GROUPS}
-        grids = [_column(heading, facts) for heading, facts in columns.items() if facts]
-        rows.append(Columns(grids, padding=(1, 4)))
+        metrics, losses, evaluation = (self._numbers(info, group) for group in _GROUPS)
+        facts = {heading: _block(heading, found) for heading, found in _facts(info | {"fraction": None}).items()}
+        # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
+        facts["environment"] = _block("environment", metrics, "evaluation", evaluation)
+        facts["losses"] = _block("losses", losses)
+        order = ("run", "device", "environment", "speed", "losses")
+        rows.append(self._side_by_side([facts[name] for name in order if name in facts and facts[name].row_count > 1]))
         return Panel(Group(*rows), title=self._title, title_align="left", border_style="cyan")
+
+    def _side_by_side(self, blocks: list[Table]) -> Table:
+        """Return blocks in as many columns as fit, each block below the others of the shortest column."""
+        widths = [self._rich.measure(block).maximum for block in blocks]
+        for number in range(len(blocks), 0, -1):
+            columns: list[list[int]] = [[] for _ in range(number)]
+            for k in range(len(blocks)):
+                min(columns, key=lambda column: sum(blocks[i].row_count + 1 for i in column)).append(k)
+            if sum(max(widths[k] for k in column) + _GAP for column in columns) <= self._rich.width - 4 + _GAP:
+                break
+        grid = Table.grid(padding=(0, _GAP, 0, 0))
+        grid.add_row(*(Group(*[part for k in column for part in (Text(), blocks[k])][1:]) for column in columns))
+        return grid
 
 
 class Log:
@@ -200,13 +224,36 @@ class Log:
             callback(info)
 
 
+<<<<<<< HEAD
 def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
+=======
+class _Changing:
+    """A line that is rendered again whenever the terminal is drawn."""
+
+    def __init__(self, sentence: Callable[[], str]) -> None:
+        self._sentence = sentence
+
+    def __rich__(self) -> Text:
+        return Text(self._sentence())
+
+
+def _block(
+    heading: str, facts: list[tuple[str, str]], beside: str = "", others: Sequence[tuple[str, str]] = ()
+) -> Table:
+    """Return a table of facts under a heading, with the other values of the same names beside them."""
+    values, own = dict(facts), dict(others)
+    table = Table.grid(padding=(0, 2, 0, 0))
+>>>>>>> h_watch
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_row(Text(heading, style="bold cyan"), "")
-    for label, value in facts:
-        table.add_row(label, value)
+    for _ in range(1 + bool(own)):
+        table.add_column(justify="right", no_wrap=True)
+    if own:
+        table.add_row(*(Text(text, style="bold cyan") for text in (heading, "training", beside)))
+    else:
+        table.add_row(Text(heading, style="bold cyan"), "")
+    for label in dict.fromkeys((*values, *own)):
+        table.add_row(label, values.get(label, ""), *([own.get(label, "")] if own else []))
     return table
 
 

@@ -22,6 +22,7 @@ from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.nn.precision import Compute, Store
+from jaxrl.report import loggers
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
@@ -112,6 +113,7 @@ class RunSettings:
         3, "newest checkpoints to keep, in addition to the best one", between=(1, 1_000_000)
     )
     runs: str = setting("runs", "folder of the run directories")
+    logger: str = setting("none", "further writers of metrics, separated by commas: wandb, mlflow")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -119,6 +121,7 @@ class RunSettings:
             raise ValueError(f"logical_shards must be 1, 2, 4 or 8 (or 0 = automatic), not {self.logical_shards}")
         if self.seed + self.num_seeds > 2**32:
             raise ValueError(f"seed {self.seed} + num_seeds {self.num_seeds} exceeds 2^32: lower one of them")
+        loggers.named(self.logger)
 
 
 # Settings that may change when a run is resumed. Devices change sums of floats unless the run is exact; none of the
@@ -126,6 +129,7 @@ class RunSettings:
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
     "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
+    "logger",
 )  # fmt: skip
 _TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 

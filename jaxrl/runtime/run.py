@@ -11,6 +11,7 @@ import jax
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import learning_curves
+from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
 from jaxrl.report.writer import NullWriter, Writer
@@ -41,6 +42,7 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
     Raises UserError; nothing is written if the configuration is impossible.
     """
     hosts.on_first(lambda: run_directory.check_root(config.run.runs))
+    hosts.on_first(lambda: loggers.check(config.run.logger))
     config = resolve_config(resolve_latest(config))
     setup = build_run(config, custom=custom)
     inputs = load_inputs(setup)
@@ -61,8 +63,15 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
     directory = run_directory.open_run(run)
     if (root := trials.locate(directory)[0]) != directory:
         raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
+<<<<<<< HEAD
     setup = build_run(configuration.resumed(config, changes), resuming=True)
     with _held(lambda: directory), _console(setup) as console:
+=======
+    resumed = configuration.resumed(config, changes)
+    hosts.on_first(lambda: loggers.check(resumed.run.logger))
+    setup = build_run(resumed, resuming=True)
+    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
+>>>>>>> h_watch
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):
@@ -170,7 +179,11 @@ def _train(
     peak = PeakMemory()
     console.say(f"run directory: {directory}")
     with ExitStack() as stack:
-        writer = stack.enter_context(Writer(directory) if hosts.writes() else NullWriter(directory))
+        writer = stack.enter_context(
+            loggers.open_writer(directory, setup.config.run.logger, setup.config.plain(), console.say)
+            if hosts.writes()
+            else NullWriter(directory)
+        )
         checkpoints = Checkpoints(directory / "checkpoints", setup.config.run.keep_checkpoints, console.say)
         stack.enter_context(checkpoints)
         monitor = stack.enter_context(Monitor())

@@ -25,7 +25,8 @@ from jaxrl.common.files import is_file, write_atomically
 from jaxrl.common.version import __version__
 
 CONFIG = "config.yaml"
-_LATEST, _VERSIONS, _LOCK = "latest", "versions.json", ".lock"
+VERSIONS = "versions.json"
+_LATEST, _LOCK = "latest", ".lock"
 _ENV = "environment"  # entry of versions.json: the version of its rules and observations
 _LONGEST_NAME = 255  # bytes of a name in a path, on the file systems in use
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -47,7 +48,13 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = _next(group)
+<<<<<<< HEAD
         write_atomically(run / _VERSIONS, json.dumps(known, indent=1) + "\n")
+=======
+        write_atomically(
+            run / VERSIONS, json.dumps({**versions(), _ENV: env_version, **(facts or {})}, indent=1) + "\n"
+        )
+>>>>>>> h_watch
         write_latest(root, run)
     except OSError as error:
         raise RunError(
@@ -138,7 +145,7 @@ def check_environment(run: Path, env: str, version: int) -> None:
 def _former(run: Path) -> dict[str, Any]:
     """Return a run's versions.json; {} if it cannot be read, since it is only compared with."""
     try:
-        return dict(json.loads((run / _VERSIONS).read_text(encoding="utf-8")))
+        return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
 
@@ -204,3 +211,15 @@ def lock(run: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def in_use(run: Path) -> bool:
+    """Return whether a process holds the lock of a run; shares the lock for a moment if none does."""
+    try:
+        with (run / _LOCK).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # never locked, or a file system without locks
+        return False
+    return False

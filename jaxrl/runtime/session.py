@@ -297,6 +297,7 @@ class Session:
         meta = {
             **dataclasses.asdict(self.position),
             "seconds": self.seconds,
+            "finished": not any(self._remaining()),
             "best": self.best,
             "best_ties": self.best_ties,
             "best_step": self.best_step,
@@ -324,9 +325,9 @@ class Session:
                 )
         return hosts.fetched(tree)
 
-    def _counters(self, position: Position) -> dict[str, int]:
+    def _counters(self, position: Position) -> dict[str, Any]:
         names = {"iteration": position.iterations, "env_steps": position.env_steps, "updates": position.updates}
-        return {**names, "phase": position.phase, "step": position.axis(self.phases)}
+        return {**names, "phase": position.phase, "step": position.axis(self.phases), "time/seconds": self.seconds}
 
     def _report(self) -> None:
         """Fetch the metrics of the running block, if any: check them, write lines, refresh the console."""

@@ -1,0 +1,65 @@
+"""python -m jaxrl.runs [FOLDER_OR_RUN ...]: lists runs, the newest first; --compare and --out put them side by side.
+
+Without names, all runs in runs/. The score is that of the environment, at the end: on the episodes that select the best
+checkpoint, else on those of training.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import Parser
+from jaxrl.common.errors import UsageError, one_line
+from jaxrl.common.files import output, write_output
+from jaxrl.evaluation import run_page, run_summary, run_tables
+
+_UNBOUNDED = 10_000  # columns if the output is not a terminal
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    parser = Parser(prog="python -m jaxrl.runs", description=__doc__)
+    add = parser.add_argument
+    add("paths", nargs="*", metavar="FOLDER_OR_RUN", help="runs, or folders of runs (default: runs)")
+    add("--compare", action="store_true", help="the settings in which these runs differ, and their scores")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    instead.add_argument("--out", metavar="FILE.html", help="write a page with the curves of these runs")
+    flags = parser.parse_args(list(argv))
+    path = _page_path(flags.out)
+    jax.config.update("jax_platforms", "cpu")  # a GPU belongs to the runs that are looked at
+    warn = lambda sentence: print(f"warning: {one_line(sentence)}", file=sys.stderr)  # noqa: E731
+    runs = run_summary.find(flags.paths or [run_summary.RUNS], warn)
+    runs = runs if flags.compare else run_summary.newest_first(runs)
+    if flags.compare and len(runs) < 2:
+        raise UsageError("--compare needs at least two runs: name them, or a folder that holds them")
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else _UNBOUNDED
+    if path is not None:
+        page = run_page.page(runs)
+        write_output(path, page, "--out")
+        print(f"wrote {path} ({len(page.encode()) / 2**10:,.0f} KiB), runs: {', '.join(run.name for run in runs)}")
+    if flags.json:
+        content = {"runs": [run.plain() for run in runs]}
+        differing = {"differing_settings": run_summary.differences(runs)} if flags.compare else {}
+        print(json.dumps(content | differing, indent=1, allow_nan=False))
+    elif flags.compare or path is None:
+        lines = run_tables.comparison if flags.compare else run_tables.listing
+        for line in lines(runs, width):
+            console.print(line, soft_wrap=True)
+    return 0
+
+
+def _page_path(text: str | None) -> Path | None:
+    """Return the path of the page, None if none is wanted. Raises UserError."""
+    if text is None:
+        return None
+    if Path(text).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {text}: curves are written as a page: name a file that ends in .html")
+    return output(text, "--out")

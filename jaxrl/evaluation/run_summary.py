@@ -1,0 +1,291 @@
+"""Runs on disk: how far they are, what they have learned, and in which settings they differ."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs_jax.base import EnvSpec
+from jaxrl.common.errors import UserError
+from jaxrl.evaluation import learning_curves
+from jaxrl.report.writer import METRICS, MetricsError, read_metrics
+from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
+from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_yaml
+from jaxrl.runtime.manifest import META
+from jaxrl.runtime.run_directory import CONFIG, VERSIONS, RunError, in_use, open_run
+from jaxrl.runtime.trials import Trial, trials
+
+Rows = list[dict[str, Any]]
+RUNS = "runs"  # the folder that is listed by default
+_MOST = 1e300
+# Settings in which runs may differ and still be of equal settings: they change no result but its random numbers.
+_ASIDE = {*FREE_ON_RESUME, "seed", "num_seeds", "runs", "rollout_chunk", "learn_chunk", "compiler_options"} - {
+    "total_env_steps", "total_episodes", "max_seconds",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSummary:
+    """A run, or a folder of its trials.
+
+    Attributes:
+        directory: of the run or of the trials.
+        config: its configuration.
+        spec: of its environment.
+        trials: combinations of swept settings with every seed; one for most runs.
+        rows: {folder of a trial: its rows of metrics}.
+        state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
+        score: of the environment at the end, see `score_of`.
+        best: number of the best checkpoint, None if none was selected.
+        began: modification time of versions.json, seconds since 1970.
+    """
+
+    directory: Path
+    config: Config
+    spec: EnvSpec
+    trials: list[Trial]
+    rows: dict[str, Rows]
+    state: str
+    score: dict[str, Any] | None
+    best: int | None
+    began: float
+
+    @property
+    def name(self) -> str:
+        """Return the last two parts of the path, such as "coma_coverage/0001"."""
+        return "/".join(self.directory.absolute().parts[-2:])
+
+    @property
+    def env_steps(self) -> int:
+        """Return the environment steps of each trial."""
+        return _env_steps(self.rows[self.trials[0].folder])
+
+    @property
+    def minutes(self) -> float:
+        """Return the minutes of training, pauses between processes excluded."""
+        found = minutes(self.rows[self.trials[0].folder])
+        return found[-1][1] if found else 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """Return everything that the table shows, for JSON."""
+        return {
+            "name": self.name,
+            "directory": str(self.directory),
+            "algorithm": self.config.algo,
+            "environment": self.config.env,
+            "seeds": [self.config.run.seed + k for k in range(self.config.run.num_seeds)],
+            "env_steps": self.env_steps,
+            "minutes": round(self.minutes, 3),
+            "score": self.score,
+            "state": self.state,
+            "best_checkpoint": self.best,
+            "began": self.began,
+        }
+
+
+def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
+    """Return the runs at `paths` and, newest first, in the folders among them.
+
+    Args:
+        paths: runs, folders of their trials, or folders of runs.
+        warn: receives a sentence for each run of a folder that cannot be read, and is left out.
+
+    Raises:
+        UserError: no run there, or a run that is named cannot be read.
+    """
+    found: dict[Path, RunSummary] = {}
+    for path in map(Path, paths):
+        inside = [] if (path / CONFIG).exists() or not path.is_dir() else _runs_in(path)
+        runs, problems = [], []
+        for directory in inside or [open_run(path)]:
+            try:
+                runs.append(read(directory))
+            except UserError as error:
+                if not inside:
+                    raise
+                problems.append(str(error))
+        if inside and len(problems) == len(inside):
+            raise RunError(f"no run in {path} can be read: {problems[0]}")
+        for problem in problems:
+            warn(problem)
+        found |= {run.directory.absolute(): run for run in newest_first(runs)}
+    return list(found.values())
+
+
+def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
+    """Return runs in the order of a list."""
+    return sorted(runs, key=lambda run: (-run.began, run.name))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage. Raises RunError."""
+    found = [file.parent for depth in (f"*/{CONFIG}", f"*/*/{CONFIG}") for file in sorted(folder.glob(depth))]
+    if not found:
+        raise RunError(f"{folder} holds no run: train one with python -m jaxrl.train, or name another folder or a run")
+    return [run for run in found if run.parent not in found]
+
+
+def read(directory: Path) -> RunSummary:
+    """Return the run in a directory. Raises UserError if its files are damaged."""
+    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG))
+    all_trials = trials(config)
+    rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
+    outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
+    root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
+    made, spec = root / VERSIONS, config.make_env().spec
+    return RunSummary(
+        directory,
+        config,
+        spec,
+        all_trials,
+        rows,
+        _state(root, config, _env_steps(rows[all_trials[0].folder])),
+        score_of(rows, all_trials, spec),
+        Checkpoints(root / "checkpoints").best_step(),
+        (made if made.is_file() else directory / CONFIG).stat().st_mtime,
+    )
+
+
+def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], spec: EnvSpec) -> dict[str, Any] | None:
+    """Return the environment's score at the end of a run; None before its first episode has ended.
+
+    Returns:
+        {"metric", "label", "mode": "min" if less is better, else "max", "of": "selection episodes" or "training
+        episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}; of a sweep, those of
+        its best combination.
+    """
+    found = learning_curves.of_rows(rows, all_trials, spec)
+    if found is None:
+        return None
+    curve = found["combinations"][learning_curves.best_of(found)]
+    return {
+        "metric": spec.score,
+        "label": spec.label(spec.score),
+        "mode": spec.score_mode,
+        "of": found["of"],
+        "mean": curve["mean"][-1],
+        "ci95": curve["ci95"][-1] if found["seeds"] > 1 else None,
+    }
+
+
+def _rows(directory: Path) -> Rows:
+    """Return the rows of metrics. Raises MetricsError if one holds anything but numbers."""
+    rows = read_metrics(directory)
+    for number, row in enumerate(rows, start=1):
+        if not all(value is None or (isinstance(value, int | float) and abs(value) < _MOST) for value in row.values()):
+            raise MetricsError(f"line {number} of {directory / METRICS} is damaged: fix or remove that line")
+    return rows
+
+
+def _env_steps(rows: Rows) -> int:
+    return int(next((row["env_steps"] for row in reversed(rows) if row.get("env_steps") is not None), 0))
+
+
+def _state(root: Path, config: Config, env_steps: int) -> str:
+    if in_use(root):
+        return "running"
+    folder, steps = root / "checkpoints", committed_steps(root / "checkpoints")
+    newest = next((path for path in folder.glob("*") if path.name.isdecimal() and int(path.name) == steps[-1]), None)
+    try:
+        meta = json.loads((newest / META).read_text(encoding="utf-8")) if newest else {}
+        at = meta.get("env_steps", -1)
+        finished = meta.get("finished", at >= config.run.total_env_steps) and env_steps <= at
+    except (OSError, ValueError, TypeError, AttributeError):
+        finished = False
+    return "finished" if finished else "stopped"
+
+
+def minutes(rows: Rows) -> list[tuple[float, float]]:
+    """Return step and minutes of training of each row; rows of older versions count pauses, too."""
+    timed = [row for row in rows if row.get("env_steps") is not None and row.get("time/unix") is not None]
+    if all(row.get("time/seconds") is not None for row in timed):
+        seconds = [row["time/seconds"] for row in timed]
+    else:
+        seconds = [row["time/unix"] - timed[0]["time/unix"] for row in timed]
+    steps = [row.get("step", row["env_steps"]) for row in timed]
+    return [(step, value / 60) for step, value in zip(steps, seconds, strict=True)]
+
+
+def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
+    """Return the settings in which runs differ, with the value of each; None where a run has no such setting."""
+    settings = [run.config.plain() for run in runs]
+    names = dict.fromkeys(name for one in settings for name in one if name != "runs")
+    values = {name: [one.get(name) for one in settings] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """Seeds of equal settings, which make one curve.
+
+    Attributes:
+        name: of the first run, and of the swept settings.
+        runs: positions of its runs in the list.
+        seeds: {seed: its rows}.
+    """
+
+    name: str
+    runs: list[int]
+    seeds: dict[int, Rows]
+
+
+def series(runs: Sequence[RunSummary]) -> list[Series]:
+    """Return the series of all runs; a run that repeats a seed is in a series of its own."""
+    found: dict[tuple[str, int], Series] = {}
+    for place, run in enumerate(runs):
+        for trial in run.trials:
+            settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
+            text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
+            repeated = 0
+            while (text, repeated) in found and seed in found[text, repeated].seeds:
+                repeated += 1
+            name = f"{run.name} {trial.combination}".rstrip()
+            one = found.setdefault((text, repeated), Series(name, [], {}))
+            one.seeds[seed] = run.rows[trial.folder]
+            one.runs.extend([place] * (place not in one.runs))
+    return list(found.values())
+
+
+def metrics_of(all_series: Iterable[Series]) -> list[str]:
+    """Return the names of all metrics but counters and clocks, those of evaluations first."""
+    rows = (row for one in all_series for rows in one.seeds.values() for row in rows)
+    names = dict.fromkeys(name for row in rows for name in row if "/" in name)
+    found = [name for name in names if name not in ("time/unix", "time/seconds")]
+    return sorted(found, key=lambda name: not name.startswith("eval/"))
+
+
+def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int = 100) -> dict[str, list[float]] | None:
+    """Return the mean over the seeds of a series, and half of Student's 95 % interval.
+
+    Where seeds have points of their own, or other clocks, they are interpolated at those of the shortest.
+
+    Args:
+        one: the series.
+        metric: its name in metrics.jsonl.
+        over_minutes: x is minutes of training instead of environment steps.
+        most: points.
+
+    Returns:
+        {"x", "mean", and "ci95" if there are several seeds}; None without a common range.
+    """
+    curves = []
+    for rows in one.seeds.values():
+        points, clock = learning_curves.curve(rows, metric), minutes(rows)
+        if not points or (over_minutes and not clock):
+            continue
+        x, y = np.array(points, np.float64).T
+        curves.append((np.interp(x, *np.array(clock, np.float64).T) if over_minutes else x, y))
+    if not curves:
+        return None
+    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    x = min((x for x, _ in curves), key=lambda x: x[-1])
+    x = x[(x >= first) & (x <= last)]
+    if not len(x):
+        return None
+    x = x[np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))]
+    values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
+    found = learning_curves.summarise(values, few=len(curves) > 1)
+    return {"x": x.tolist(), "mean": found["mean"]} | ({"ci95": found["ci95"]} if len(curves) > 1 else {})

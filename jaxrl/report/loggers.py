@@ -1,0 +1,261 @@
+"""Further writers of metrics (`--logger`): Weights & Biases and MLflow get the rows of metrics.jsonl, too.
+
+They are for looking at a run. Each works in a thread of its own: a service that is slow, absent or broken neither
+delays nor stops training, and metrics.jsonl stays complete. A resumed run continues the same run of the service, whose
+id is in the run directory.
+"""
+
+import contextlib
+import importlib
+import logging
+import math
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envs_jax.base import closest
+from jaxrl.common.errors import UsageError, one_line
+from jaxrl.common.files import write_atomically
+from jaxrl.report.writer import Writer, read_metrics
+
+NONE = "none"
+PROJECT = "jaxrl"  # of wandb, and experiment of MLflow, unless their environment variables name another
+WAIT = 60.0  # seconds that the end of a run waits for a logger
+_ROOM = 20_000  # groups of rows that may wait
+_BATCH, _PARAMS = 900, 100  # metrics and params of a call of MLflow, which takes up to 1,000 and 100
+_EVERY = 5.0  # seconds between its calls, if there are fewer metrics
+
+Row = tuple[int, Mapping[str, float], int]  # iteration, metrics, step
+
+
+class WandbLogger:
+    """A run of Weights & Biases, offline if this machine has no login and WANDB_MODE is not set.
+
+    Args:
+        directory: of the run; files of wandb go into its folder wandb.
+        settings: of the run.
+        run_id: of the service's run to continue, None for a new one.
+        say: receives a warning.
+    """
+
+    probe = "init"  # a name that the package has
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], run_id: str | None, say: Callable[[str], None]
+    ) -> None:
+        import wandb
+
+        mode = os.environ.get("WANDB_MODE")
+        if not mode and not wandb.login(prompt=False, verify=False):
+            mode = "offline"
+            say(
+                f"warning: wandb has no login and stays offline: later run 'wandb login' and 'wandb sync "
+                f"{directory / 'wandb'}/offline-run-*'"
+            )
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=_title(directory),
+            id=run_id,
+            resume="allow" if run_id else None,
+            dir=str(directory),
+            mode=mode,
+            config=None if run_id else dict(settings),
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self.id = str(self._run.id)
+
+    def write(self, iteration: int, scalars: Mapping[str, float], step: int) -> None:
+        """Send one row."""
+        self._run.log({"iteration": iteration, **scalars}, step=step)
+
+    def close(self, failed: bool = False) -> None:
+        """Send the rest, and end the run."""
+        self._run.finish(exit_code=int(failed))
+
+
+class MlflowLogger:
+    """A run of MLflow, where MLFLOW_TRACKING_URI says, by default in the current folder; arguments as above."""
+
+    probe = "MlflowClient"
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, Any], run_id: str | None, say: Callable[[str], None]
+    ) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        for name in ("alembic", "mlflow.store.db.utils"):  # tell of every table that they make
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._client, self._metric = MlflowClient(), Metric
+        self._rows: list[Any] = []
+        self._sent = time.monotonic()
+        if run_id is not None:
+            self._client.update_run(run_id, status="RUNNING")
+            self.id = run_id
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        self.id = str(self._client.create_run(number, run_name=_title(directory)).info.run_id)
+        params = [Param(setting, str(value)) for setting, value in settings.items()]
+        for first in range(0, len(params), _PARAMS):
+            self._client.log_batch(self.id, params=params[first : first + _PARAMS])
+
+    def write(self, iteration: int, scalars: Mapping[str, float], step: int) -> None:
+        """Send one row, together with others if they come quickly."""
+        now = int(1000 * scalars.get("time/unix", time.time()))
+        for name, value in {"iteration": iteration, **scalars}.items():
+            self._rows.append(self._metric(re.sub(r"[^\w\-./ ]", "_", name), value, now, step))
+        if len(self._rows) >= _BATCH or time.monotonic() > self._sent + _EVERY:
+            self._send()
+
+    def _send(self) -> None:
+        for first in range(0, len(self._rows), _BATCH):
+            self._client.log_batch(self.id, metrics=self._rows[first : first + _BATCH])
+        self._rows, self._sent = [], time.monotonic()
+
+    def close(self, failed: bool = False) -> None:
+        """Send the rest, and end the run."""
+        self._send()
+        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+
+
+LOGGERS: dict[str, Any] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+
+
+def named(text: str) -> list[str]:
+    """Return the loggers of a setting such as "wandb,mlflow" or "none". Raises ValueError for another name."""
+    names = list(dict.fromkeys(name for name in text.replace(",", " ").split() if name != NONE))
+    for name in names:
+        if name not in LOGGERS:
+            raise ValueError(f"unknown logger '{name}': {closest(name, [*LOGGERS, NONE])}")
+    return names
+
+
+def check(text: str) -> None:
+    """Check that the packages of a setting's loggers are installed. Raises UsageError."""
+    for name in named(text):
+        try:
+            found = hasattr(importlib.import_module(name), LOGGERS[name].probe)  # a folder of this name has none
+        except ImportError:
+            found = False
+        if not found:
+            raise UsageError(f"--logger {name} needs the package {name}: pip install -e '.[{name}]', or leave it out")
+
+
+def open_writer(directory: Path, text: str, settings: Mapping[str, Any], say: Callable[[str], None]) -> Writer:
+    """Return the writer of a run: of its files, and to the loggers of the setting `text`."""
+    names = named(text)
+    if not names:
+        return Writer(directory)
+    return LoggingWriter(directory, [_Thread(name, directory, settings, say) for name in names])
+
+
+class LoggingWriter(Writer):
+    """A writer that hands its rows to loggers, too."""
+
+    def __init__(self, directory: Path, threads: Sequence["_Thread"]) -> None:
+        super().__init__(directory)
+        self._threads, self._failed = threads, False
+
+    def __exit__(self, kind: Any = None, *_: object) -> None:
+        self._failed = kind is not None
+        self.close()
+        for thread in self._threads:
+            thread.close(self._failed)
+
+    def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
+        """Append the row, then hand over its finite numbers."""
+        super().write(iteration, scalars, step)
+        for thread in self._threads:
+            thread.put([_row(iteration, scalars, step)])
+
+    def trim(self, after_iteration: int) -> None:
+        """Trim the files; a new logger gets the rows that are kept, another one no row a second time."""
+        former = read_metrics(self._directory)
+        super().trim(after_iteration)
+        rows = [_row(row["iteration"], _metrics(row), row.get("step")) for row in former]
+        for thread in self._threads:
+            thread.resume(rows[: self.rows], rows[self.rows :])
+
+
+class _Thread:
+    """Makes a logger and hands it rows, in a thread; after its first error it is silent."""
+
+    def __init__(self, name: str, directory: Path, settings: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        self._name, self._directory, self._settings, self._say = name, directory, settings, say
+        self._file = directory / f"{name}.id"
+        self._rows: queue.Queue[Sequence[Row] | bool] = queue.Queue(_ROOM)
+        self._known: dict[int, set[str]] = {}  # iteration: metrics that the service has from an earlier process
+        self._new, self._broken = not self._file.is_file(), False
+        self._thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
+        self._thread.start()
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Hand over rows, without waiting."""
+        rows = [row for row in rows if not self._known.get(row[0], set()) >= set(row[1])]
+        if self._broken or not rows:
+            return
+        try:
+            self._rows.put_nowait(rows)
+        except queue.Full:
+            self._fail("it is too slow")
+
+    def resume(self, kept: Sequence[Row], removed: Sequence[Row]) -> None:
+        """Continue after the rows `kept`; those `removed` will be written again."""
+        if self._new:
+            self.put(kept)
+        else:
+            for iteration, metrics, _ in removed:
+                self._known.setdefault(iteration, set()).update(metrics)
+
+    def close(self, failed: bool) -> None:
+        """Wait until everything is sent, or for `WAIT` seconds."""
+        if self._broken:
+            return
+        with contextlib.suppress(queue.Full):
+            self._rows.put(failed, timeout=WAIT)
+            self._thread.join(WAIT)
+        if self._thread.is_alive():
+            self._fail(f"it did not end within {WAIT:.0f} s")
+
+    def _work(self) -> None:
+        try:
+            run_id = None if self._new else self._file.read_text(encoding="utf-8").strip()
+            logger = LOGGERS[self._name](self._directory, self._settings, run_id, self._say)
+            write_atomically(self._file, f"{logger.id}\n")
+            while not self._broken:
+                rows = self._rows.get()
+                if isinstance(rows, bool):
+                    logger.close(rows)
+                    return
+                for row in rows:
+                    logger.write(*row)
+        except Exception as error:  # of any service and network
+            self._fail(f"{type(error).__name__}: {error}".rstrip(": "))
+
+    def _fail(self, reason: str) -> None:
+        if not self._broken:
+            self._broken = True
+            self._say(f"warning: {self._name} gets no more metrics ({one_line(reason)}); metrics.jsonl has all of them")
+
+
+def _row(iteration: int, scalars: Mapping[str, Any], step: int | None) -> Row:
+    """Return a row with the finite numbers among the scalars."""
+    values = {name: float(value) for name, value in scalars.items() if value is not None}
+    return iteration, {name: v for name, v in values.items() if math.isfinite(v)}, iteration if step is None else step
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a line of metrics.jsonl."""
+    return {name: value for name, value in row.items() if name not in ("iteration", "step")}
+
+
+def _title(directory: Path) -> str:
+    return f"{directory.parent.name}/{directory.name}"

@@ -1,0 +1,292 @@
+"""python -m jaxrl.runs on run directories made by hand: the list, comparisons, the page, and damaged files."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.run_directories import make_checkpoint, make_run, write_rows
+from helpers.runs import run as train
+from rich.console import Console
+from scipy import stats
+
+from jaxrl.cli.runs import main
+from jaxrl.evaluation import run_summary, run_tables
+from jaxrl.runtime.run_directory import lock
+
+SCORES = {1: [0.8, 0.5, 0.2], 2: [0.9, 0.6, 0.4], 3: [1.0, 0.7, 0.3]}  # by seed, at 100, 200 and 300 steps
+
+
+def rows_of(values: list[float], seconds: float = 60.0, evaluated: bool = True) -> list[dict[str, Any]]:
+    """A row of training and one of evaluation at every 100 steps; the clock shows an hour's pause before the last."""
+    rows: list[dict[str, Any]] = []
+    for k, value in enumerate(values, start=1):
+        pause = 3600.0 * (k == len(values))
+        row = {"iteration": k, "step": 100 * k, "env_steps": 100 * k, "episodes": 4, "episode/distance": value + 1.0}
+        rows.append(row | {"train/actor_loss": -k, "time/unix": 1e9 + pause + seconds * k, "time/seconds": seconds * k})
+        if evaluated:
+            rows.append({"iteration": k, "step": 100 * k, "eval/distance": value})
+    return rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three seeds of equal settings, one of another learning rate, one of three seeds in a program, one without rows."""
+    for seed, values in SCORES.items():
+        run = make_run(tmp_path / f"runs/ddpg_point/000{seed}", rows_of(values, 60.0 * seed), 1e9 + seed, seed=seed)
+        make_checkpoint(run, 2, best=True, env_steps=200, finished=False)
+        if seed != 2:
+            make_checkpoint(run, 3, env_steps=300, finished=True)
+    make_run(tmp_path / "runs/ddpg_point/0004", rows_of([2.0, 1.5], evaluated=False), 1e9 + 4, seed=1, gamma=0.5)
+    several = make_run(tmp_path / "runs/ddpg_point/0005", [], 1e9 + 5, seed=1, num_seeds=3, gamma=0.25)
+    for seed, values in SCORES.items():
+        write_rows(several / f"seed_{seed}", rows_of(values))
+        (several / f"seed_{seed}" / "config.yaml").write_text("")
+    make_run(tmp_path / "runs/ddpg_point/0006", [], 1e9 + 6, seed=9)
+    return tmp_path / "runs"
+
+
+def listed(*words: Any, capsys: Any) -> Any:
+    assert main(list(map(str, words))) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_what_is_told_of_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = listed(folder, "--json", capsys=capsys)["runs"]
+    assert [run["name"] for run in runs] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
+    by_name = {run["name"][-1]: run for run in runs}
+    label = {"metric": "distance", "label": "distance", "mode": "min"}
+    assert by_name["3"]["score"] == label | {"of": "selection episodes", "mean": 0.3, "ci95": None}
+    assert by_name["4"]["score"] == label | {"of": "training episodes", "mean": 2.5, "ci95": None}  # 1.5 + 1
+    values = [scores[-1] for scores in SCORES.values()]
+    half = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / 3**0.5
+    assert by_name["5"]["score"]["mean"] == pytest.approx(0.3) and by_name["5"]["seeds"] == [1, 2, 3]
+    assert by_name["5"]["score"]["ci95"] == pytest.approx(half, rel=1e-6)
+    assert by_name["6"]["score"] is None and by_name["6"]["env_steps"] == 0
+    assert {name: run["env_steps"] for name, run in by_name.items() if name < "6"} == dict(
+        zip("12345", (300, 300, 300, 200, 300), strict=True)
+    )
+    assert [by_name[name]["minutes"] for name in "1235"] == [3.0, 6.0, 9.0, 3.0]  # the pause does not count
+    assert [by_name[name]["state"] for name in "123"] == ["finished", "stopped", "finished"]
+    assert [by_name[name]["best_checkpoint"] for name in "1234"] == [2, 2, 2, None]
+    assert by_name["1"]["algorithm"] == "ddpg" and by_name["1"]["environment"] == "helpers.tiny:PointMass"
+
+
+def test_a_run_is_running_while_its_lock_is_held(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder / "ddpg_point/0001"
+    code = (
+        f"import jaxrl.runtime.run_directory as d, pathlib\nwith d.lock(pathlib.Path({str(run)!r})): print(1); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout and other.stdout.readline() == "1\n"
+        assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "running"
+        other.communicate("\n")
+    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "finished"
+    with lock(run):  # nothing of the looking is left
+        pass
+
+
+def test_a_finished_run_that_goes_on_is_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was resumed with a larger total and killed before its next checkpoint."""
+    run = folder / "ddpg_point/0001"
+    write_rows(run, rows_of([*SCORES[1], 0.1]))
+    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
+
+
+def on_screen(lines: list[Any], width: int) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    for line in lines:
+        screen.print(line, soft_wrap=True)
+    return screen.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_a_terminal(folder: Path, width: int) -> None:
+    runs = run_summary.newest_first(run_summary.find([str(folder)], pytest.fail))
+    shown = on_screen(run_tables.listing(runs, width), width)
+    assert max(map(len, shown)) <= width
+    head, *rows = shown[1:8]
+    assert [row.split()[0] for row in rows] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
+    assert ("algorithm" in head) == (width > 80) and head.split()[-1] == "best"
+    assert rows[1].split()[-6:] == ["3", "300", "3", "0.3", "±0.25", "stopped"]
+    assert rows[3].split()[-6:] == ["1", "300", "9", "0.3", "finished", "2"]
+    text = " ".join(" ".join(shown).split())
+    assert "score of helpers.tiny:PointMass: distance, on selection episodes (lower is better)" in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_comparison_shows_the_settings_that_differ(folder: Path, width: int) -> None:
+    runs = run_summary.find([str(folder / f"ddpg_point/000{k}") for k in (1, 2, 4)], pytest.fail)
+    shown = on_screen(run_tables.comparison(runs, width), width)
+    assert shown[0].split() == ["run", "ddpg_point/0001", "ddpg_point/0002", "ddpg_point/0004"]
+    rows = {line.split()[0]: line.split()[1:] for line in shown if line}
+    default = run_summary.find([str(folder / "ddpg_point/0001")], pytest.fail)[0].config.algo_settings["gamma"]
+    assert rows["seed"] == ["1", "2", "1"] and rows["gamma"] == [str(default), str(default), "0.5"]
+    assert rows["score"][:3] == ["0.2", "0.4", "2.5"] and "num_envs" not in rows
+    same = run_tables.comparison(runs[:1] * 2, width)
+    assert "all settings are equal" in on_screen(same, width)
+
+
+# The page
+
+
+class Page(HTMLParser):
+    """The texts of a page by tag, its open tags, and what it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+        if tag not in ("meta", "link", "br", "input"):
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts[self.open[-1]][-1] += data
+
+
+def page_of(*words: Any, out: Path) -> tuple[Page, dict[str, Any]]:
+    assert main([*map(str, words), "--out", str(out)]) == 0
+    page = Page(out.read_text())
+    (script,) = page.texts["script"]
+    found = re.search(r"const data = (\{.*\});\n", script)
+    assert found and not page.open
+    return page, json.loads(found[1])
+
+
+def test_the_page_has_means_and_intervals(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    page, data = page_of(folder, out=tmp_path / "runs.html")
+    assert "KiB" in capsys.readouterr().out
+    assert not page.links and "http" not in (tmp_path / "runs.html").read_text().split("</head>")[0].split("CSP")[0]
+    assert data["series"] == [
+        "ddpg_point/0006",
+        "ddpg_point/0005, mean of 3 seeds",
+        "ddpg_point/0004",
+        "ddpg_point/0003 and 2 more, mean of 3 seeds",
+    ]
+    metric = data["metrics"][data["first"]]
+    assert metric["name"] == "eval/distance" and metric["label"] == "distance (selection episodes)"
+    empty, program, other, runs = metric["steps"]
+    values = np.array(list(SCORES.values()))
+    half = stats.t.ppf(0.975, 2) * values.std(axis=0, ddof=1) / 3**0.5
+    for curve in (program, runs):
+        assert curve["x"] == [100, 200, 300]
+        np.testing.assert_allclose(curve["mean"], values.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5)
+    assert empty is None and other is None
+    names = {metric["name"]: metric for metric in data["metrics"]}
+    assert set(names) == {"eval/distance", "episode/distance", "train/actor_loss"}
+    assert names["episode/distance"]["steps"][2] == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
+
+
+def test_minutes_of_runs_with_other_clocks_are_interpolated(folder: Path, tmp_path: Path) -> None:
+    """Seeds take 1, 2 and 3 minutes per 100 steps: together they are known from 3 minutes on, the first until 3."""
+    _, data = page_of(folder / "ddpg_point/0001", folder / "ddpg_point/0002", out=tmp_path / "runs.html")
+    (curve,) = data["metrics"][data["first"]]["minutes"]
+    assert curve["x"] == [2, 3]
+    # at 2 minutes the first has made 200 steps and the second 100; at 3 minutes 300 and 150
+    np.testing.assert_allclose(curve["mean"], [(0.5 + 0.9) / 2, (0.2 + 0.75) / 2], rtol=1e-6)
+
+
+def test_a_repeated_seed_does_not_make_the_interval_smaller(folder: Path, tmp_path: Path) -> None:
+    make_run(folder / "ddpg_point/0007", rows_of(SCORES[1]), seed=1)
+    runs = [folder / f"ddpg_point/000{k}" for k in (1, 2, 7)]
+    _, data = page_of(*runs, out=tmp_path / "runs.html")
+    assert len(data["series"]) == 2 and sum("mean of 2 seeds" in name for name in data["series"]) == 1
+
+
+def test_tables_and_names_of_the_page_are_escaped(folder: Path, tmp_path: Path) -> None:
+    nasty = make_run(folder / "ddpg_point/<b>&amp;</script>", rows_of(SCORES[1]), seed=7, gamma=0.125)
+    page, data = page_of(folder / "ddpg_point/0001", nasty, out=tmp_path / "runs.html")
+    assert nasty.parts[-1] in " ".join(data["series"])  # a slash in the name makes it the last part
+    cells = page.texts["td"]
+    assert "gamma" in cells and "0.125" in cells and "</script>" in cells[0] + cells[6]
+
+
+def test_a_sweep_has_a_curve_for_each_combination(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs/ddpg_point/0001", [], sweep="actor_lr=0.1,0.01", num_seeds=2, seed=1)
+    for rate, seeds in (("0.1", (1, 2)), ("0.01", (2, 3))):
+        for place, seed in enumerate(seeds, start=1):
+            write_rows(run / f"actor_lr={rate}/seed_{place}", rows_of(SCORES[seed]))
+    _, data = page_of(run, out=tmp_path / "runs.html")
+    assert data["series"] == [f"ddpg_point/0001 actor_lr={rate}, mean of 2 seeds" for rate in ("0.1", "0.01")]
+    first, second = data["metrics"][data["first"]]["steps"]
+    assert first["mean"][-1] == pytest.approx(0.3) and second["mean"][-1] == pytest.approx(0.35)
+    assert run_summary.read(run).score["mean"] == pytest.approx(0.3)  # of the better one
+
+
+# Refusals, in one sentence
+
+
+def refused(capsys: Any, *words: Any) -> str:
+    code = main(list(map(str, words)))
+    found = capsys.readouterr()
+    assert code in (1, 2) and found.out == "" and found.err.count("\n") == 1 and found.err.startswith("error: ")
+    return str(found.err)
+
+
+def test_nothing_to_show(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "holds no run: train one" in refused(capsys, tmp_path / "empty")
+    assert "does not exist" in refused(capsys, tmp_path / "nowhere")
+    assert "no metrics yet" in refused(capsys, folder / "ddpg_point/0006", "--out", tmp_path / "runs.html")
+    assert not (tmp_path / "runs.html").exists()
+    assert "at least two runs" in refused(capsys, folder / "ddpg_point/0001", "--compare")
+    assert "ends in .html" in refused(capsys, folder, "--out", tmp_path / "runs.png")
+    assert "unknown flag '--jsn'" in refused(capsys, folder, "--jsn")
+
+
+@pytest.mark.parametrize("line", ['{"iteration": 1, "env_steps": "x"}\n', '{"iteration": 2}\x00\n{"iteration": 3}\n'])
+def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: Any) -> None:
+    run = folder / "ddpg_point/0002"
+    (run / "metrics.jsonl").write_text(line)
+    assert "line 1 of" in (told := refused(capsys, run)) and "is damaged" in told
+    assert main([str(folder), "--json"]) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)["runs"]) == 5
+    assert found.err.count("\n") == 1 and found.err.startswith("warning: line 1 of")
+
+
+def test_a_damaged_configuration(folder: Path, capsys: Any) -> None:
+    (folder / "ddpg_point/0002/config.yaml").write_text("algo: ddpg\nenv: nowhere:Nothing\n")
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().err.startswith("warning: ")
+
+
+@pytest.mark.parametrize("meta", ["", "[]", '{"env_steps": null}'])
+def test_a_damaged_checkpoint_is_that_of_a_stopped_run(folder: Path, meta: str, capsys: Any) -> None:
+    run = folder / "ddpg_point/0001"
+    (run / "checkpoints/0000000003/meta.json").write_text(meta)
+    assert listed(run, "--json", capsys=capsys)["runs"][0]["state"] == "stopped"
+
+
+# A real run
+
+
+def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
+    flags = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 10"
+    run = train(f"{flags} --eval_episodes 8 --num_seeds 2", tmp_path / "runs")
+    capsys.readouterr()
+    (told,) = listed(tmp_path / "runs", "--json", capsys=capsys)["runs"]
+    assert told["state"] == "finished" and told["env_steps"] == 640 and told["seeds"] == [0, 1]
+    assert 0 < told["minutes"] < 5 and told["score"]["of"] == "selection episodes"
+    (one,) = listed(run / "seed_1", "--json", capsys=capsys)["runs"]
+    assert one["state"] == "finished" and one["name"] == "0001/seed_1" and one["seeds"] == [1]
+    _, data = page_of(run, out=tmp_path / "runs.html")
+    assert len(data["series"]) == 1 and "time/env_steps_per_second" in {metric["name"] for metric in data["metrics"]}
