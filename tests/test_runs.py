@@ -37,7 +37,7 @@ def rows_of(values: list[float], seconds: float = 60.0, evaluated: bool = True) 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three seeds of equal settings, one of another learning rate, one of three seeds in a program, one without rows."""
+    """Three seeds of equal settings, one of another learning rate, three seeds in one program, and one without rows."""
     for seed, values in SCORES.items():
         run = make_run(tmp_path / f"runs/ddpg_point/000{seed}", rows_of(values, 60.0 * seed), 1e9 + seed, seed=seed)
         make_checkpoint(run, 2, best=True, env_steps=200, finished=False)

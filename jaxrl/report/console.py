@@ -224,27 +224,12 @@ class Log:
             callback(info)
 
 
-<<<<<<< HEAD
-def _column(heading: str, facts: list[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-=======
-class _Changing:
-    """A line that is rendered again whenever the terminal is drawn."""
-
-    def __init__(self, sentence: Callable[[], str]) -> None:
-        self._sentence = sentence
-
-    def __rich__(self) -> Text:
-        return Text(self._sentence())
-
-
 def _block(
     heading: str, facts: list[tuple[str, str]], beside: str = "", others: Sequence[tuple[str, str]] = ()
 ) -> Table:
     """Return a table of facts under a heading, with the other values of the same names beside them."""
     values, own = dict(facts), dict(others)
     table = Table.grid(padding=(0, 2, 0, 0))
->>>>>>> h_watch
     table.add_column(style="dim", no_wrap=True)
     for _ in range(1 + bool(own)):
         table.add_column(justify="right", no_wrap=True)

@@ -63,15 +63,10 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
     directory = run_directory.open_run(run)
     if (root := trials.locate(directory)[0]) != directory:
         raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
-<<<<<<< HEAD
-    setup = build_run(configuration.resumed(config, changes), resuming=True)
-    with _held(lambda: directory), _console(setup) as console:
-=======
     resumed = configuration.resumed(config, changes)
     hosts.on_first(lambda: loggers.check(resumed.run.logger))
     setup = build_run(resumed, resuming=True)
-    with _held(lambda: directory), Console(_title(setup), label=setup.env.spec.label) as console:
->>>>>>> h_watch
+    with _held(lambda: directory), _console(setup) as console:
         fresh = not hosts.first(committed_steps(directory / "checkpoints"))
         inputs = load_inputs(setup) if fresh else None
         for line in run_directory.other_versions(directory):

@@ -48,13 +48,7 @@ def create(root: Path | str, algo: str, env: str, env_version: int = 1, facts: M
     try:
         group.mkdir(parents=True, exist_ok=True)
         run = _next(group)
-<<<<<<< HEAD
-        write_atomically(run / _VERSIONS, json.dumps(known, indent=1) + "\n")
-=======
-        write_atomically(
-            run / VERSIONS, json.dumps({**versions(), _ENV: env_version, **(facts or {})}, indent=1) + "\n"
-        )
->>>>>>> h_watch
+        write_atomically(run / VERSIONS, json.dumps(known, indent=1) + "\n")
         write_latest(root, run)
     except OSError as error:
         raise RunError(
