@@ -1,5 +1,6 @@
 """`export`: a policy as files, in one of several formats."""
 
+import dataclasses
 import importlib
 import json
 from collections.abc import Callable, Mapping
@@ -84,7 +85,6 @@ def named_parameters(policy: Policy) -> dict[str, np.ndarray]:
 def _safetensors(policy: Policy) -> dict[str, bytes]:
     library = _package("safetensors.numpy", "safetensors")
     metadata = {name: x if isinstance(x, str) else json.dumps(x) for name, x in description(policy).items()}
-    # an array without axes or elements has no name of its own in a file: all are stored contiguous
     arrays = {name: np.ascontiguousarray(x).reshape(x.shape) for name, x in named_parameters(policy).items()}
     return {"policy.safetensors": library.save(arrays, metadata=metadata)}
 
@@ -103,11 +103,13 @@ def _onnx(policy: Policy) -> dict[str, bytes]:
     _package("onnx", "onnx")
     from jaxrl.integrations.export.onnx_graph import OPSET, to_onnx
 
+    if getattr(policy.algo, "convolution", None) in ("auto", "dense", "patches"):
+        settings: Any = {"convolution": "conv"}  # ONNX's own operator, instead of matrix products that suit XLA
+        policy = dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
     greedy = greedy_of(policy)
-    call = (
-        "inputs by name; outputs are the action"
-        + ", then the next carry, in the order of the carry's inputs" * bool(greedy.carry)
-    )
+    call = "inputs by name; outputs are the action"
+    if greedy.carry:
+        call += ", then the next carry, in the order of the carry's inputs"
     return {"policy.onnx": to_onnx(greedy), MANIFEST: _manifest(policy, greedy, call, {"opset": OPSET})}
 
 

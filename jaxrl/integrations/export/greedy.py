@@ -60,7 +60,6 @@ class Greedy:
 
 def greedy_of(policy: Policy) -> Greedy:
     """Return the greedy function of a policy, of those arrays alone that its actions depend on."""
-    policy = _portable(policy)
     shapes = policy._blank
     fields, structure = jax.tree_util.tree_flatten_with_path(shapes)
     indices = jax.ShapeDtypeStruct((1,), jnp.int32)
@@ -109,14 +108,6 @@ def greedy_of(policy: Policy) -> Greedy:
         Argument("action", action.shape, jnp.dtype(action.dtype).name),
         function,
     )
-
-
-def _portable(policy: Policy) -> Policy:
-    """Return the policy with the plain convolution, where its own was chosen for training on this machine."""
-    if getattr(policy.algo, "convolution", "conv") == "conv":
-        return policy
-    settings: Any = {"convolution": "conv"}
-    return dataclasses.replace(policy, algo=dataclasses.replace(policy.algo, **settings))
 
 
 def _some(function: Callable[..., list[Array]], which: Sequence[int], *arrays: Array) -> list[Array]:
