@@ -147,8 +147,9 @@ def plain_iteration(algo: Ppo, params: PpoParameters, trajectory: Trajectory, la
     steps, played = whole(trajectory, last), np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
     actor, critic = (algo.networks[part].tree(getattr(params, part).params)["params"] for part in ("actor", "critic"))
     seen, values = steps.observation, params.statistics["value"]
-    mean, deviation = merged(params.statistics["actor"], seen[:-1][played], T * B * A)
-    seen = np.clip((seen - mean) / deviation, -10, 10).astype(np.float32)
+    known = params.statistics["actor"]  # as the policy that acted saw its observations
+    seen = np.clip((seen - np.asarray(known.mean)) / np.sqrt(np.asarray(known.variance) + 1e-8), -10, 10)
+    seen = seen.astype(np.float32)
     value = np.float64(dense(critic, seen.reshape(-1, OBS))).reshape(T + 1, B, A)
     value = value * np.sqrt(np.float64(values.variance) + 1e-8) + np.float64(values.mean)
     advantage = gae(steps, value, algo.gamma, algo.gae_lambda)[played]
@@ -214,6 +215,11 @@ def test_an_iteration_is_that_of_a_plain_calculation(spec: EnvSpec) -> None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), ours, wanted)
     names = ("actor_loss", "critic_loss", "policy_entropy", "kl")
     np.testing.assert_allclose([metrics[name][-1] for name in names], found, rtol=1e-4, atol=1e-5)
+    played = np.broadcast_to(~trajectory.timestep.done[..., None], (T, B, A))
+    mean, deviation = merged(earlier["actor"], whole(trajectory, last).observation[:-1][played], T * B * A)
+    after = state.replicated.statistics["actor"]
+    np.testing.assert_allclose(after.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(np.sqrt(after.variance), deviation, rtol=1e-4)
     assert metrics["actor_loss"].shape == (4,) and 0.2 < float(metrics["clip_fraction"][-1]) < 1
 
 

@@ -157,17 +157,18 @@ class Ppo(Algorithm):
             return jax.lax.scan(minibatch, params, self.batches.shuffled(key))
 
         params, metrics = jax.lax.scan(epoch, params, jax.random.split(key, self.num_epochs))
+        # Only now: the policy that acted has seen inputs normalised by the former statistics.
+        seen = {"actor": data["observation"], "critic": data[self.nets.view]}
+        params = dataclasses.replace(params, statistics=extended(params.statistics, seen, data["weight"], self.layout))
         return AlgoState(params, ()), {name: values.reshape(-1) for name, values in metrics.items()} | found
 
     def data(
         self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
     ) -> tuple[PpoParameters, Arrays, Arrays]:
-        """Return parameters with new statistics, all transitions [S local, samples, ...], and metrics."""
+        """Return parameters with new statistics of targets, all transitions [S local, samples, ...], and metrics."""
         layout, batches = self.layout, self.batches
         weight = batches.flatten(batches.weights(trajectory))
         rows = batches.flat(**self.nets.inputs(trajectory.timestep, layout))
-        seen = {"actor": rows["observation"], "critic": rows[self.nets.view]}
-        params = dataclasses.replace(params, statistics=extended(params.statistics, seen, weight, layout))
 
         def value_of(rows: Arrays) -> Array:  # in units of the reward
             value = self.nets.value(params.critic.params, params.statistics, rows)
@@ -261,7 +262,6 @@ class Ppo(Algorithm):
 
     @functools.cached_property
     def nets(self) -> ActorCritic:
-        """Return the networks, which act and give values."""
         sizes = self.hidden_size, self.depth, self.initializer, self.convolution, self.layout.compute_dtype
         return ActorCritic.make(self.spec, self.make_network, self.critic, self.initial_std, *sizes)
 
