@@ -567,13 +567,23 @@ def test_the_code_of_the_page_runs(name: str) -> None:
     run = {"__name__": "__main__"}
     exec(compile(BLOCKS[name], f"{name}.py", "exec"), run)
     if name == "vector":
-        assert run["observations"].shape == (64, 39) and len(run["success"]) == 60
-    if name == "ppo":
-        assert run["model"].num_timesteps == 256
+        assert run["observations"].shape == (64, 39) and run["infos"]["success"].shape == (64,)
     if name == "parallel":
         assert set(run["rewards"]) == {"agent_0", "agent_1"} and run["env"].state().ndim == 1
     if name == "scan":
         assert run["reward"].shape == run["done"].shape == (64,)
+
+
+@needs_gymnasium
+def test_the_study_of_throughput(tmp_path: Path) -> None:
+    from bench.studies import outward as study
+
+    assert study.main(["--quick", "--num_envs", "1,3", "--rounds", "2", "--out", str(tmp_path / "a.json")]) == 0
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert [row["num_envs"] for row in result["rows"]] == [1, 3] and result["machine"]["gymnasium"]
+    for row in result["rows"]:
+        for name in ("vector", "sync"):
+            assert row[name]["rate"] == pytest.approx(row["num_envs"] / np.median(row[name]["samples"]))
 
 
 def test_the_figures_of_the_page_are_those_of_the_result() -> None:
