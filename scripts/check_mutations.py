@@ -80,8 +80,8 @@ MUTATIONS = [
         (
             "losses", "the default target entropy counts all agents",
             "jaxrl/algos/sac.py",
-            "standard = self.target_entropy, -float(self.action_size)",
-            "standard = self.target_entropy, -float(self.action_size * self.spec.num_agents)",
+            "standard = -float(self.action_size)",
+            "standard = -float(self.action_size * self.spec.num_agents)",
             SAC,
         ),
         (

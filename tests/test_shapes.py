@@ -40,7 +40,6 @@ ANNOTATED: Cases = [
     (student.agreement, (rows, rows, rows)),
     (student.teacher_weight_schedule, (one, 1.0, 2.0)),
     (losses.distillation_loss, (rows, rows, rows, rows, row)),
-    (losses.value_loss, (floats((C, N)), row, row)),
     (losses.neighbour_accuracy, (floats((M, K)), integers(M), rows, integers(N), floats(M), row)),
 ]
 # Functions of an array with any leading axes.

@@ -17,8 +17,10 @@ from jaxrl.common.types import Key
 from jaxrl.nn import distributions
 
 # Settings that one kind of action has no use for.
-DISCRETE = ("masking", "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread")
-CONTINUOUS = ("exploration_noise", "target_noise", "target_noise_clip")
+DISCRETE: tuple[str, ...] = (
+    "masking", "entropy_weight", "action_gradient", "eps_start", "eps_decay", "eps_min", "eps_spread"
+)  # fmt: skip
+CONTINUOUS: tuple[str, ...] = ("exploration_noise", "target_noise", "target_noise_clip")
 
 
 def check_action_settings(settings: Any, spec: EnvSpec) -> None:

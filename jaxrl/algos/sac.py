@@ -163,7 +163,8 @@ class Sac(OffPolicy):
     @property
     def entropy_target(self) -> Array | float:
         """Return H, minus the number of action dims by default."""
-        given, standard = self.target_entropy, -float(self.action_size)
+        given: Any = self.target_entropy
+        standard = -float(self.action_size)
         if isinstance(given, Array):  # in a sweep
             return jnp.where(given == 0, standard, given)
         return given or standard

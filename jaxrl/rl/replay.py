@@ -153,6 +153,11 @@ def write(replay: Replay, observation: Any, action: Any, reward: Array, end: Arr
 # One shard
 
 
+def rows_at(leaf: Array, index: Array) -> Array:
+    """Return the rows [..., *rest] of ONE shard's leaf [R, E, *rest] at index int32[...] into R times E."""
+    return jnp.take(leaf.reshape(-1, *leaf.shape[2:]), index, axis=0, mode="clip")
+
+
 def sample_uniform(key: Key, end: Array, head: Array, filled: Array, number: int, n_step: int) -> tuple[Array, Array]:
     """Sample first rows of windows, uniformly and with replacement.
 
@@ -185,19 +190,15 @@ def gather(replay: Replay, index: Array, n_step: int) -> Sample:
     assert_rank([index, replay.end], [1, 2])
     size, envs = replay.end.shape
     row, env = index // envs, index % envs
-
-    def at(ring: Array, index: Array) -> Array:
-        return jnp.take(ring.reshape(size * envs, *ring.shape[2:]), index, axis=0, mode="clip")
-
     later = (row[:, None] + jnp.arange(1, n_step + 1)[None]) % size * envs + env[:, None]
-    end = at(replay.end, later)
+    end = rows_at(replay.end, later)
     last = (row + jnp.sum(_going(end), axis=1, dtype=jnp.int32)) % size * envs + env
     ends_too = jnp.concatenate([index, last])  # one read of each leaf
-    both = jax.tree.map(lambda ring: at(ring, ends_too), replay.observation)
+    both = jax.tree.map(lambda ring: rows_at(ring, ends_too), replay.observation)
     return Sample(
         observation=jax.tree.map(lambda rows: rows[: len(index)], both),
-        action=jax.tree.map(lambda ring: at(ring, index), replay.action),
-        reward=at(replay.reward, later),
+        action=jax.tree.map(lambda ring: rows_at(ring, index), replay.action),
+        reward=rows_at(replay.reward, later),
         end=end,
         next_observation=jax.tree.map(lambda rows: rows[len(index) :], both),
     )
@@ -208,7 +209,7 @@ def gather_window(rows: Array, index: Array, steps: int) -> Array:
     assert_rank(index, 1)
     size, envs = rows.shape[:2]
     places = (index[:, None] // envs + jnp.arange(steps)[None]) % size * envs + index[:, None] % envs
-    return jnp.take(rows.reshape(size * envs, *rows.shape[2:]), places, axis=0, mode="clip")
+    return rows_at(rows, places)
 
 
 # One window

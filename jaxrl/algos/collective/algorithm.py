@@ -28,25 +28,14 @@ import optax
 
 from envs_jax.base import Array, Box, EnvSpec, TimeStep
 from envs_jax.progress import start, total
-from jaxrl.algos.base import (
-    RATE,
-    UNIT,
-    AlgoState,
-    MemoryNeeds,
-    Mode,
-    Phase,
-    Progress,
-    Trajectory,
-    setting,
-)  # fmt: skip
+from jaxrl.algos.base import RATE, UNIT, AlgoState, MemoryNeeds, Mode, Phase, Progress, Trajectory, setting
 from jaxrl.algos.collective import dataset, losses, transformer
 from jaxrl.algos.collective.losses import EncoderLoss, Means
-from jaxrl.algos.collective.networks import Networks
+from jaxrl.algos.collective.networks import Carry, CollectiveParameters, Networks
 from jaxrl.algos.collective.phases import CollectivePhases
 from jaxrl.algos.collective.stages import Stage, fit, fit_encoder
-from jaxrl.algos.collective.state import Carry, CollectiveParameters
 from jaxrl.algos.collective.transformer import TrajectoryTransformer
-from jaxrl.algos.collective.workers import RESOLVED, Experts, adopted_of, resolve_workers
+from jaxrl.algos.collective.workers import RESOLVED, Experts, resolve_workers
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.sac import LOG_STD_MAX, LOG_STD_MIN, Sac
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -124,7 +113,7 @@ class Collective(MultiStage):
             raise ValueError(f"collective needs one agent with vector observations and actions, unlike '{spec.name}'")
         if not isinstance(action, Box) or (action.low, action.high) != (-1.0, 1.0):
             raise ValueError(f"collective needs actions in [-1, 1], but those of '{spec.name}' are {action}")
-        read_resolved(self.resolved_inputs or "{}", RESOLVED)
+        _ = self._resolved
         size = math.prod(spec.observation.shape)
         if not all(0 <= entry < size for entry in self.state_entries):
             raise ValueError(f"state_entries must lie between 0 and {size - 1}, as observations have {size} numbers")
@@ -164,7 +153,9 @@ class Collective(MultiStage):
 
     @property
     def _resolved(self) -> dict[str, Any]:
-        return adopted_of(self.spec, self.resolved_inputs)
+        """Parse `resolved_inputs`; if it is empty, assume a default worker per task."""
+        default = dict(zip(RESOLVED, (list(self.spec.task_names), {}, [0, 0]), strict=True))
+        return default | read_resolved(self.resolved_inputs or "{}", RESOLVED)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -288,12 +279,8 @@ class Collective(MultiStage):
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Carry:
         state = self.model.states(timestep.observation.reshape(len(indices), -1))
-        return Carry(
-            self.model.first_window(state),
-            jnp.zeros((len(indices), self._actions)),
-            jnp.zeros_like(indices),
-            indices,
-        )
+        window = self.model.first_window(state)
+        return Carry(window, jnp.zeros((len(indices), self._actions)), jnp.zeros_like(indices), indices)
 
     def observe(self, memory: Carry, timestep: TimeStep) -> Carry:
         """Return the carry after observing a time step [B], before acting on it (`action` is the previous one)."""

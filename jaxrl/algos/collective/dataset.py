@@ -116,11 +116,6 @@ def draw(key: Key, counts: Array, number: int, layout: DataParallel) -> tuple[Ar
     return jax.vmap(of_shard)(layout.shard_keys(key), counts)
 
 
-def tasks_at(ring: Replay, index: Array) -> Array:
-    """int32[S, m], the tasks of rows int32[S, m]."""
-    return jax.vmap(_at)(ring.observation["task"], index)
-
-
 def windows(ring: Replay, index: Array, states: Callable[[Array], Array], steps: int) -> Window:
     """Return the windows [S, m, ...] of `steps` steps ending at rows int32[S, m]; `states` [..., D] -> [..., s]."""
 
@@ -153,14 +148,8 @@ def encode(
 
 def samples(ring: Replay, index: Array, states: Callable[[Array], Array]) -> dict[str, Array]:
     """Return labelled steps, leaves [S, m, ...], at rows int32[S, m]; `states` [..., D] -> [..., s]."""
-
-    def of_shard(ring: Replay, index: Array) -> dict[str, Array]:
-        names = ("action", "mu", "log_std", "code", "value")
-        return {name: _at(ring.action[name], index) for name in names} | {
-            "state": states(_at(ring.observation["observation"], index)),
-        }
-
-    return jax.vmap(of_shard)(ring, index)
+    found = {name: at(ring.action[name], index) for name in ("action", "mu", "log_std", "code", "value")}
+    return found | {"state": states(at(ring.observation["observation"], index))}
 
 
 def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
@@ -170,6 +159,6 @@ def coded_windows(ring: Replay, steps: int) -> dict[str, np.ndarray]:
     return {"task": host.observation["task"][full]} | {name: host.action[name][full] for name in ("code", "held_out")}
 
 
-def _at(leaf: Array, index: Array) -> Array:
-    """Rows [m, ...] of one shard's leaf [R, E, ...] at index int32[m] into R E."""
-    return jnp.take(leaf.reshape(-1, *leaf.shape[2:]), index, axis=0, mode="clip")
+def at(leaf: Array, index: Array) -> Array:
+    """Return the rows [S, m, ...] of a leaf [S, R, E, ...] at index int32[S, m] into R E."""
+    return jax.vmap(replay.rows_at)(leaf, index)

@@ -41,14 +41,6 @@ def distillation_loss(
     return jnp.mean(weight[:, None] * error)
 
 
-def value_loss(
-    values: Float32[Array, "C N"], label: Float32[Array, "N"], weight: Float32[Array, "N"]
-) -> Float32[Array, ""]:
-    """Sum over critics of the mean squared error."""
-    assert_shape([label, weight], values.shape[1:])
-    return jnp.sum(jnp.mean(weight[None] * jnp.square(values - label[None]), axis=1))
-
-
 def actor_loss(networks: Networks, actor: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
     """`distillation_loss` of labelled steps; sample: {"code", "state", "mu", "log_std", "weight"} [N, ...]."""
     mean, log_std = networks.gaussian(actor, sample["code"], sample["state"])
@@ -56,9 +48,12 @@ def actor_loss(networks: Networks, actor: Params, sample: dict[str, Array]) -> t
 
 
 def critic_loss(networks: Networks, critic: Params, sample: dict[str, Array]) -> tuple[Array, Means]:
-    """`value_loss` of labelled steps; sample: {"code", "state", "action", "value", "weight"} [N, ...]."""
+    """Return the sum over critics of the mean squared error of labelled steps.
+
+    sample: {"code", "state", "action", "value", "weight"} [N, ...].
+    """
     values = networks.values(critic, sample["code"], sample["state"], sample["action"])
-    return value_loss(values, sample["value"], sample["weight"]), {}
+    return jnp.sum(jnp.mean(sample["weight"][None] * jnp.square(values - sample["value"][None]), axis=1)), {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The collective's networks: a transformer for task codes, and actor and critics of code and state.
+"""The collective's networks, a transformer for task codes, and actor and critics of code and state; and its state.
 
 Layout letters: N samples, D observation dims, s state dims, n action dims, c code dims, C critics.
 """
@@ -9,11 +9,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array
+from envs_jax.base import Array, pytree
+from jaxrl.algos.base import Learner
 from jaxrl.algos.collective import transformer
 from jaxrl.algos.collective.transformer import TrajectoryTransformer, Window
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn.networks import MLP
+
+
+@pytree
+class CollectiveParameters:
+    """Parameters and optimizers, the same on every device.
+
+    Attributes:
+        workers: {"actor", "critic", "log_alpha"} of all workers, leaves [K, ...].
+        learners: {"encoder", "actor", "critic": Learner}, their params as flax has them; critics' leaves are [C, ...].
+        coded: int32[], rows of the dataset already encoded by the trained transformer.
+    """
+
+    workers: Params
+    learners: dict[str, Learner]
+    coded: Array
+
+
+@pytree
+class Carry:
+    """The carry of acting, leaves [B, ...].
+
+    Attributes:
+        window: Window of the last steps.
+        action: float32[B, n], the latest.
+        step: int32[B], steps of the episode so far.
+        episode: int32[B], number of the episode in its environment.
+    """
+
+    window: Window
+    action: Array
+    step: Array
+    episode: Array
 
 
 @dataclasses.dataclass(frozen=True)

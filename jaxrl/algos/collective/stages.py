@@ -114,7 +114,7 @@ def fit_encoder(
         index, weight = dataset.draw(key_rows, counts, stage.batch_size, layout)
         keys = jax.vmap(lambda k: jax.random.split(k, index.shape[1]))(layout.shard_keys(key_noise))
         window = dataset.windows(ring, index, networks.states, steps)
-        return {"window": window, "task": dataset.tasks_at(ring, index), "key": keys, "weight": weight}
+        return {"window": window, "task": dataset.at(ring.observation["task"], index), "key": keys, "weight": weight}
 
     key_known, key_held_out, key = jax.random.split(key, 3)
     learner, metrics = stage.train(layout, learner, lambda key: batch(key, training), jax.random.split(key, updates))

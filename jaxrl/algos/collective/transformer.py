@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array, pytree
 from jaxrl.common.types import Key
 from jaxrl.nn.networks import torch_uniform
+from jaxrl.rl.replay import rows_at
 
 
 @pytree
@@ -159,16 +160,15 @@ def stored_windows(state: Array, action: Array, reward: Array, step: Array, inde
     Returns:
         leaves [m, ...].
     """
-    size, envs = step.shape
-    at = lambda ring, index: jnp.take(ring.reshape(size * envs, *ring.shape[2:]), index, axis=0, mode="clip")  # noqa: E731
+    envs = step.shape[1]
     back = jnp.arange(steps - 1, -1, -1)[None]  # steps from a token to the current one
-    known = at(step, index)[:, None]
+    known = rows_at(step, index)[:, None]
     places = index[:, None] - envs * jnp.minimum(back, known)
     past = (back <= known)[:, :-1, None]
     return Window(
-        state=at(state, places),
-        action=jnp.where(past, at(action, places[:, :-1]), 0.0),
-        reward=jnp.where(past, at(reward, places[:, :-1] + envs)[..., None], 0.0),
+        state=rows_at(state, places),
+        action=jnp.where(past, rows_at(action, places[:, :-1]), 0.0),
+        reward=jnp.where(past, rows_at(reward, places[:, :-1] + envs)[..., None], 0.0),
     )
 
 
@@ -200,29 +200,21 @@ class TrajectoryTransformer(nn.Module):
         times = self.param("times", nn.initializers.zeros, (self.steps, self.embedding_size), jnp.float32)
 
         def tokens(name: str, rows: Array) -> Array:
-            embedded = _norm(f"{name}_norm")(
-                _linear(self.embedding_size, rows.shape[-1], self.dtype, f"{name}_in")(rows)
-            )
-            return embedded + times[: len(rows)]
+            embedded = _Linear(self.embedding_size, self.dtype, name=f"{name}_in")(rows)
+            return _norm(f"{name}_norm")(embedded) + times[: len(rows)]
 
         kinds = [(name, tokens(name, getattr(window, name))) for name in ("state", "action", "reward")]
         drop = nn.Dropout(self.dropout, deterministic=not training)
         first = self.param("code_token", nn.initializers.constant(-2.0), (1, self.embedding_size), jnp.float32)
         x = jnp.concatenate([drop(jnp.concatenate([rows for _, rows in kinds])), first])
+        sizes = self.embedding_size, self.feedforward_size, self.num_heads
         for layer in range(self.num_layers):
-            x = _EncoderLayer(
-                self.embedding_size,
-                self.feedforward_size,
-                self.num_heads,
-                self.dropout,
-                self.dtype,
-                name=f"layer{layer + 1}",
-            )(x, training)
-        sizes, outputs, begin = (self.states, self.actions, 1), [], 0
-        for (name, rows), size in zip(kinds, sizes, strict=True):
-            outputs.append(_linear(size, self.embedding_size, self.dtype, f"{name}_out")(x[begin : begin + len(rows)]))
+            x = _EncoderLayer(*sizes, self.dropout, self.dtype, name=f"layer{layer + 1}")(x, training)
+        outputs, begin = [], 0
+        for (name, rows), size in zip(kinds, (self.states, self.actions, 1), strict=True):
+            outputs.append(_Linear(size, self.dtype, name=f"{name}_out")(x[begin : begin + len(rows)]))
             begin += len(rows)
-        code = _linear(self.code, self.embedding_size, self.dtype, "code_out")(x[-1])
+        code = _Linear(self.code, self.dtype, name="code_out")(x[-1])
         return code, Window(*outputs)
 
 
@@ -240,42 +232,32 @@ class _EncoderLayer(nn.Module):
         """float32[tokens, width] -> float32[tokens, width]."""
         drop = nn.Dropout(self.dropout, deterministic=not training)
         x = _norm("attention_norm")(x + drop(self._attention(x, drop)))
-        inner = nn.relu(_linear(self.feedforward_size, self.embedding_size, self.dtype, "fc1")(x))
-        return _norm("dense_norm")(
-            x + drop(_linear(self.embedding_size, self.feedforward_size, self.dtype, "fc2")(drop(inner)))
-        )
+        inner = drop(nn.relu(_Linear(self.feedforward_size, self.dtype, name="fc1")(x)))
+        return _norm("dense_norm")(x + drop(_Linear(self.embedding_size, self.dtype, name="fc2")(inner)))
 
     def _attention(self, x: Array, drop: Any) -> Array:
         heads = (len(x), self.num_heads, self.embedding_size // self.num_heads)
-        mixed = nn.Dense(
-            3 * self.embedding_size, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform(), name="qkv"
-        )(x)
+        xavier, torch = nn.initializers.xavier_uniform(), torch_uniform(self.embedding_size)
+        mixed = nn.Dense(3 * self.embedding_size, dtype=self.dtype, kernel_init=xavier, name="qkv")(x)
         query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
         scores = jnp.einsum("ihd,jhd->hij", query, key).astype(jnp.float32) / heads[-1] ** 0.5
         shares = drop(nn.softmax(scores)).astype(self.dtype)
         seen = jnp.einsum("hij,jhd->ihd", shares, value).reshape(x.shape)
-        out = nn.Dense(
-            self.embedding_size, dtype=self.dtype, kernel_init=torch_uniform(self.embedding_size), name="out"
-        )(seen)
+        out = nn.Dense(self.embedding_size, dtype=self.dtype, kernel_init=torch, name="out")(seen)
         return out.astype(jnp.float32)
 
 
-class _Float32(nn.Module):
+class _Linear(nn.Module):
     """A dense layer in the compute dtype with PyTorch's initialisation and float32 outputs."""
 
     outputs: int
-    inputs: int
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        init = torch_uniform(self.inputs)
+        init = torch_uniform(x.shape[-1])
         dense = nn.Dense(self.outputs, dtype=self.dtype, kernel_init=init, bias_init=init, name="dense")
         return dense(x).astype(jnp.float32)
-
-
-def _linear(outputs: int, inputs: int, dtype: Any, name: str) -> nn.Module:
-    return _Float32(outputs, inputs, dtype, name=name)
 
 
 def _norm(name: str) -> nn.Module:

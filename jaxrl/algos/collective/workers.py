@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from envs_jax.base import Array, EnvSpec, TimeStep
 from jaxrl.algos.base import Trajectory
 from jaxrl.algos.collective import dataset
-from jaxrl.algos.multi_stage import UpstreamRun, read_resolved
+from jaxrl.algos.multi_stage import UpstreamRun
 from jaxrl.algos.sac import Sac
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
@@ -56,12 +56,6 @@ def resolve_workers(
         )
     resolved = json.dumps(dict(zip(RESOLVED, (tasks, worker, rows), strict=True)))
     return settings | {"workers": ",".join(source.run for source in ordered), "resolved_inputs": resolved}
-
-
-def adopted_of(spec: EnvSpec, text: str) -> dict[str, Any]:
-    """Parse `resolved_inputs`; if it is empty, assume a default worker per task."""
-    default = dict(zip(RESOLVED, (list(spec.task_names), {}, [0, 0]), strict=True))
-    return default | read_resolved(text or "{}", RESOLVED)
 
 
 def ordered_workers(spec: EnvSpec, sources: tuple[UpstreamRun, ...], without: bool) -> list[UpstreamRun]:
@@ -107,8 +101,7 @@ def check_dataset(recording: dict[str, Any], spec: EnvSpec) -> None:
         if (size,) != box.shape:
             raise ValueError(
                 f"{what} of the expert datasets have {size} numbers, those of '{spec.name}' {math.prod(box.shape)}: "
-                f"take "
-                "sets of one arm and one kind of observation"
+                "take sets of one arm and one kind of observation"
             )
 
 
@@ -137,8 +130,15 @@ class Experts:
         mean, log_std = (_of_task(x[:, :, 0], self.task(timestep)) for x in (mean, log_std))
         return distributions.squashed_normal(mean, log_std, noise)[0]
 
-    def label_observations(self, workers: Params, observation: Array, task: Array, noise: Array) -> dict[str, Array]:
-        """Return the labels by each task's worker for observations [N, D], leaves float32[N, ...]; noise [N, n]."""
+    def labels(self, workers: Params, rows: dict[str, Array]) -> dict[str, Array]:
+        """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
+
+        rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
+        """
+        shape = rows["task"].shape
+        observation, task, noise = (
+            rows[name].reshape(-1, *rows[name].shape[2:]) for name in ("observation", "task", "noise")
+        )
 
         def of(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
@@ -147,16 +147,7 @@ class Experts:
             soft = values - jnp.exp(worker["log_alpha"])[None] * log_prob
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
-        return jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
-
-    def labels(self, workers: Params, rows: dict[str, Array]) -> dict[str, Array]:
-        """Return labels "mu", "log_std" and "value" (Q of the step) of rows [T, B, ...], given T + 1 rows.
-
-        rows: {"observation", "task", "noise", "reward", "terminated"}, the last two of them float32[T + 1, B].
-        """
-        shape = rows["task"].shape
-        merged = [rows[name].reshape(-1, *rows[name].shape[2:]) for name in ("observation", "task", "noise")]
-        judged = self.label_observations(workers, *merged)
+        judged = jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
         judged = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), judged)
         later = self.worker.gamma * (1 - rows["terminated"][1:]) * judged.pop("soft_value")[1:]
         return {name: x[:-1] for name, x in judged.items()} | {"value": rows["reward"][1:] + later}
