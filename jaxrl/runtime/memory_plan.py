@@ -4,9 +4,11 @@ The estimate comes from shapes alone, the exact figure from the compiled block; 
 the device before any large array is allocated.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,7 @@ NOTHING_FITS = "choose smaller networks, batches or environments, or a machine w
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 CGROUPS = (  # version 2, version 1: limit, use, statistics, and the statistic of cached files
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    (
-        "memory/memory.limit_in_bytes",
-        "memory/memory.usage_in_bytes",
-        "memory/memory.stat",
-        "total_inactive_file",
-    ),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
 
 
@@ -143,11 +140,9 @@ def free_memory(device: jax.Device, devices: int = 1) -> int:
 
 
 def _available() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -303,9 +298,8 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "replay": split,
         "environments": 2 * kept,
         **work,
-        "evaluation": max(
-            0, trials * flying * evaluation - sum(work.values())
-        ),  # only what exceeds training's temporaries
+        # only what exceeds training's temporaries
+        "evaluation": max(0, trials * flying * evaluation - sum(work.values())),
         # On a CPU the host's copy of a checkpoint is in the same memory.
         "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,
     }
@@ -316,9 +310,5 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
 def compiled_bytes(compiled: Any) -> int:
     """Return the peak bytes of a compiled call: arguments, results that do not reuse them, temporaries."""
     memory = compiled.memory_analysis()
-    return int(
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-    )
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return int(memory.argument_size_in_bytes + results + memory.temp_size_in_bytes)
