@@ -104,8 +104,6 @@ USAGE = {
         f"{DDPG} --scale_observation false --init_from {{teams}}",
         "they were built with scale_observation True; here scale_observation False",
     ),
-    "coma on snakes": ("--algo coma --env snakes_3v3", "coma needs a centralised observation, but 'snakes' defines no "
-    "critic_input"),
     "less than was done": ("--resume {run} --total_env_steps 1", "environment steps: ask for more than that, not"),
     "an unknown player": (f"{DDPG} --opponent evade", "unknown player 'evade'"),
     "a schedule that does not parse": ([*DDPG.split(), "--opponent", "2:x"], "'2:x'"),

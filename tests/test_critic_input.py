@@ -101,8 +101,14 @@ def test_contract():
     check_env(Completed(num_agents=3, length=2, horizon=4), random=False)
 
 
-@pytest.mark.parametrize("agents", [1, 2])
-def test_coma_trains_without_a_critic_input(tmp_path, agents):
-    words = f"--algo coma --env test_critic_input:Plain --num_agents {agents} --length 2 --horizon 4 --num_envs 8"
-    words += " --devices 1 --num_minibatches 2 --num_epochs 1 --hidden_size 4 --total_env_steps 64 --memory_gb 8"
-    assert train.main([*words.split(), "--runs", str(tmp_path)]) == 0
+@pytest.mark.parametrize(
+    "env",
+    [
+        "test_critic_input:Plain --num_agents 1 --length 2 --horizon 4",
+        "test_critic_input:Plain --num_agents 2 --length 2 --horizon 4",
+        "snakes_2p --max_steps 4",
+    ],
+)
+def test_coma_trains_without_a_critic_input(tmp_path, env):
+    words = f"--algo coma --env {env} --num_envs 8 --devices 1 --num_minibatches 2 --num_epochs 1 --hidden_size 4"
+    assert train.main([*words.split(), "--total_env_steps", "64", "--memory_gb", "8", "--runs", str(tmp_path)]) == 0
