@@ -250,7 +250,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, words = tmp_path / "out", [str(run), "--format", "jidi"]
     capsys.readouterr()
     for argv, sentence in (
-        ([str(run)], "say what to write: --format jidi"),
+        ([str(run)], "say what to write: --format safetensors or stablehlo or onnx or numpy or jidi"),
         ([str(run), "--format", "jid"], "unknown format 'jid': did you mean 'jidi'?"),
         (words, "say where to write: --out DIR"),
         (["nowhere", *words[1:], "--out", str(out)], "nowhere does not exist"),

@@ -80,7 +80,7 @@ BASES = {
     ],
     "collect": ["reach --out set.npz --episodes 3 --simulator jax", "tiny --out set.npz", "reach", ""],
     "render": [f"{COVERAGE} --policy random --out page.html", "snakes --out game.gif", "reach --out arm.png", ""],
-    "export": ["snakes --format jidi --out agent", "tiny --format jidi --out agent", ""],
+    "export": ["snakes --format jidi --out agent", "tiny --format stablehlo --out agent", "snakes --format numpy", ""],
     "doctor": [TINY, "--algo coma", ""],
     "plots": ["result.json", ""],
     "env_throughput": ["--quick --env helpers.tiny:Corridor --out out.json", "--quick", ""],
