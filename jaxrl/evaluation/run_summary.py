@@ -205,7 +205,7 @@ def minutes(rows: Rows) -> list[tuple[float, float]]:
         seconds = [row["time/seconds"] for row in timed]
     else:
         seconds = [row["time/unix"] - timed[0]["time/unix"] for row in timed]
-    steps: list[float] = [row.get("step", row["env_steps"]) for row in timed]
+    steps = [row["step"] if "step" in row else row["env_steps"] for row in timed]
     return [(step, value / 60) for step, value in zip(steps, seconds, strict=True)]
 
 
