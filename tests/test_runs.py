@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from helpers.runs import run as train
 from rich.console import Console
 from scipy import stats
 
+from jaxrl.cli.flags import parse
 from jaxrl.cli.runs import main
 from jaxrl.evaluation import run_summary, run_tables
 from jaxrl.runtime.run_directory import lock
@@ -37,7 +39,7 @@ def rows_of(values: list[float], seconds: float = 60.0, evaluated: bool = True) 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three seeds of equal settings, one of another learning rate, three seeds in one program, and one without rows."""
+    """Three seeds of equal settings, one of another discount, three seeds in one program, and a run without rows."""
     for seed, values in SCORES.items():
         run = make_run(tmp_path / f"runs/ddpg_point/000{seed}", rows_of(values, 60.0 * seed), 1e9 + seed, seed=seed)
         make_checkpoint(run, 2, best=True, env_steps=200, finished=False)
@@ -60,6 +62,7 @@ def listed(*words: Any, capsys: Any) -> Any:
 def test_what_is_told_of_each_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = listed(folder, "--json", capsys=capsys)["runs"]
     assert [run["name"] for run in runs] == [f"ddpg_point/000{k}" for k in (6, 5, 4, 3, 2, 1)]
+    assert listed(folder / "ddpg_point", "--json", capsys=capsys)["runs"] == runs  # no seed of 0005 is a run
     by_name = {run["name"][-1]: run for run in runs}
     label = {"metric": "distance", "label": "distance", "mode": "min"}
     assert by_name["3"]["score"] == label | {"of": "selection episodes", "mean": 0.3, "ci95": None}
@@ -125,10 +128,10 @@ def test_comparison_shows_the_settings_that_differ(folder: Path, width: int) -> 
     runs = run_summary.find([str(folder / f"ddpg_point/000{k}") for k in (1, 2, 4)], pytest.fail)
     shown = on_screen(run_tables.comparison(runs, width), width)
     assert shown[0].split() == ["run", "ddpg_point/0001", "ddpg_point/0002", "ddpg_point/0004"]
-    rows = {line.split()[0]: line.split()[1:] for line in shown if line}
+    rows = {line.split()[0]: line.split()[1:] for line in shown if line and ":" not in line}
     default = run_summary.find([str(folder / "ddpg_point/0001")], pytest.fail)[0].config.algo_settings["gamma"]
     assert rows["seed"] == ["1", "2", "1"] and rows["gamma"] == [str(default), str(default), "0.5"]
-    assert rows["score"][:3] == ["0.2", "0.4", "2.5"] and "num_envs" not in rows
+    assert rows["score"] == ["0.2", "0.4", "2.5"] and "num_envs" not in rows
     same = run_tables.comparison(runs[:1] * 2, width)
     assert "all settings are equal" in on_screen(same, width)
 
@@ -173,26 +176,26 @@ def page_of(*words: Any, out: Path) -> tuple[Page, dict[str, Any]]:
 def test_the_page_has_means_and_intervals(folder: Path, tmp_path: Path, capsys: Any) -> None:
     page, data = page_of(folder, out=tmp_path / "runs.html")
     assert "KiB" in capsys.readouterr().out
-    assert not page.links and "http" not in (tmp_path / "runs.html").read_text().split("</head>")[0].split("CSP")[0]
-    assert data["series"] == [
-        "ddpg_point/0006",
+    text = (tmp_path / "runs.html").read_text()
+    assert not page.links and not re.search(r"https?://|url\((?!#)|@import|fetch\(", text)
+    assert data["series"] == [  # 0006 has no rows
         "ddpg_point/0005, mean of 3 seeds",
         "ddpg_point/0004",
         "ddpg_point/0003 and 2 more, mean of 3 seeds",
     ]
     metric = data["metrics"][data["first"]]
     assert metric["name"] == "eval/distance" and metric["label"] == "distance (selection episodes)"
-    empty, program, other, runs = metric["steps"]
+    program, other, runs = metric["steps"]
     values = np.array(list(SCORES.values()))
     half = stats.t.ppf(0.975, 2) * values.std(axis=0, ddof=1) / 3**0.5
     for curve in (program, runs):
         assert curve["x"] == [100, 200, 300]
         np.testing.assert_allclose(curve["mean"], values.mean(0), rtol=1e-5)
         np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5)
-    assert empty is None and other is None
+    assert other is None
     names = {metric["name"]: metric for metric in data["metrics"]}
     assert set(names) == {"eval/distance", "episode/distance", "train/actor_loss"}
-    assert names["episode/distance"]["steps"][2] == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
+    assert names["episode/distance"]["steps"][1] == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
 
 
 def test_minutes_of_runs_with_other_clocks_are_interpolated(folder: Path, tmp_path: Path) -> None:
@@ -290,3 +293,33 @@ def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
     assert one["state"] == "finished" and one["name"] == "0001/seed_1" and one["seeds"] == [1]
     _, data = page_of(run, out=tmp_path / "runs.html")
     assert len(data["series"]) == 1 and "time/env_steps_per_second" in {metric["name"] for metric in data["metrics"]}
+
+
+# The page of the documentation
+
+WATCHING = Path(__file__).parents[1] / "docs" / "watching.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", WATCHING.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its three commands of training are parsed; runs made by hand stand for theirs, which take minutes to compile."""
+    monkeypatch.chdir(tmp_path)
+    training, watching = (block.splitlines() for block in blocks("bash"))
+    for number, line in enumerate(training, start=1):
+        config = parse(shlex.split(line)[3:]).config
+        run = make_run(tmp_path / f"runs/sac_reach/{number:04d}", [], 1e9 + number, **config.plain())
+        rows = [row | {"eval/success": 0.25, "episode/success": 0.5} for row in rows_of([1.0, 2.0])]
+        for k in range(config.run.num_seeds) if config.run.num_seeds > 1 else [None]:
+            write_rows(run if k is None else run / f"seed_{config.run.seed + k}", rows)
+    for line in watching:
+        assert line.startswith("python -m jaxrl.runs") and main(shlex.split(line)[3:]) == 0
+        shown = capsys.readouterr().out
+        assert ("sac_reach/0002" in shown) and ("gamma" in shown) == ("--compare" in line)
+    assert "sac_reach/0003" in " ".join(Page(Path("runs.html").read_text()).texts["td"])
+    (code,) = blocks("python")
+    exec(compile(code, str(WATCHING), "exec"), {})
+    assert capsys.readouterr().out.splitlines()[0] == "sac_reach/0003 stopped 200 0.25"
+    assert len(WATCHING.read_text().splitlines()) <= 50

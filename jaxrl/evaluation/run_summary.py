@@ -205,7 +205,7 @@ def minutes(rows: Rows) -> list[tuple[float, float]]:
         seconds = [row["time/seconds"] for row in timed]
     else:
         seconds = [row["time/unix"] - timed[0]["time/unix"] for row in timed]
-    steps = [row.get("step", row["env_steps"]) for row in timed]
+    steps = [row["step"] if "step" in row else row["env_steps"] for row in timed]
     return [(step, value / 60) for step, value in zip(steps, seconds, strict=True)]
 
 
@@ -233,10 +233,10 @@ class Series:
 
 
 def series(runs: Sequence[RunSummary]) -> list[Series]:
-    """Return the series of all runs; a run that repeats a seed is in a series of its own."""
+    """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
     found: dict[tuple[str, int], Series] = {}
     for place, run in enumerate(runs):
-        for trial in run.trials:
+        for trial in (trial for trial in run.trials if run.rows[trial.folder]):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
             text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
             repeated = 0

@@ -1,0 +1,288 @@
+"""--logger: rows reach the services once, a run goes on with or without them; the real packages where installed."""
+
+import importlib
+import json
+import struct
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.runs import resume, run, shared_programs
+
+from jaxrl.cli.train import main
+from jaxrl.report import loggers
+from jaxrl.report.loggers import open_writer
+from jaxrl.report.writer import read_metrics
+
+FLAGS = "--algo helpers.tiny:TinyQ --env helpers.tiny:Corridor --num_envs 8 --total_env_steps 640 --eval_every 10"
+FLAGS += " --eval_episodes 8 --checkpoint_every 10"
+
+
+class Service:
+    """A stand-in for a package: what it was told, and how it fails."""
+
+    def __init__(self) -> None:
+        self.began: list[dict[str, Any]] = []
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[Any] = []
+        self.fails: str = ""
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.gate.wait()
+        if self.fails == "log":
+            raise ConnectionError("the service\nis gone")
+        self.rows.append((step, metrics))
+
+    def begin(self, **told: Any) -> None:
+        if self.fails == "begin":
+            raise ValueError("no such project")
+        self.began.append(told)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Service:
+    service = Service()
+
+    def init(id: str | None, **told: Any) -> Any:
+        service.begin(id=id, **told)
+        ends = lambda exit_code: service.ended.append(exit_code)  # noqa: E731
+        return SimpleNamespace(id=id or "id-1", log=service.log, finish=ends)
+
+    package = SimpleNamespace(init=init, login=lambda **_: False, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    return service
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> Service:
+    service = Service()
+
+    class MlflowClient:
+        def get_experiment_by_name(self, name: str) -> None:
+            assert name == "jaxrl"
+
+        def create_experiment(self, name: str) -> str:
+            return "7"
+
+        def create_run(self, experiment: str, run_name: str) -> Any:
+            service.begin(experiment=experiment, name=run_name, params={})
+            return SimpleNamespace(info=SimpleNamespace(run_id="run-1"))
+
+        def update_run(self, run_id: str, status: str) -> None:
+            service.begin(id=run_id, status=status)
+
+        def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+            assert run_id == "run-1" and len(metrics) <= 1000 and len(params) <= 100
+            service.began[-1].get("params", {}).update(params)
+            for name, value, _, step in metrics:
+                service.log({name: value}, step)
+
+        def set_terminated(self, run_id: str, status: str) -> None:
+            service.ended.append(status)
+
+    entities = SimpleNamespace(Metric=lambda *values: values, Param=lambda *values: values)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=MlflowClient, entities=entities))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    return service
+
+
+def told(directory: Path) -> list[tuple[int, dict[str, float]]]:
+    """The rows of metrics.jsonl as a service should get them: finite numbers, by step."""
+    rows = [{name: value for name, value in row.items() if value is not None} for row in read_metrics(directory)]
+    return [(row.pop("step", row["iteration"]), row) for row in rows]
+
+
+def test_a_run_and_its_continuation_are_one_run_of_each_service(
+    tmp_path: Path, wandb: Service, mlflow: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with shared_programs():
+        directory = run(f"{FLAGS} --logger wandb,mlflow", tmp_path)
+        resume(directory, "--total_env_steps 960")
+    assert wandb.rows == told(directory) and len(told(directory)) == 33  # 30 iterations and 3 evaluations
+    assert wandb.ended == [0, 0] and mlflow.ended == ["FINISHED", "FINISHED"]
+    first, second = wandb.began
+    assert first["id"] is None and first["config"]["total_env_steps"] == 640 and first["config"]["gamma"] == 0.9
+    assert second["id"] == "id-1" and second["resume"] == "allow" and second["config"] is None
+    assert first["name"].endswith("/0001") and first["mode"] == "offline"
+    assert mlflow.began[0]["params"]["gamma"] == "0.9" and mlflow.began[1] == {"id": "run-1", "status": "RUNNING"}
+    by_step: dict[int, dict[str, float]] = {}
+    for step, metric in mlflow.rows:
+        by_step.setdefault(step, {}).update(metric)
+    merged: dict[int, dict[str, float]] = {}
+    for step, row in told(directory):
+        merged.setdefault(step, {}).update(row)
+    assert by_step == merged and len(mlflow.rows) == sum(len(row) for _, row in told(directory))
+    assert capsys.readouterr().out.count("warning: wandb has no login and stays offline") == 2
+
+
+def test_rows_after_the_checkpoint_are_sent_once(tmp_path: Path, wandb: Service) -> None:
+    """The first process was killed in iteration 5; its last checkpoint is that of iteration 3."""
+    say = pytest.fail
+    wandb_online(wandb)
+    with open_writer(tmp_path, "wandb", {}, say) as writer:
+        for iteration in range(1, 6):
+            writer.write(iteration, {"train/loss": iteration / 8})
+        writer.write(5, {"eval/score": 1.0})
+    with open_writer(tmp_path, "wandb", {}, say) as writer:
+        writer.trim(3)
+        for iteration in range(4, 8):
+            writer.write(iteration, {"train/loss": iteration / 8})
+            if iteration >= 5:
+                writer.write(iteration, {"eval/score": 1.0})
+    iterations = [step for step, row in wandb.rows if "train/loss" in row]
+    assert iterations == [1, 2, 3, 4, 5, 6, 7]
+    assert [step for step, row in wandb.rows if "eval/score" in row] == [5, 6, 7]
+
+
+def wandb_online(service: Service) -> None:
+    sys.modules["wandb"].login = lambda **_: True  # type: ignore[attr-defined]
+
+
+def test_a_logger_that_joins_later_gets_the_earlier_rows(tmp_path: Path, wandb: Service) -> None:
+    wandb_online(wandb)
+    with open_writer(tmp_path, "none", {}, pytest.fail) as writer:
+        for iteration in range(1, 6):
+            writer.write(iteration, {"train/loss": 0.5, "odd": float("nan")}, 10 * iteration)
+    with open_writer(tmp_path, "wandb", {}, pytest.fail) as writer:
+        writer.trim(3)
+        writer.write(4, {"train/loss": 0.5}, 40)
+    assert wandb.rows == [(10 * k, {"iteration": k, "train/loss": 0.5}) for k in range(1, 5)]
+    assert wandb.began[0]["mode"] is None and wandb.began[0]["id"] is None
+
+
+@pytest.mark.parametrize("fails", ["begin", "log"])
+def test_a_logger_that_fails_warns_once_and_the_run_goes_on(
+    fails: str, tmp_path: Path, wandb: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wandb.fails = fails
+    wandb_online(wandb)
+    with shared_programs():
+        directory = run(f"{FLAGS} --logger wandb", tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("warning: ") == 1 and "warning: wandb gets no more metrics (" in out
+    assert ("no such project" if fails == "begin" else "ConnectionError: the service is gone") in out
+    assert "finished at iteration 20" in out and len(told(directory)) == 22
+
+
+def test_a_slow_logger_neither_delays_nor_fills_the_memory(
+    tmp_path: Path, wandb: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loggers, "_ROOM", 10)
+    monkeypatch.setattr(loggers, "WAIT", 0.05)
+    wandb_online(wandb)
+    wandb.gate.clear()
+    said: list[str] = []
+    with open_writer(tmp_path, "wandb", {}, said.append) as writer:
+        for iteration in range(100):
+            writer.write(iteration, {"a": 1.0})
+    assert len(read_metrics(tmp_path)) == 100
+    assert said == ["warning: wandb gets no more metrics (it is too slow); metrics.jsonl has all of them"]
+    with open_writer(tmp_path / "other", "wandb", {}, said.append) as writer:
+        writer.write(1, {"a": 1.0})
+    assert len(said) == 2 and "it did not end within 0 s" in said[1]
+    wandb.gate.set()
+
+
+def test_a_run_that_fails_ends_as_failed(tmp_path: Path, wandb: Service, mlflow: Service) -> None:
+    wandb_online(wandb)
+    with pytest.raises(TypeError), open_writer(tmp_path, "mlflow wandb", {}, pytest.fail) as writer:
+        writer.write(1, {"a": object()})
+    assert wandb.ended == [1] and mlflow.ended == ["FAILED"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_package_that_is_not_installed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (None, SimpleNamespace()):  # a folder of this name is imported as an empty package
+        monkeypatch.setitem(sys.modules, name, module)
+        assert main([*FLAGS.split(), "--logger", name, "--runs", str(tmp_path)]) == 2
+        found = capsys.readouterr()
+        assert f"pip install -e '.[{name}]'" in found.err and found.err.count("\n") == 1 and found.out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS.split(), "--logger", "none,wandbb", "--runs", str(tmp_path)]) == 2
+    assert "unknown logger 'wandbb': did you mean 'wandb'" in capsys.readouterr().err
+
+
+def test_no_logger_is_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with open_writer(tmp_path, "none", {}, pytest.fail):
+        assert threading.active_count() == before
+
+
+# The real packages
+
+
+def installed(name: str) -> Any:
+    pytest.importorskip(name)
+    return importlib.import_module(name)
+
+
+def two_processes(folder: Path, name: str, said: list[str]) -> None:
+    """Rows 1 to 3 by one process, 4 by another."""
+    for iterations in ((1, 2, 3), (4,)):
+        with open_writer(folder, name, {"gamma": 0.9, "env": "corridor"}, said.append) as writer:
+            writer.trim(iterations[0] - 1)
+            for iteration in iterations:
+                writer.write(iteration, {"train/loss": iteration / 8, "time/unix": 1e9}, 32 * iteration)
+
+
+@pytest.mark.filterwarnings("default")
+def test_real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow, said = installed("mlflow"), []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    two_processes(tmp_path / "point/0001", "mlflow", said)
+    assert not said
+    client = mlflow.MlflowClient()
+    (found,) = client.search_runs([client.get_experiment_by_name("jaxrl").experiment_id])
+    assert found.info.run_name == "point/0001" and found.info.status == "FINISHED"
+    assert found.data.params == {"gamma": "0.9", "env": "corridor"}
+    history = client.get_metric_history(found.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in history] == [(32 * k, k / 8) for k in (1, 2, 3, 4)]
+
+
+def records(path: Path) -> list[Any]:
+    """The records of a file of wandb: LevelDB's log format, blocks of 32 KiB after a head of seven bytes."""
+    proto = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    content, position, part, found = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        part += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            found.append(proto.Record.FromString(part))
+            part = b""
+    return found
+
+
+@pytest.mark.filterwarnings("default")
+def test_real_wandb_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    said: list[str] = []
+    folder = tmp_path / "point/0001"
+    two_processes(folder, "wandb", said)
+    assert len(said) == 2 and all("wandb has no login and stays offline" in line for line in said)
+    files = sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert {path.parent.name.rpartition("-")[2] for path in files} == {(folder / "wandb.id").read_text().strip()}
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for path in files
+        for record in records(path)
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert sorted((row["_step"], row["train/loss"]) for row in rows) == [(32 * k, k / 8) for k in (1, 2, 3, 4)]
