@@ -1,9 +1,14 @@
-"""COMA: one shared actor, one centralised critic with a value per own action, counterfactual advantages.
+"""COMA: one shared actor, a centralised critic with a Q-value for each action of an agent, counterfactual advantages.
 
 Foerster et al. 2018, "Counterfactual Multi-Agent Policy Gradients" (arXiv 1705.08926), in the form that Westheider,
 Rückin and Popović 2023 (arXiv 2303.01150) use for multi-UAV mapping; `coma_original` computes what their repository
 does. In the order of the paper: settings; a training step with its targets, the critic's update, the
 advantage, the actor's update. Acting and sizes come last; networks are in `team`, minibatches in `episodes`.
+
+Unlike Foerster et al., and as Westheider et al.: several epochs over shuffled minibatches of whole episodes, where the
+actor and the critic take turns by epoch and the actor's gradient has no importance ratio unless `clip_ratio` is set;
+Adam; networks without memory; means, not sums, over agents and steps. Our own: exploration is mixed over all actions
+and then masked, and the policy that results is the one that is trained; truncated episodes bootstrap.
 """
 
 import dataclasses
@@ -64,13 +69,13 @@ class Coma(Algorithm):
     actor_lr: float = setting(1e-5, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-4, "learning rate of the critic (Adam)", between=RATE)
     max_grad_norm: float = setting(0.0, "clip gradients to this global norm; 0 = never", between=(0, 1e9))
-    final_lr_fraction: float = setting(1.0, "learning rates fall linearly to this share of the first", between=UNIT)
+    final_lr_fraction: float = setting(1.0, "learning rates decay linearly to this fraction", between=UNIT)
     target_update_period: int = setting(10, "training steps between copies to the target network", between=(1, 1e9))
     tau: float = setting(0.0, "rate of soft target updates, one per epoch; 0 = copies instead", between=UNIT)
-    eps_max: float = setting(0.5, "initial exploration (probability of a uniform action)", between=UNIT)
+    eps_max: float = setting(0.5, "initial exploration: share of the uniform policy, before masking", between=UNIT)
     eps_min: float = setting(0.02, "exploration after eps_anneal episodes", between=UNIT)
     eps_anneal: int = setting(10_000, "episodes over which exploration falls", between=(1, 1e12))
-    dueling: bool = setting(False, "critic = value + mean-free action values (arXiv 1511.06581)")
+    dueling: bool = setting(False, "critic = value + mean-subtracted action values (arXiv 1511.06581)")
     clip_ratio: float = setting(0.0, "clip importance ratios (PPO, arXiv 1707.06347); 0 = no ratio", between=(0, 1e6))
     target_kl: float = setting(
         0.0, "skip actor updates on minibatches whose KL divergence from the acting policy exceeds 1.5 times this "
@@ -79,7 +84,7 @@ class Coma(Algorithm):
     entropy_weight: float = setting(
         0.0, "entropy bonus of the masked policy without exploration (arXiv 1602.01783)", between=(0, 1e6)
     )
-    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes", between=(0, 1e6))
+    entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes, if not 0", between=(0, 1e6))
     entropy_anneal: int = setting(0, "episodes over which the entropy bonus falls; 0 = constant", between=(0, 1e12))
     critic_warmup: int = setting(0, "training steps at the start that train only the critic", between=(0, 1e9))
     advantage: Literal["critic", "return"] = setting(
@@ -111,12 +116,13 @@ class Coma(Algorithm):
         assert trajectory is not None and last_timestep is not None
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
         data = self.data(params, trajectory, last_timestep, key_last, progress)
-        if self.tau == 0:  # the targets above are the old network's: a copy counts from the next training step on
+        if self.tau == 0:  # a copy, of the critic before this step's epochs, takes effect in the next targets
             copy = progress.learn_calls[1] % self.target_update_period == 0
             params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
         epoch = functools.partial(self.epoch, data=data, progress=progress)
         params, metrics = run_epochs(epoch, params, key_shuffle, self.num_epochs, self.actor_epochs)
-        return AlgoState(params, ()), metrics | {"target_mean": self.layout.sample_mean(data["target"])}
+        target_mean = self.layout.sample_mean(data["weight"] * data["target"])
+        return AlgoState(params, ()), metrics | {"target_mean": target_mean}
 
     def epoch(
         self, params: ComaParameters, key: Key, data: Arrays, progress: Progress, train_actor: bool
@@ -225,7 +231,7 @@ class Coma(Algorithm):
         return value, policy_metrics(advantage, log_prob, weight) | kl
 
     def advantages(self, sample: Arrays, action_probs: Array) -> Array:
-        """Return the action's value, by the critic or by its return, minus the counterfactual baseline (equation 4)."""
+        """Return Q of the action taken, or its TD(lambda) target, minus the counterfactual baseline (equation 4)."""
         returned = self.advantage == "return"
         value = sample["target"] if returned else select_action_value(sample["values"], sample["action"])
         return value - jnp.sum(action_probs * sample["values"], axis=-1)

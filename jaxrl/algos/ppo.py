@@ -95,14 +95,14 @@ class Ppo(Algorithm):
     num_epochs: int = setting(4, "epochs (passes over the rollout) per iteration", between=(1, 10_000))
     gamma: float = setting(0.99, "discount", between=UNIT)
     gae_lambda: float = setting(0.95, "lambda of the advantages (arXiv 1506.02438)", between=UNIT)
-    clip_ratio: float = setting(0.2, "probability ratios count within 1 +/- this", between=(1e-6, 1e6))
+    clip_ratio: float = setting(0.2, "clip range of the probability ratio around 1", between=(1e-6, 1e6))
     value_clip: float = setting(
         0.0, "clip the critic's change to this, in units of its outputs; 0 = never", between=(0, 1e9)
     )
     entropy_weight: float = setting(0.0, "entropy bonus", between=(0, 1e6))
     actor_lr: float = setting(3e-4, "learning rate of the actor (Adam)", between=RATE)
     critic_lr: float = setting(1e-3, "learning rate of the critic (Adam)", between=RATE)
-    final_lr_fraction: float = setting(0.1, "learning rates fall linearly to this share of the first", between=UNIT)
+    final_lr_fraction: float = setting(0.1, "learning rates decay linearly to this fraction", between=UNIT)
     max_grad_norm: float = setting(0.5, "clip gradients of each network to this norm; 0 = never", between=(0, 1e9))
     normalize_advantage: bool = setting(True, "shift and scale the advantages of a rollout to mean 0, deviation 1")
     normalize_observation: Literal["auto", "always", "never"] = setting(

@@ -1,9 +1,14 @@
 """Soft actor-critic for continuous actions: a squashed Gaussian, twin critics, a learned temperature for each task.
 
-Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), in the form of the worker of
-the distilled Meta-World pipeline: one temperature per task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897),
-random steps and a burst of updates at the start, actor and target steps every so many updates. Agents share all
-parameters; each agent's critic sees its own observation and action only. Losses first, then the algorithm.
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with a temperature for each
+task (as in multi-task SAC, Yu et al. 2019, arXiv 1910.10897), random steps and a burst of updates at the start, and
+actor and target updates at periods of their own. Agents share all parameters; a critic sees an agent's own
+observation and action.
+
+Unlike the paper: the logarithm of the temperature is optimised; tanh maps the actor's outputs to the range of the log
+standard deviation, where the paper's code clips (as argator18's collective-learning pipeline, see `collective`,
+does); n-step returns are not corrected for older policies; log-probabilities and entropies are those of actions in
+[-1, 1].
 """
 
 import dataclasses
@@ -31,13 +36,13 @@ from jaxrl.rl.replay import n_step_return
 # Layout letters besides T, B, A, S: N samples, C critics, n action dims, K tasks, m samples of a shard.
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0  # of the policy before squashing
-LOSS_LIMIT = 1e8  # a critic loss above this counts as infinite, which ends the run
+LOSS_LIMIT = 1e8  # a critic loss above this is reported as infinite, which ends the run
 
 
 def soft_value(
     values: Float32[Array, "C N A"], log_prob: Float32[Array, "N A"], alpha: Float32[Array, "N"]
 ) -> Float32[Array, "N A"]:
-    """Smallest critic's Q(s, a), less alpha log pi(a | s) (arXiv 1812.05905, equation 3).
+    """Minimum over critics of Q(s, a), minus alpha log pi(a | s) (arXiv 1812.05905, equation 3 and section 5).
 
     The gradient goes to the first of the smallest critics. (That of `values.min(0)` compares values with the minimum
     and divides by the number of matches: zero by zero where the compiler recomputes the values for that comparison
@@ -99,7 +104,7 @@ class Sac(OffPolicy):
     def target(self, params: SacParameters, sample: dict[str, Array]) -> Array:
         """Return y = R + gamma^k (1 - terminated) V' (equations 2, 3, 5), without gradient.
 
-        R sums the discounted rewards of k = n_step steps, fewer at an episode's end; episodes cut by time bootstrap. V'
+        R sums the discounted rewards of k = n_step steps, fewer at an episode's end; truncated episodes bootstrap. V'
         is the soft value of an action sampled after them; the entropy of actions in between is left out.
         """
         mean, log_std = self.gaussian(params.actor.params, sample["next_observation"])
@@ -113,7 +118,7 @@ class Sac(OffPolicy):
     def update(
         self, params: SacParameters, batch: dict[str, Array], number: Array, progress: Progress
     ) -> tuple[SacParameters, dict[str, Array]]:
-        """Update the critics and their targets, then actor and temperatures, each where `number` is due."""
+        """Update the critics, then the target network and then actor and temperatures where update `number` is due."""
 
         def critic_loss(critic: Array, sample: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
             target = self.target(params, sample)  # of `params`, not of the `critic` that is differentiated
