@@ -80,7 +80,6 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "own_algorithm": lambda: made_tiny(),
 }
 NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
-FUNCTIONS = ("stablehlo", "onnx")
 
 
 def made_tiny() -> Policy:
@@ -157,6 +156,7 @@ def check(case: Case, step: int, action: Any) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_stablehlo(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     found = case(name)
     export(found.policy, "stablehlo", tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
@@ -176,6 +176,7 @@ def test_stablehlo(name: str, tmp_path: Path) -> None:
 
 
 def test_inputs_are_those_that_actions_depend_on(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     for name, wanted in (
         ("coma", ["observation", "action_mask", "mask_state"]),
         ("coma_vectors", ["observation", "action_mask"]),
@@ -309,6 +310,8 @@ print("equal")
 @pytest.mark.parametrize(("form", "absent"), [("stablehlo", []), ("numpy", ["jax"])])
 def test_the_files_suffice(form: str, absent: list[str], tmp_path: Path) -> None:
     """In a new process, from which jaxrl, its environments and flax cannot be imported."""
+    if form == "stablehlo":
+        pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     found = case("coma")
     export(found.policy, form, tmp_path)
     np.savez(tmp_path / "case.npz", action=found.actions[0], **found.arrays(0))
@@ -352,12 +355,15 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused(case("sac").policy, "jidi", "the jidi format is for snakes")
     refused(policy, "stablehlo", "name the directory to write to", path=3)
     (tmp_path / "file").write_text("")
-    refused(policy, "stablehlo", "cannot write to .*: choose another --out", tmp_path / "file", UserError)
+    refused(case("ddpg").policy, "numpy", "cannot write to .*: choose another --out", tmp_path / "file", UserError)
     refused("nowhere", "numpy", "nowhere does not exist", kind=UserError)
-    for module in ("onnx", "safetensors.numpy"):
+    for module, package, form in (
+        ("onnx", "onnx", "onnx"),
+        ("safetensors.numpy", "safetensors", "safetensors"),
+        ("flatbuffers", "flatbuffers", "stablehlo"),
+    ):
         monkeypatch.setitem(sys.modules, module, None)
-    for form in ("onnx", "safetensors"):
-        refused(policy, form, rf"needs the package {form}: .*jaxrl\[export\]")
+        refused(policy, form, rf"needs the package {package}: .*jaxrl\[export\]")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
@@ -390,6 +396,7 @@ FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text()
 
 @pytest.mark.parametrize("name", FILES)
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("flatbuffers", reason="needs the package flatbuffers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(FILES[name])
     runpy.run_path(str(tmp_path / name))

@@ -90,6 +90,7 @@ def _safetensors(policy: Policy) -> dict[str, bytes]:
 
 
 def _stablehlo(policy: Policy) -> dict[str, bytes]:
+    _package("flatbuffers", "flatbuffers")  # of which jax.export makes its files
     greedy = greedy_of(policy)
     (batch,) = jax.export.symbolic_shape("batch")
     exported = jax.export.export(jax.jit(greedy.function), platforms=PLATFORMS)(*greedy.structs(batch))
