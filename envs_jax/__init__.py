@@ -1,6 +1,7 @@
 """Jittable reinforcement-learning environments: pure functions from (state, action) to (state, timestep)."""
 
 from envs_jax.base import (
+    ADAPTERS,
     Array,
     Box,
     Discrete,
@@ -10,7 +11,6 @@ from envs_jax.base import (
     make,
     pytree,
     register,
-    register_adapter,
     registered,
     restart,
     setting,
@@ -35,7 +35,6 @@ __all__ = [
     "make",
     "pytree",
     "register",
-    "register_adapter",
     "registered",
     "restart",
     "setting",
@@ -53,8 +52,8 @@ register("snakes_1v1", "envs_jax.snakes.env:Snakes1v1")
 register("snakes_2p", "envs_jax.snakes.env:Snakes2p")
 register("snakes_5p", "envs_jax.snakes.env:Snakes5p")
 
-register_adapter("brax", "envs_jax.adapters.brax:Brax")
-register_adapter("gymnax", "envs_jax.adapters.gymnax:Gymnax")
-register_adapter("jaxmarl", "envs_jax.adapters.jaxmarl:JaxMarl")
-register_adapter("jumanji", "envs_jax.adapters.jumanji:Jumanji")
-register_adapter("playground", "envs_jax.adapters.brax:Playground")
+ADAPTERS["brax"] = "envs_jax.adapters.brax:Brax"
+ADAPTERS["gymnax"] = "envs_jax.adapters.gymnax:Gymnax"
+ADAPTERS["jaxmarl"] = "envs_jax.adapters.jaxmarl:JaxMarl"
+ADAPTERS["jumanji"] = "envs_jax.adapters.jumanji:Jumanji"
+ADAPTERS["playground"] = "envs_jax.adapters.brax:Playground"

@@ -310,6 +310,7 @@ class Environment:
 
 
 _REGISTRY: dict[str, str] = {}
+ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `of(name)` is the class of "library:Name"}
 
 
 def register(name: str, path: str) -> None:
@@ -322,19 +323,6 @@ def register(name: str, path: str) -> None:
 def registered() -> tuple[str, ...]:
     """Return the names of all registered environments."""
     return tuple(sorted(_REGISTRY))
-
-
-_ADAPTERS: dict[str, str] = {}
-
-
-def register_adapter(library: str, path: str) -> None:
-    """Make `make("library:Name")` ask the class at `path` ("module:Class") for the class of an environment, `of`."""
-    _ADAPTERS[library] = path
-
-
-def adapters() -> tuple[str, ...]:
-    """Return the libraries whose environments are known as "library:Name"."""
-    return tuple(sorted(_ADAPTERS))
 
 
 def closest(name: str, names: Any) -> str:
@@ -378,10 +366,10 @@ def decorated(cls: type) -> bool:
 def find(name: str) -> type[Environment]:
     """Return the class of a registered name, an adapter's "library:Name" or "module:Class". Raises ValueError."""
     library, colon, its_name = name.partition(":")
-    if colon and library in _ADAPTERS:
-        adapter: Any = load(_ADAPTERS[library], "adapter")
+    if colon and library in ADAPTERS:
+        adapter: Any = load(ADAPTERS[library], "adapter")
         return adapter.of(its_name)
-    near = difflib.get_close_matches(library[:_MOST_COMPARED], _ADAPTERS, n=1)
+    near = difflib.get_close_matches(library[:_MOST_COMPARED], ADAPTERS, n=1)
     if colon and near and not its_name.isidentifier():
         raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
     if ":" not in name and name not in _REGISTRY:

@@ -19,7 +19,7 @@ import pytest
 import envs_jax
 from envs_jax import check_env, make
 from envs_jax.adapters.common import Joined, quiet
-from envs_jax.base import adapters, find
+from envs_jax.base import ADAPTERS, find
 from jaxrl.cli import evaluate, train
 from jaxrl.runtime.config import schema_of
 
@@ -352,9 +352,9 @@ def test_names_make_one_class():
 
 def test_every_library_is_an_extra():
     text = (importlib.resources.files(envs_jax) / ".." / "pyproject.toml").read_text()
-    for library in adapters():
+    for library in ADAPTERS:
         assert f"\n{library} = [" in text, library
-    assert set(adapters()) == set(MODULES)
+    assert set(ADAPTERS) == set(MODULES)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         "environments for which it was made; with --help: its settings too",
     )
     known = ", ".join(environments.registered())
-    others = ", ".join(environments.adapters())
+    others = ", ".join(environments.ADAPTERS)
     parser.add_argument(
         "--env",
         metavar="NAME",
