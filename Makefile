@@ -1,4 +1,4 @@
-# make train | test | test-long | nightly | lint | docs | bench, on a fresh machine too: the virtual environment is made on the first call.
+# make train | test | test-long | test-extras | nightly | lint | docs | bench, on a fresh machine too: the virtual environment is made on the first call.
 #   PYTHON=python3.11   another interpreter for the virtual environment
 #   PYTEST_ARGS="-k coverage -x"   more arguments for pytest
 #   JOBS=8   pytest processes; by default as many as there are cores
@@ -16,7 +16,10 @@ CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 # Containers often forbid Python to keep bytecode; pytest then rewrites all tests anew in every run.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-long nightly lint docs format bench clean
+# Environments, loggers and export formats of other libraries, tested against the real packages.
+EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,mlflow
+
+.PHONY: train test test-long test-extras nightly lint docs format bench clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m jaxrl.train --config configs/coma_quick.yaml
@@ -28,6 +31,10 @@ test: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	JAXRL_TEST_XLA_FLAGS= $(PYTEST) -m long $(PYTEST_ARGS)
+
+test-extras: $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' onnxruntime
+	$(PYTEST) tests/test_adapters.py tests/test_outward.py tests/test_export_formats.py tests/test_loggers.py $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)
