@@ -476,7 +476,7 @@ def test_new_results_never_replace_old_ones(tmp_path, monkeypatch):
         (env_throughput, ["--num_envs", "1,x"], "--num_envs must be a whole number"),
         (env_throughput, ["--num_envs", "0"], "--num_envs must lie between 1"),
         (env_throughput, ["--num_envs", ","], "names no number"),
-        (env_throughput, ["--q", "1"], "choose a q"),
+        (env_throughput, ["--q", "1"], "q must lie between 2 and 200"),
         (env_throughput, ["--policy", "randm"], "did you mean 'random'?"),
         (env_throughput, ["--vary", "map_engin=dense"], "did you mean 'map_backend'?"),
         (env_throughput, ["--vary", "q=a,b"], "must be of type int"),

@@ -148,7 +148,7 @@ def test_agent_equals_the_jax_policy(case: str, tmp_path: Path) -> None:
 
     @jax.jit
     def policy(params: Any, seen: Any, masks: Any) -> tuple[Any, Any]:
-        logits = algo.actor_of(params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
+        logits = algo.outputs("actor", params, seen.reshape(-1, *seen.shape[2:])).reshape(masks.shape)
         return logits, jnp.log(masked_softmax(logits, masks if algo.masking else None))
 
     logits, chances = map(np.asarray, policy(params, seen, masks))

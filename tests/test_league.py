@@ -105,7 +105,7 @@ def by_hand(first: EvalPolicy, second: EvalPolicy, games: int, seed: int) -> dic
         actions = []
         for k, one in enumerate((first, second)):
             seen = steps[k].observation[:, k : k + 1]  # agent 0 is the first team, agent 1 the second
-            actions.append(jnp.argmax(one.algo.actor_of(one.params, seen), -1).astype(jnp.int32))
+            actions.append(jnp.argmax(one.algo.outputs("actor", one.params, seen), -1).astype(jnp.int32))
         action = jnp.concatenate(actions, 1)
         states, steps = zip(*(p(s, action, context) for p, s in zip(plays, states, strict=True)), strict=True)
     return {name: np.asarray(value) for name, value in steps[0].metrics.items()}

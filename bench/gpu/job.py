@@ -72,7 +72,7 @@ def kernels_4096(quick: bool, folder: Path) -> dict[str, Any]:
         ]
         for operation in found.operations[: profile.MOST]
     ]
-    return {"rows": rows, "seconds_traced": found.seconds, "kernels": [vars(op) for op in found.operations[:MOST]]}
+    return {"rows": rows, "seconds_traced": found.seconds, "kernels": [op._asdict() for op in found.operations[:MOST]]}
 
 
 def _busy(missions: int, quick: bool) -> dict[str, Any]:

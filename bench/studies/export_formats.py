@@ -18,12 +18,12 @@ import numpy as np
 import onnxruntime
 
 from bench.harness import measure
+from bench.harness.timing import measure_interleaved, stopwatch
 from envs_jax.base import TimeStep
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import parse
 from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.export.formats import FORMATS, export
-from jaxrl.report.timing import measure_interleaved, stopwatch
 from jaxrl.runtime.build import unchecked_run
 
 KIND = "export_formats"

@@ -14,11 +14,11 @@ import numpy as np
 
 import envs_jax
 from bench.harness import measure
+from bench.harness.timing import measure_interleaved
 from envs_jax.adapters import outward
 from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UserError
-from jaxrl.report.timing import measure_interleaved
 
 KIND = "outward"
 LEAST_SECONDS = 0.5  # of a sample
