@@ -72,6 +72,5 @@ def _box(spec: EnvSpec) -> Box:
     lead, last = (image[:2], image[2]) if image else ((), size)
     assert isinstance(spec.action, Discrete)
     extra = 0 if agents == 1 else agents * (spec.action.n + 1)
-    # ones and zeros among them
-    low, high = min(0.0, *(box.low for box in boxes), 0.0), max(1.0, *(box.high for box in boxes), 1.0)
+    low, high = min(0.0, *(box.low for box in boxes)), max(1.0, *(box.high for box in boxes))  # one-hot numbers too
     return Box((*lead, last + extra), low=low, high=high)

@@ -261,9 +261,9 @@ MUTATIONS = [
         ),
         (
             "schedules", "targets move with every update",
-            "jaxrl/algos/ddpg.py",
-            "jnp.where(due(self.target_update_period), self.tau, 0.0)",
-            "self.tau",
+            "jaxrl/algos/off_policy.py",
+            "number % every == 0, self.tau, 0.0",
+            "number >= 0, self.tau, 0.0",
             "tests/test_ddpg.py::test_actor_and_targets_wait_for_the_updates_that_are_due",
         ),
         (
@@ -337,10 +337,10 @@ MUTATIONS = [
             "tests/test_ppo.py::test_an_iteration_is_that_of_a_plain_calculation",
         ),
         (
-            "ppo", "values are compared in the old scale",
+            "ppo", "targets are learned in the old scale",
             "jaxrl/algos/ppo.py",
-            '(statistics["value"].normalize(x)',
-            '(params.statistics["value"].normalize(x)',
+            'target = statistics["value"].normalize(target)',
+            'target = params.statistics["value"].normalize(target)',
             "tests/test_ppo.py::test_an_iteration_is_that_of_a_plain_calculation",
         ),
         (
@@ -443,8 +443,8 @@ MUTATIONS = [
         ),
         (
             "schedules", "the actor of sac steps with every update",
-            "jaxrl/algos/sac.py",
-            "jax.lax.cond(due(self.actor_update_period),",
+            "jaxrl/algos/off_policy.py",
+            "jax.lax.cond(number % period == 0,",
             "jax.lax.cond(number >= 0,",
             SAC,
         ),

@@ -293,7 +293,6 @@ def test_jaxmarl_tells_ends_apart():
     """In the switch riddle an announcement ends the game for good, in the last step too; time alone truncates."""
     needs("jaxmarl")
     env = make("jaxmarl:switch_riddle", horizon=3)
-    tell = {name: index for index, name in enumerate(("nothing", "switch", "tell"))}["tell"]
     with quiet():
         tell = int(env.env[0].game_actions["TELL"])
     idle = next(action for action in range(3) if action != tell)

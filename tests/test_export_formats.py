@@ -26,6 +26,7 @@ from jaxrl.algos.base import Custom
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import TEACHES, Student
 from jaxrl.cli import export as command
@@ -74,12 +75,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ddpg_continuous": lambda: made(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
     "bicnet": lambda: made(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
     "sac": lambda: made(make("reach"), Sac, **OFF),
+    "ppo": lambda: made(Corridor(num_agents=2), Ppo, hidden_size=8, num_minibatches=1, normalize_observation="always"),
+    "ppo_box": lambda: made(PointMass(num_agents=2, box=0.5), Ppo, hidden_size=8, num_minibatches=1),
     "student": taught,
     "collective": lambda: made(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: made(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
     "own_algorithm": lambda: made_tiny(),
 }
-NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
+NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm", "ppo", "ppo_box")]
 
 
 def made_tiny() -> Policy:

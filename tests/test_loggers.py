@@ -183,6 +183,7 @@ def test_a_slow_logger_neither_delays_nor_fills_the_memory(
             writer.write(iteration, {"a": 1.0})
     assert len(read_metrics(tmp_path)) == 100
     assert said == ["warning: wandb gets no more metrics (it is too slow); metrics.jsonl has all of them"]
+    (tmp_path / "other").mkdir()
     with open_writer(tmp_path / "other", "wandb", {}, said.append) as writer:
         writer.write(1, {"a": 1.0})
     assert len(said) == 2 and "it did not end within 0 s" in said[1]

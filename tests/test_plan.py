@@ -125,6 +125,17 @@ def test_the_search_survives_a_plan_that_bends() -> None:
     assert not replan(int(1.25 * found)).fits
 
 
+@pytest.mark.parametrize("asked", [1300, 1500, 1900, 8000])
+@pytest.mark.parametrize("jump", [False, True])
+def test_the_search_survives_a_bend_near_the_limit(asked: int, jump: bool) -> None:
+    def replan(num_envs: int) -> Plan:
+        fixed = 400.0 * (num_envs >= 1000) if jump else 0.4 * min(num_envs, 1000)
+        return affine(int(fixed), 0.5, num_envs, 1000)
+
+    found = memory_plan.search_largest(replan(asked), asked, replan, memory_plan.rounded)
+    assert 0.95 * 1200 <= found <= 1200
+
+
 def test_nothing_fits() -> None:
     made = affine(200_000, 10, 64, 100_000)
     rounded = memory_plan.rounded

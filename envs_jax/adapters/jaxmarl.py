@@ -40,6 +40,8 @@ class JaxMarl(Adapter):
         env, endless = make(self.name), make(self.name)
         if hasattr(env, "auto_reset"):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
+        if hasattr(env, "num_inner_steps"):
+            raise UnfitError("counts its time limit as an end and resets inside a step: choose another environment")
         for one, limit in ((env, self.horizon), (endless, _NEVER)):
             for part in (one, getattr(one, "_env", one)):  # the scripted opponents of SMAX wrap it
                 if "max_steps" in vars(part):
@@ -86,9 +88,11 @@ class JaxMarl(Adapter):
         if not isinstance(self.agent_action()[0], Discrete):
             return None
         for name in _MASKS:
+            if not hasattr(env, name):
+                continue
             try:
                 masks = getattr(env, name)(inner)
-            except (AttributeError, NotImplementedError):
+            except NotImplementedError:  # of the base class
                 continue
             return jnp.stack([jnp.asarray(masks[agent]) for agent in env.agents])
         return None

@@ -23,7 +23,7 @@ from jaxrl.runtime.data_parallel import DataParallel
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
 SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
-LEAST, MASKED = 1e-30, -1e9  # least probability when sampling; logit of actions that are not allowed
+LEAST, MASKED = -69.0, -1e9  # least logit when sampling, below the largest; logit of actions that are not allowed
 LIMIT = 10.0  # normalised inputs lie in +/- this
 
 
@@ -44,7 +44,7 @@ def check_spec(spec: EnvSpec, name: str, critic: str) -> None:
 
 def has_view(spec: EnvSpec) -> bool:
     """Return whether an environment shows critics more than an agent's observation."""
-    return spec.critic_input is not None or isinstance(spec.global_state, Box)
+    return spec.critic_input_spec is not None or isinstance(spec.global_state, Box)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,12 +74,13 @@ class ActorCritic:
         Args:
             spec: of the environment.
             make_network: of the algorithm.
-            critic: "local", "central", or "auto": central where the environment has such a view.
+            critic: "local", "central", or "auto": central where there is such a view and a team or a global state.
             initial_std: deviation of continuous actions at the start.
             sizes: the rest of the arguments of `team.network`.
         """
         seen = shown = spec.observation.shape
-        view = "central" if critic == "central" or (critic == "auto" and has_view(spec)) else "observation"
+        more = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
+        view = "central" if critic == "central" or (critic == "auto" and more) else "observation"
         if view == "central" and spec.critic_input_spec is not None:
             shown = spec.critic_input_spec.shape
         elif view == "central":
@@ -169,7 +170,9 @@ class ActorCritic:
         outputs = self.outputs(policy["actor"], policy["statistics"], seen.reshape(-1, *seen.shape[2:]))
         outputs = outputs.reshape(*seen.shape[:2], -1)
         if self.box is None:
-            probs = jnp.maximum(jax.nn.softmax(outputs), LEAST)  # above 0: an allowed action is always found
+            mask = True if timestep.action_mask is None else timestep.action_mask
+            logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
+            probs = logits if greedy else jnp.exp(jnp.clip(logits, LEAST, 0.0))  # above 0: some action is always found
             action, extras = team.sample_sequentially(self.spec, timestep, probs, keys, greedy)
             return action, extras | {"log_prob": self.log_prob(outputs, {"action": action} | extras)[0]}
         mean, log_std = jnp.split(outputs, 2, axis=-1)

@@ -20,7 +20,7 @@ from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos.base import RATE, UNIT, AlgoState, Learner, MemoryNeeds, Mode, is_used, setting
 from jaxrl.algos.ddpg_actions import Continuous, Expected, Gumbel, Softmax, check_action_settings
-from jaxrl.algos.off_policy import OffPolicy, means
+from jaxrl.algos.off_policy import OffPolicy, means, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import distributions
@@ -166,13 +166,9 @@ class Ddpg(OffPolicy):
             actor, norm = self.step("actor", params.actor, gradient, progress)
             return actor, found | {"actor_grad_norm": norm}
 
-        due = lambda period: number % period == 0  # noqa: E731
-        if self.actor_update_period == 1:
-            actor, shown = actor_update()
-        else:
-            kept = lambda: (params.actor, params.shown)  # noqa: E731
-            actor, shown = jax.lax.cond(due(self.actor_update_period), actor_update, kept)
-        rate = self.tau if self.target_update_period == 1 else jnp.where(due(self.target_update_period), self.tau, 0.0)
+        kept = params.actor, params.shown
+        actor, shown = when_due(self.actor_update_period, number, actor_update, kept)
+        rate = self.target_rate(number)
         new = DdpgParameters(
             actor=actor,
             critic=critic,

@@ -29,6 +29,11 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
 
 
+def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -> Any:
+    """Return `update()` where the update number is a multiple of the period, else `kept`."""
+    return update() if period == 1 else jax.lax.cond(number % period == 0, update, lambda: kept)
+
+
 @dataclasses.dataclass(frozen=True)
 class OffPolicy(Algorithm):
     """Base of algorithms with a replay buffer, an actor and critics.
@@ -190,6 +195,11 @@ class OffPolicy(Algorithm):
     ) -> tuple[Any, dict[str, Array]]:
         """Run one update on a batch with leaves [S, m, ...]; return parameters and metrics float32[] by name."""
         raise NotImplementedError("an off-policy algorithm needs update(params, batch, number, progress)")
+
+    def target_rate(self, number: Array) -> Array | float:
+        """Return tau where the target networks' update is due, else 0."""
+        every = self.target_update_period
+        return self.tau if every == 1 else jnp.where(number % every == 0, self.tau, 0.0)
 
     # What is stored
 

@@ -180,12 +180,12 @@ class Ppo(Algorithm):
         advantage = batches.flatten(self.advantages(trajectory, last, value, last_value))
         value = batches.flatten(value)
         target = advantage + value
-        error, spread = layout.sample_mean(weight * jnp.square(advantage)), batches.deviation(target, weight)[0, 0]
-        metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - error / spread**2}
-
+        error, spread = (batches.deviation(x, weight)[0, 0] for x in (advantage, target))  # the advantage is y - V
+        metrics = {"target_mean": layout.sample_mean(weight * target), "explained_variance": 1 - (error / spread) ** 2}
         if self.normalize_value:
+            value = params.statistics["value"].normalize(value)  # the critic's own outputs
             statistics = extended(params.statistics, {"value": target}, weight, layout)
-            target, value = (statistics["value"].normalize(x) for x in (target, value))
+            target = statistics["value"].normalize(target)
             params = dataclasses.replace(params, statistics=statistics)
         if self.normalize_advantage:
             mean = layout.sample_mean(weight * advantage)

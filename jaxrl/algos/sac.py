@@ -24,7 +24,7 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos.base import AlgoState, Learner, Mode, setting
 from jaxrl.algos.box_actions import BoxActions
-from jaxrl.algos.off_policy import OffPolicy, means
+from jaxrl.algos.off_policy import OffPolicy, means, when_due
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.common.shapes import Float32, assert_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -129,15 +129,10 @@ class Sac(OffPolicy):
 
         gradient, (_, metrics) = self.layout.gradient(critic_loss, params.critic.params, batch)  # equation 6
         critic, norm = self.step("critic", params.critic, gradient, progress)
-        due = lambda period: number % period == 0  # noqa: E731
-        rate = self.tau if self.target_update_period == 1 else jnp.where(due(self.target_update_period), self.tau, 0.0)
-        target_critic = self.soft_update(params.target_critic, critic.params, rate)
+        target_critic = self.soft_update(params.target_critic, critic.params, self.target_rate(number))
         params = dataclasses.replace(params, critic=critic, target_critic=target_critic)
         actor_update = lambda: self.actor_update(params, batch, progress)  # noqa: E731
-        if self.actor_update_period == 1:  # the actor sees the new critics
-            params = actor_update()
-        else:
-            params = jax.lax.cond(due(self.actor_update_period), actor_update, lambda: params)
+        params = when_due(self.actor_update_period, number, actor_update, params)  # sees the new critics
         loss = metrics["critic_loss"]
         metrics["critic_loss"] = jnp.where(loss > LOSS_LIMIT, jnp.inf, loss)  # the loop stops at a non-finite metric
         metrics |= {"critic_grad_norm": norm, "alpha": jnp.exp(params.alpha.params).mean()}

@@ -132,7 +132,7 @@ def sample_sequentially(
     Args:
         spec: of the environment.
         timestep: leaves [B, ...].
-        action_probs: float32[B, A, n] before masks.
+        action_probs: float32[B, A, n] before masks; if `greedy`, any numbers that rise with them.
         keys: key[B].
         greedy: take the most probable allowed action instead of sampling.
 
@@ -150,7 +150,7 @@ def sample_sequentially(
             mask = spec.next_mask(mask_state, open_, chosen, agent)
             masked = distributions.apply_action_mask(action_probs[agent], mask)
             if greedy:
-                action = jnp.argmax(jnp.where(mask, action_probs[agent], -1.0)).astype(jnp.int32)
+                action = jnp.argmax(jnp.where(mask, action_probs[agent], -jnp.inf)).astype(jnp.int32)
             else:
                 action = distributions.sample(jax.random.fold_in(key, agent), masked)
             chosen = chosen.at[agent].set(action)

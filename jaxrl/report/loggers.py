@@ -219,9 +219,10 @@ class _Thread:
         """Wait until everything is sent, or for `WAIT` seconds."""
         if self._broken:
             return
+        until = time.monotonic() + WAIT
         with contextlib.suppress(queue.Full):
             self._rows.put(failed, timeout=WAIT)
-            self._thread.join(WAIT)
+            self._thread.join(max(until - time.monotonic(), 0))
         if self._thread.is_alive():
             self._fail(f"it did not end within {WAIT:.0f} s")
 

@@ -112,17 +112,25 @@ def search_largest(
         replan: the plan for another value, None where there is none.
         rounding: rounds values down.
     """
-    above, guess, fitting = plan, rounding(value / 2), 0.0
-    for _ in range(8):
-        found = replan(guess) if guess > 0 else None
-        if found is None or (not found.fits and found.total > 0.99 * above.total):
+    fitting, below = 0.0, None  # the largest value that fits so far, and its bytes
+    above, guess = plan.total, rounding(value / 2)  # bytes of `value`, from now on the smallest that does not fit
+    for _ in range(10):
+        found = replan(guess) if guess > fitting else None
+        if found is None:
             break
-        slope = (above.total - found.total) / (value - guess)
-        meets = guess + (plan.limit - found.total) / slope if slope else 0.0  # where the line reaches the limit
-        fitting = max(fitting, guess) if found.fits else fitting
-        above, value, guess = found, guess, rounding(max(meets, guess / 8))
-        if guess == value or (found.fits and guess < 1.05 * value):
+        slope = (above - found.total) / (value - guess)
+        if found.fits:
+            fitting, below = guess, found.total
+        else:
+            value, above = guess, found.total
+        if below is not None:
+            slope = (above - below) / (value - fitting)
+        meets = value - (above - plan.limit) / slope if slope > 0 else 0.0  # where the line reaches the limit
+        if value < 1.05 * fitting or (below is None and meets <= 0):
             break
+        guess = rounding(min(max(meets, guess / 8), 0.97 * value))
+        if guess < 1.02 * fitting:  # the line says little: halve the range
+            guess = rounding((fitting + value) / 2)
     return fitting
 
 

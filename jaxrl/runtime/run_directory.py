@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -194,7 +195,11 @@ def lock(run: Path) -> Iterator[None]:
         raise RunError(f"run {run} cannot be locked ({error.strerror}); make it writable") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # perhaps `in_use`, which is quick
+                time.sleep(0.1)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             raise RunError(

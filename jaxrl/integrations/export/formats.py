@@ -133,7 +133,7 @@ def _package(module: str, name: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise UsageError(f"this format needs the package {name}: install it with pip install 'jaxrl[export]'") from None
+        raise UsageError(f"this format needs the package {name}: install it with pip install -e '.[export]'") from None
 
 
 WRITERS: dict[str, Callable[[Policy], dict[str, bytes]]] = {
