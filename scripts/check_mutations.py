@@ -353,8 +353,8 @@ MUTATIONS = [
         (
             "ppo", "an action that is all but excluded is never found",
             "jaxrl/algos/actor_critic.py",
-            "jnp.maximum(jax.nn.softmax(outputs), LEAST)",
-            "jax.nn.softmax(outputs)",
+            "jnp.clip(logits, LEAST, 0.0)",
+            "logits",
             "tests/test_ppo.py::test_masked_actions_are_never_sampled",
         ),
         (
