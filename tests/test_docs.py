@@ -139,7 +139,7 @@ def test_the_code_of_a_tutorial_runs(page: str, printed: str, capsys: Any, monke
     assert printed in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["train_and_watch", "own_environment"])
+@pytest.mark.parametrize("name", [pytest.param("train_and_watch", marks=pytest.mark.long), "own_environment"])
 def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")

@@ -402,7 +402,7 @@ def test_refusals_of_pettingzoo() -> None:
 # gymnax
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", ["corridor", *(pytest.param(name, marks=pytest.mark.long) for name in SINGLE[1:])])
 def test_gymnax_style_equals_the_environment_stepped_by_hand(name: str) -> None:
     env = ENVS[name]()
     adapter, copies, steps = GymnaxStyleEnv(env), 3, 15
