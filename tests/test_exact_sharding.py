@@ -22,7 +22,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
 @pytest.mark.parametrize(
     ("case", "counts"),
     [
-        ("ddpg gumbel", (1, 8)),
+        pytest.param("ddpg gumbel", (1, 8), marks=pytest.mark.long),
         ("sac", (1, 8)),
         ("student", (1, 8)),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),

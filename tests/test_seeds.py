@@ -319,7 +319,9 @@ SWEPT = {
 
 
 @pytest.mark.parametrize("vectorized", [True, pytest.param(False, marks=pytest.mark.long)])
-@pytest.mark.parametrize("case", SWEPT)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.long if case == "ddpg expected" else ()) for case in SWEPT]
+)
 def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> None:
     """A trial with traced settings learns what the algorithm does that was made with these settings."""
     values = SWEPT[case]
