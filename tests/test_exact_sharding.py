@@ -24,7 +24,7 @@ from jaxrl.runtime.checkpoint import Checkpoints
     [
         pytest.param("ddpg gumbel", (1, 8), marks=pytest.mark.long),
         ("sac", (1, 8)),
-        ("student", (1, 8)),
+        pytest.param("student", (1, 8), marks=pytest.mark.long),
         pytest.param("ddpg published", (1, 8), marks=pytest.mark.long),
         pytest.param("ddpg bicnet", (1, 8), marks=pytest.mark.long),
         pytest.param("ddpg continuous", (1, 8), marks=pytest.mark.long),
