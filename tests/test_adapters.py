@@ -380,9 +380,10 @@ def test_unknown_names(library, name, closest):
         ("jumanji:SearchAndRescue-v0", "gives several rewards in a step"),
         ("jaxmarl:MPE_simple_tag_v3", "has agents of several kinds, whose observations differ"),
         ("jaxmarl:MPE_simple_speaker_listener_v4", "has agents of several kinds, whose actions differ"),
-        ("jaxmarl:storm_2p", "gives no observation for each agent by name"),
+        ("jaxmarl:storm_2p", "counts its time limit as an end"),
         ("jaxmarl:LearnedPolicyEnemySMAX", "the package cannot make 'jaxmarl:LearnedPolicyEnemySMAX' .TypeError"),
         ("jaxmarl:ant_4x2", "resets itself inside"),
+        ("jaxmarl:coin_game", "counts its time limit as an end"),
     ],
 )
 def test_refusals(env, sentence):
