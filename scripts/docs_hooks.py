@@ -1,4 +1,4 @@
-"""What the documentation site takes from the repository: the README as its first page, figures, tables of settings.
+"""Hooks of the documentation site: the README as its first page, figures of the repository, tables of settings.
 
 A page writes `<!-- settings module:Class -->` where the table of a class's settings shall stand.
 """

@@ -33,7 +33,7 @@ DEFAULT_HORIZON = 1000  # of environments without a limit
 
 
 class Shown(NamedTuple):
-    """What a package shows after a reset or a step.
+    """Data of a package after a reset or a step.
 
     Attributes:
         observations: the package's pytree of each agent.

@@ -1,4 +1,4 @@
-"""What the adapters for users of other libraries share: optional packages, spaces, and copies stepped from Python."""
+"""Shared parts of the adapters for users of other libraries: optional packages, spaces, copies stepped from Python."""
 
 import dataclasses
 import functools
