@@ -289,6 +289,43 @@ def test_jaxmarl_masks_and_global_state():
     assert make("jaxmarl:HeuristicEnemySMAX").spec.global_state.shape == (120,)
 
 
+@pytest.mark.parametrize(
+    ("name", "chosen", "agents"), [("HeuristicEnemySMAX", "3m", 3), ("overcooked", "coord_ring", 2)]
+)
+def test_jaxmarl_maps(name, chosen, agents):
+    """A map by name is the package's environment of that scenario or layout."""
+    needs("jaxmarl")
+    import jaxmarl
+    from jaxmarl.environments.overcooked import overcooked_layouts
+    from jaxmarl.environments.smax import map_name_to_scenario
+
+    env = make(f"jaxmarl:{name}", map=chosen)
+    with quiet():
+        if name == "overcooked":
+            package = jaxmarl.make(name, layout=overcooked_layouts[chosen])
+        else:
+            package = jaxmarl.make(name, scenario=map_name_to_scenario(chosen))
+        observations, _ = package.reset(jax.random.key_data(jax.random.split(jax.random.key(0))[0]))
+    _, timestep = env.reset(jax.random.key(0))
+    assert env.spec.num_agents == agents
+    wanted = np.stack([np.asarray(observations[agent], np.float32).ravel() for agent in package.agents])
+    np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "sentence"),
+    [
+        ("HeuristicEnemySMAX", "3mm", "has no map '3mm': did you mean '3m'"),
+        ("overcooked", "ring", "has no map 'ring'"),
+        ("MPE_simple_spread_v3", "3m", "has no maps: leave out --map"),
+    ],
+)
+def test_jaxmarl_refuses_maps(name, chosen, sentence):
+    needs("jaxmarl")
+    with pytest.raises(ValueError, match=sentence):
+        make(f"jaxmarl:{name}", map=chosen)
+
+
 def test_jaxmarl_tells_ends_apart():
     """In the switch riddle an announcement ends the game for good, in the last step too; time alone truncates."""
     needs("jaxmarl")

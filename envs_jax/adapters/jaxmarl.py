@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
 from envs_jax.adapters.common import ONE_NETWORK, Outward, UnfitError, bounded, discrete, package, refuse_actions
-from envs_jax.base import Array, Box, Discrete
+from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
 _MASKS = ("get_avail_actions", "get_legal_moves")
@@ -23,6 +23,8 @@ _MASKS = ("get_avail_actions", "get_legal_moves")
 @dataclasses.dataclass(frozen=True)
 class JaxMarl(Adapter):
     """An environment of JaxMARL whose agents are equal."""
+
+    map: str = setting("", "scenario of SMAX, such as 3m, or layout of Overcooked; empty = the package's own")
 
     library = "jaxmarl"
 
@@ -36,8 +38,8 @@ class JaxMarl(Adapter):
 
     def package_env(self) -> tuple[Any, Any]:
         """Return JaxMARL's environment, and its twin without a time limit."""
-        make = package("jaxmarl", self.library).make
-        env, endless = make(self.name), make(self.name)
+        make, options = package("jaxmarl", self.library).make, self._map_options()
+        env, endless = make(self.name, **options), make(self.name, **options)
         if hasattr(env, "auto_reset"):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
         if hasattr(env, "num_inner_steps"):
@@ -47,6 +49,19 @@ class JaxMarl(Adapter):
                 if "max_steps" in vars(part):
                     part.max_steps = limit
         return env, endless
+
+    def _map_options(self) -> dict[str, Any]:
+        """Return the arguments of the package that choose the map. Raises UnfitError: no maps, or no such map."""
+        if not self.map:
+            return {}
+        smax, overcooked = "SMAX" in self.name, self.name == "overcooked"
+        if not (smax or overcooked):
+            raise UnfitError("has no maps: leave out --map")
+        module = package(f"jaxmarl.environments.{'smax.smax_env' if smax else 'overcooked'}", self.library)
+        maps = module.MAP_NAME_TO_SCENARIO if smax else module.overcooked_layouts
+        if self.map not in maps:
+            raise UnfitError(f"has no map {short_repr(self.map)}: {closest(self.map, tuple(maps))}")
+        return {"scenario" if smax else "layout": maps[self.map]}
 
     def agent_action(self) -> tuple[Discrete | Box, Outward]:
         env, _ = self.env
