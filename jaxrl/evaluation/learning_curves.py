@@ -37,7 +37,7 @@ def of_rows(
     """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
     selected = any(f"eval/{spec.score}" in row for row in next(iter(rows.values())))
-    metric = f"{'eval' if selected else 'episode'}/{spec.score}"
+    metric = f"{'eval' if selected else 'rollout'}/{spec.score}"
     for trial in all_trials:
         curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
     if not all(map(all, curves.values())):
@@ -60,7 +60,7 @@ def of_rows(
 def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
     """Return steps and values of a metric in rows of metrics.jsonl: "eval/..." at each evaluation, others as means.
 
-    Means are over parts of the run; those of training episodes, "episode/...", are over the episodes of a part. Steps
+    Means are over parts of the run; those of training episodes, "rollout/...", are over the episodes of a part. Steps
     are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
     trained = [row for row in rows if "env_steps" in row]
@@ -73,7 +73,7 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
         at = np.interp([row["iteration"] for row in scores], iterations, steps)
         return [(round(float(step)), row[metric]) for step, row in zip(at, scores, strict=True)]
     points = []
-    weight = "episodes" if metric.startswith("episode/") else ""
+    weight = "episodes" if metric.startswith("rollout/") else ""
     for part in np.array_split(np.arange(len(trained)), min(_POINTS, len(trained))):
         found = [trained[k] for k in part if trained[k].get(metric) is not None]
         weights = [row.get(weight, 1) or 0 for row in found]
