@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.base import EnvSpec
 from jaxrl.common.files import write_atomically
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import summarise
 from jaxrl.report import tables
 from jaxrl.report.writer import read_metrics
@@ -20,7 +20,7 @@ FILE, PLOT = "trials.json", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
-def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict[str, Any] | None:
+def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the curves of a run's trials; None if no episode has ended.
 
     Returns:
@@ -28,16 +28,16 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
         no selection; "seeds": of each combination; "combinations": {name: {"env_steps", and lists "mean" and "ci95"
         over seeds}}}.
     """
-    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, spec)
+    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring)
 
 
 def of_rows(
-    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], spec: EnvSpec
+    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
 ) -> dict[str, Any] | None:
     """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
-    selected = any(f"eval/{spec.score}" in row for row in next(iter(rows.values())))
-    metric = f"{'eval' if selected else 'rollout'}/{spec.score}"
+    selected = any(f"eval/{scoring.score}" in row for row in next(iter(rows.values())))
+    metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
     for trial in all_trials:
         curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
     if not all(map(all, curves.values())):
@@ -49,9 +49,9 @@ def of_rows(
         entry = summarise(values, few=len(seeds) > 1)
         combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
     return {
-        "metric": spec.score,
+        "metric": scoring.score,
         "of": "selection episodes" if selected else "training episodes",
-        "score_mode": spec.score_mode,
+        "score_mode": scoring.score_mode,
         "seeds": len(next(iter(curves.values()))),
         "combinations": combinations,
     }

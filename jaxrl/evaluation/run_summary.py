@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.base import EnvSpec
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import learning_curves
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report.writer import METRICS, MetricsError, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_yaml
@@ -34,7 +34,7 @@ class RunSummary:
     Attributes:
         directory: of the run or of the trials.
         config: its configuration.
-        spec: of its environment.
+        scoring: of its environment.
         trials: combinations of swept settings with every seed; one for most runs.
         rows: {folder of a trial: its rows of metrics}.
         state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
@@ -45,7 +45,7 @@ class RunSummary:
 
     directory: Path
     config: Config
-    spec: EnvSpec
+    scoring: Scoring
     trials: list[Trial]
     rows: dict[str, Rows]
     state: str
@@ -130,26 +130,27 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def read(directory: Path) -> RunSummary:
     """Return the run in a directory. Raises UserError if its files are damaged."""
-    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG))
+    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
-    made, spec = root / VERSIONS, config.make_env().spec
+    versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
+    scoring = Scoring.read(versions.parent)
     return RunSummary(
         directory,
         config,
-        spec,
+        scoring,
         all_trials,
         rows,
         _state(root, config, _env_steps(rows[all_trials[0].folder])),
-        score_of(rows, all_trials, spec),
+        score_of(rows, all_trials, scoring),
         Checkpoints(root / "checkpoints").best_step(),
-        (made if made.is_file() else directory / CONFIG).stat().st_mtime,
+        versions.stat().st_mtime,
     )
 
 
-def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], spec: EnvSpec) -> dict[str, Any] | None:
+def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the environment's score at the end of a run; None before its first episode has ended.
 
     Returns:
@@ -157,14 +158,14 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], spec: EnvSpec) 
         episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}; of a sweep, those of
         its best combination.
     """
-    found = learning_curves.of_rows(rows, all_trials, spec)
+    found = learning_curves.of_rows(rows, all_trials, scoring)
     if found is None:
         return None
     curve = found["combinations"][learning_curves.best_of(found)]
     return {
-        "metric": spec.score,
-        "label": spec.label(spec.score),
-        "mode": spec.score_mode,
+        "metric": scoring.score,
+        "label": scoring.label(scoring.score),
+        "mode": scoring.score_mode,
         "of": found["of"],
         "mean": curve["mean"][-1],
         "ci95": curve["ci95"][-1] if found["seeds"] > 1 else None,
