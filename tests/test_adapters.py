@@ -523,6 +523,47 @@ def test_refusals_of_a_made_up_package(monkeypatch, name, options, sentence):
         walk(monkeypatch, f"Walk-{name}", **options)
 
 
+class Team:
+    """Two agents in the form of JaxMARL, each of which sees the step; `observe` makes what `reset` and steps return."""
+
+    agents = ("left", "right")
+    max_steps = 2
+
+    def __init__(self, observe):
+        self.observe = observe
+
+    def action_space(self, agent):
+        return types.new_class("Discrete", exec_body=lambda body: body.update(n=2))()
+
+    def reset(self, key):
+        return self.observe(jnp.zeros(1)), jnp.int32(0)
+
+    def step_env(self, key, state, actions):
+        rewards = {agent: actions[agent] for agent in self.agents}
+        return self.observe(jnp.full(1, state + 1.0)), state + 1, rewards, {"__all__": jnp.bool_(False)}, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "observe", "accepted"),
+    [
+        ("named", lambda step: {"left": step, "right": 2 * step, "world": step}, True),
+        ("stacked", lambda step: jnp.stack([step, 2 * step]), False),
+        ("listed", lambda step: [step, 2 * step], False),
+        ("one", lambda step: {"left": step}, False),
+    ],
+)
+def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch, name, observe, accepted):
+    module(monkeypatch, "jaxmarl", registered_envs=[f"team_{name}"], make=lambda _: Team(observe))
+    if accepted:
+        rows = episode_of_team(make(f"jaxmarl:team_{name}"), [[0, 1], [1, 1]])
+        np.testing.assert_array_equal([row.observation for row in rows], [[[t], [2 * t]] for t in range(3)])
+        assert ends(rows) == (False, True) and rows[1].reward.tolist() == [0, 1]
+    else:
+        sentence = f"'jaxmarl:team_{name}' gives no observation for each agent by name: choose another environment"
+        with pytest.raises(ValueError, match=sentence):
+            make(f"jaxmarl:team_{name}")
+
+
 def test_joined_images():
     """One image stays one, with single numbers as planes; two images, or small ones, become a vector."""
     image, small, number = (jnp.zeros(shape, jnp.uint8) for shape in ((9, 9, 2), (8, 9, 2), ()))
