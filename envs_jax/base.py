@@ -30,6 +30,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 Bounds = tuple[float, float]
 LARGEST = 1e18  # bound of numbers that have none of their own
+SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
 
 
 def setting(

@@ -267,13 +267,36 @@ def episode_of_team(env, actions, seed=0):
 
 
 def test_jaxmarl_steps_as_jaxmarl_does():
-    """The limit of 25 steps truncates; without a global state the critic sees all observations."""
-    actions = np.random.default_rng(0).integers(0, 5, (25, 3))
+    """The limit of 25 steps truncates the 26th; without a global state the critic sees all observations."""
+    actions = np.random.default_rng(0).integers(0, 5, (26, 3))
     _, rows, _ = compare_jaxmarl("MPE_simple_spread_v3", actions)
     assert ends(rows) == (False, True)
     spec = make("jaxmarl:MPE_simple_spread_v3").spec
-    assert (spec.num_agents, spec.horizon, spec.global_state) == (3, 25, None)
+    assert (spec.num_agents, spec.horizon, spec.global_state) == (3, 26, None)
     assert spec.critic_input_spec.shape == (3 * 18 + 3 * 5 + 3,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MPE_simple_v3", "MPE_simple_facmac_3a_v1", "HeuristicEnemySMAX", "switch_riddle", "overcooked_v2"],
+)
+def test_jaxmarl_cuts_episodes_where_the_package_does(name):
+    """Its classes count differently: the package is played with a limit of three steps, and ends in the 3rd or 4th."""
+    with quiet():
+        env = needs("jaxmarl").make(name)
+    limit = env.max_steps
+    for part in (env, getattr(env, "_env", env)):
+        if "max_steps" in vars(part):
+            part.max_steps = 3
+    with quiet():
+        _, state = env.reset(jax.random.PRNGKey(0))
+        idle = {agent: 0 * env.action_space(agent).sample(jax.random.PRNGKey(0)) for agent in env.agents}
+        lasted, done = 0, False
+        while not done and lasted < 10:
+            _, state, _, dones, _ = env.step_env(jax.random.PRNGKey(lasted), state, idle)
+            lasted, done = lasted + 1, bool(dones["__all__"])
+    assert make(f"jaxmarl:{name}").horizon == limit + lasted - 3
+    assert lasted == (3 if name in ("switch_riddle", "overcooked_v2") else 4)
 
 
 def test_jaxmarl_masks_and_global_state():
@@ -535,6 +558,47 @@ def test_refusals_of_a_made_up_package(monkeypatch, name, options, sentence):
     sentence = sentence.replace("tuple", "object")
     with pytest.raises(ValueError, match=sentence):
         walk(monkeypatch, f"Walk-{name}", **options)
+
+
+class Team:
+    """Two agents in the form of JaxMARL, each of which sees the step; `observe` makes what `reset` and steps return."""
+
+    agents = ("left", "right")
+    max_steps = 2
+
+    def __init__(self, observe):
+        self.observe = observe
+
+    def action_space(self, agent):
+        return types.new_class("Discrete", exec_body=lambda body: body.update(n=2))()
+
+    def reset(self, key):
+        return self.observe(jnp.zeros(1)), jnp.int32(0)
+
+    def step_env(self, key, state, actions):
+        rewards = {agent: actions[agent] for agent in self.agents}
+        return self.observe(jnp.full(1, state + 1.0)), state + 1, rewards, {"__all__": jnp.bool_(False)}, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "observe", "accepted"),
+    [
+        ("named", lambda step: {"left": step, "right": 2 * step, "world": step}, True),
+        ("stacked", lambda step: jnp.stack([step, 2 * step]), False),
+        ("listed", lambda step: [step, 2 * step], False),
+        ("one", lambda step: {"left": step}, False),
+    ],
+)
+def test_observations_of_a_team_are_told_by_the_names_of_its_agents(monkeypatch, name, observe, accepted):
+    module(monkeypatch, "jaxmarl", registered_envs=[f"team_{name}"], make=lambda _: Team(observe))
+    if accepted:
+        rows = episode_of_team(make(f"jaxmarl:team_{name}"), [[0, 1], [1, 1]])
+        np.testing.assert_array_equal([row.observation for row in rows], [[[t], [2 * t]] for t in range(3)])
+        assert ends(rows) == (False, True) and rows[1].reward.tolist() == [0, 1]
+    else:
+        sentence = f"'jaxmarl:team_{name}' gives no observation for each agent by name: choose another environment"
+        with pytest.raises(ValueError, match=sentence):
+            make(f"jaxmarl:team_{name}")
 
 
 def test_joined_images():

@@ -54,7 +54,7 @@ def test_one_function_for_all_seeds_computes_what_runs_do(tmp_path: Path) -> Non
     for seed in (0, 2):
         alone = jaxrl.train(TinyQ, Corridor, seed=seed, runs=str(tmp_path), **TINY)
         np.testing.assert_allclose(policies.params[seed], alone.policy.params, rtol=1e-5)
-        rewards = alone.metrics["episode/return"]
+        rewards = alone.metrics["rollout/return"]
         ours = np.concatenate([metrics["fill"]["return"][seed], metrics["train"]["return"][seed]])
         np.testing.assert_allclose(ours[~np.isnan(ours)], rewards[~np.isnan(rewards)], rtol=1e-5)
 

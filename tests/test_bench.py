@@ -539,7 +539,7 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
     lines = []
     for k in range(1, 6):
         line = {"iteration": k, "env_steps": 10 * k, "time/unix": 100.0 + k, "episodes": 50.0}
-        lines.append(line | {"episode/score": float((k + 1) // 2)})
+        lines.append(line | {"rollout/score": float((k + 1) // 2)})
         if k in selections:
             lines.append({"iteration": k, "eval/score_difference": selections[k]})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

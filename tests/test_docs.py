@@ -86,7 +86,7 @@ def test_the_environment_of_the_page_is_played_without_a_trainer(folder: Path, c
 @pytest.mark.long
 def test_the_command_of_the_page_learns(trained: Path) -> None:
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    apples = [line["episode/apples"] for line in lines if "episode/apples" in line]
+    apples = [line["rollout/apples"] for line in lines if "rollout/apples" in line]
     assert len(apples) > 200
     assert sum(apples[:5]) / 5 < 2  # the page says: about one before training, about seven after it
     assert sum(apples[-50:]) / 50 > 6.5

@@ -19,6 +19,7 @@ from scipy import stats
 
 from jaxrl.cli.flags import parse
 from jaxrl.cli.runs import main
+from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import run_summary, run_tables
 from jaxrl.runtime.run_directory import lock
 
@@ -30,7 +31,7 @@ def rows_of(values: list[float], seconds: float = 60.0, evaluated: bool = True) 
     rows: list[dict[str, Any]] = []
     for k, value in enumerate(values, start=1):
         pause = 3600.0 * (k == len(values))
-        row = {"iteration": k, "step": 100 * k, "env_steps": 100 * k, "episodes": 4, "episode/distance": value + 1.0}
+        row = {"iteration": k, "step": 100 * k, "env_steps": 100 * k, "episodes": 4, "rollout/distance": value + 1.0}
         rows.append(row | {"train/actor_loss": -k, "time/unix": 1e9 + pause + seconds * k, "time/seconds": seconds * k})
         if evaluated:
             rows.append({"iteration": k, "step": 100 * k, "eval/distance": value})
@@ -194,8 +195,8 @@ def test_the_page_has_means_and_intervals(folder: Path, tmp_path: Path, capsys: 
         np.testing.assert_allclose(curve["ci95"], half, rtol=1e-5)
     assert other is None
     names = {metric["name"]: metric for metric in data["metrics"]}
-    assert set(names) == {"eval/distance", "episode/distance", "train/actor_loss"}
-    assert names["episode/distance"]["steps"][1] == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
+    assert set(names) == {"eval/distance", "rollout/distance", "train/actor_loss"}
+    assert names["rollout/distance"]["steps"][1] == {"x": [100.0, 200.0], "mean": [3.0, 2.5]}
 
 
 def test_minutes_of_runs_with_other_clocks_are_interpolated(folder: Path, tmp_path: Path) -> None:
@@ -266,10 +267,27 @@ def test_damaged_metrics_are_told_and_left_out(folder: Path, line: str, capsys: 
     assert found.err.count("\n") == 1 and found.err.startswith("warning: line 1 of")
 
 
-def test_a_damaged_configuration(folder: Path, capsys: Any) -> None:
-    (folder / "ddpg_point/0002/config.yaml").write_text("algo: ddpg\nenv: nowhere:Nothing\n")
-    assert main([str(folder)]) == 0
-    assert capsys.readouterr().err.startswith("warning: ")
+@pytest.mark.parametrize("line", ["num_envs: many", "goals: 2026-01-01", "goals: [.inf]", "goals: {a: 1}"])
+def test_a_damaged_configuration(folder: Path, line: str, capsys: Any) -> None:
+    (folder / "ddpg_point/0002/config.yaml").write_text(f"algo: ddpg\nenv: helpers.tiny:PointMass\n{line}\n")
+    assert main([str(folder), "--compare", "--json"]) == 0
+    found = capsys.readouterr()
+    assert len(json.loads(found.out)["runs"]) == 5
+    assert found.err.startswith("warning: ") and f"{line.partition(':')[0]} must be a " in found.err
+
+
+@pytest.mark.parametrize("scoring", [[], {"score": 1}, {"score_mode": "least"}, {"labels": "many"}, {"unknown": 1}])
+def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
+    run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]), scoring=scoring)
+    assert "the entry 'scoring' of" in (told := refused(capsys, run)) and "is damaged: remove it" in told
+
+
+def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> None:
+    run = folder / "ddpg_point/0002"
+    (run / "versions.json").unlink()
+    write_rows(run, [{"iteration": 1, "env_steps": 8, "episodes": 1, "rollout/return": 2.5}])
+    score = listed(run, "--json", capsys=capsys)["runs"][0]["score"]
+    assert (score["metric"], score["mode"], score["mean"]) == ("return", "max", 2.5)
 
 
 @pytest.mark.parametrize("meta", ["", "[]", '{"env_steps": null}'])
@@ -295,6 +313,44 @@ def test_a_real_run_in_its_folder(tmp_path: Path, capsys: Any) -> None:
     assert len(data["series"]) == 1 and "time/env_steps_per_second" in {metric["name"] for metric in data["metrics"]}
 
 
+GOING = """
+import dataclasses
+from helpers.tiny import Corridor
+
+@dataclasses.dataclass(frozen=True)
+class Away(Corridor):
+    toll: float = dataclasses.field(default=0.5, metadata={"help": "unused"})
+
+    @property
+    def spec(self):
+        labels = {"reached": "arrivals, shares"}
+        return dataclasses.replace(super().spec, score="reached", score_mode="min", labels=labels)
+"""
+
+
+def test_runs_are_listed_where_the_package_of_their_environment_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    module = tmp_path / "going.py"
+    module.write_text(GOING)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = "--algo helpers.tiny:TinyQ --env going:Away --num_envs 8 --total_env_steps 256 --block_iterations 4"
+    for toll in ("0.25", "0.5"):
+        train(f"{flags} --toll {toll}", tmp_path / "runs")
+    del sys.modules["going"]
+    module.unlink()
+    with pytest.raises(UsageError, match="going"):
+        parse(flags.split())
+    capsys.readouterr()
+    told = listed(tmp_path / "runs", "--json", "--compare", capsys=capsys)
+    assert [run["score"]["label"] for run in told["runs"]] == ["arrivals, shares"] * 2
+    assert {run["score"]["mode"] for run in told["runs"]} == {"min"}
+    assert {run["environment"] for run in told["runs"]} == {"going:Away"}
+    assert told["differing_settings"] == {"toll": [0.5, 0.25]}
+    _, data = page_of(tmp_path / "runs", out=tmp_path / "runs.html")
+    assert data["metrics"][data["first"]]["label"] == "arrivals, shares (training episodes)"
+
+
 # The page of the documentation
 
 WATCHING = Path(__file__).parents[1] / "docs" / "watching.md"
@@ -310,8 +366,9 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
     training, watching = (block.splitlines() for block in blocks("bash"))
     for number, line in enumerate(training, start=1):
         config = parse(shlex.split(line)[3:]).config
-        run = make_run(tmp_path / f"runs/sac_reach/{number:04d}", [], 1e9 + number, **config.plain())
-        rows = [row | {"eval/success": 0.25, "episode/success": 0.5} for row in rows_of([1.0, 2.0])]
+        scoring = {"score": "success", "labels": {"success": "success"}}
+        run = make_run(tmp_path / f"runs/sac_reach/{number:04d}", [], 1e9 + number, scoring, **config.plain())
+        rows = [row | {"eval/success": 0.25, "rollout/success": 0.5} for row in rows_of([1.0, 2.0])]
         for k in range(config.run.num_seeds) if config.run.num_seeds > 1 else [None]:
             write_rows(run if k is None else run / f"seed_{config.run.seed + k}", rows)
     for line in watching:
@@ -322,4 +379,4 @@ def test_the_commands_of_the_page_about_watching(tmp_path: Path, monkeypatch: py
     (code,) = blocks("python")
     exec(compile(code, str(WATCHING), "exec"), {})
     assert capsys.readouterr().out.splitlines()[0] == "sac_reach/0003 stopped 200 0.25"
-    assert len(WATCHING.read_text().splitlines()) <= 50
+    assert len(WATCHING.read_text().splitlines()) <= 60

@@ -439,6 +439,13 @@ def test_of_equal_scores_the_first_is_best_until_the_end_is_as_good(tmp_path: Pa
 # Lines and rates
 
 
+def test_metrics_are_in_four_groups_and_counters_in_none(alone: Path) -> None:
+    names = dict.fromkeys(name for row in read_metrics(alone) for name in row)
+    assert {name.partition("/")[0] for name in names if "/" in name} == {"rollout", "train", "eval", "time"}
+    counters = {"iteration", "step", "phase", "env_steps", "updates", "episodes"}
+    assert {name for name in names if "/" not in name} == counters
+
+
 def test_rows_that_were_lost_are_told_in_one_line(
     alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,7 +483,7 @@ def test_lines_are_means_over_their_iterations(tmp_path: Path) -> None:
         lines.flush({"iteration": 3, "phase": 1}, pace)
     rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(tmp_path)]
     assert rows == [
-        {"iteration": 2, "phase": 1, "episodes": 3.0, "episode/return": 3.0, "train/loss": 2.0},
+        {"iteration": 2, "phase": 1, "episodes": 3.0, "rollout/return": 3.0, "train/loss": 2.0},
         {"iteration": 3, "phase": 1, "episodes": 0.0, "train/loss": 4.0},
     ]
     assert lines.losses == {"loss": 4.0}

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from envs_jax.base import make, registered
-from jaxrl.evaluation import reports, statistics
+from jaxrl.evaluation import statistics
 from jaxrl.evaluation import tables as evaluation_tables
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import tables
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")
@@ -41,7 +42,7 @@ def curves(env: str, scale: float) -> dict[str, Any]:
         for policy in POLICIES
     }
     moments = [make(env).step_label(step) for step in at]
-    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": reports.labels(spec), "policies": made}
+    return {"steps": spec.horizon, "at": at, "moments": moments, "labels": Scoring.of(spec).labels, "policies": made}
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -77,7 +78,7 @@ def test_matches(width: int) -> None:
     names = tuple(dict.fromkeys((spec.score, *spec.metrics, "return")))
     matches = [match(a, b, 100.0 * next(numbers), names) for a in POLICIES[:3] for b in PLAYERS]
     screen = on_screen(
-        evaluation_tables.match_table({"matches": matches, "labels": reports.labels(spec)}, width), width
+        evaluation_tables.match_table({"matches": matches, "labels": Scoring.of(spec).labels}, width), width
     )
     assert max(map(len, screen)) <= width
     whole = "\n".join(screen)
@@ -102,7 +103,7 @@ def test_leagues(width: int) -> None:
         name: {"elo": 1000.0 + 7 * k, "low": 990.0 + k, "high": 1010.0 + k, "points": 0.1 * k}
         for k, name in enumerate(players)
     }
-    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": reports.labels(spec)}
+    report = {"ratings": ratings, "matches": matches, "score": spec.score, "labels": Scoring.of(spec).labels}
     standings, results = evaluation_tables.league_tables(report, width)
     screen = on_screen([*standings, *results], width)
     assert max(map(len, screen)) <= width

@@ -52,7 +52,7 @@ def read(run: str, training: str | None = None) -> dict[str, Any]:
     if not timed:
         raise UserError(f"{run} has no rows of training in metrics.jsonl: there is nothing to draw")
     if training is not None:
-        curve = in_hundreds(timed, f"episode/{training}")
+        curve = in_hundreds(timed, f"rollout/{training}")
         if not curve:
             raise UserError(f"{run} has no hundred training episodes with a '{training}': name one of their metrics")
         return {"seed": seed, "curve": curve, "evaluation": evaluation}

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from envs_jax.base import Array, Box, Discrete, closest, short_repr
+from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, closest, short_repr
 
-SMALLEST_IMAGE = 9  # pixels of a side, which convolutions need; smaller ones become vectors
 ONE_NETWORK = "all agents share one network here, choose an environment with equal agents"
 Outward = Callable[[Array], Array]  # actions [A, ...] of the spec -> those of the package
 

@@ -17,6 +17,8 @@ from envs_jax.adapters.common import ONE_NETWORK, Outward, UnfitError, bounded, 
 from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
+# Classes that compare their steps with `max_steps` before they count the present one: episodes last one step more.
+_LATE = {"SimpleMPE", "SMAX"}
 _MASKS = ("get_avail_actions", "get_legal_moves")
 
 
@@ -34,7 +36,8 @@ class JaxMarl(Adapter):
 
     @classmethod
     def limit(cls) -> int:
-        return int(getattr(package("jaxmarl", cls.library).make(cls.name), "max_steps", DEFAULT_HORIZON))
+        env = package("jaxmarl", cls.library).make(cls.name)
+        return int(env.max_steps) + _late(env) if hasattr(env, "max_steps") else DEFAULT_HORIZON
 
     def package_env(self) -> tuple[Any, Any]:
         """Return JaxMARL's environment, and its twin without a time limit."""
@@ -44,8 +47,8 @@ class JaxMarl(Adapter):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
         if hasattr(env, "num_inner_steps"):
             raise UnfitError("counts its time limit as an end and resets inside a step: choose another environment")
-        for one, limit in ((env, self.horizon), (endless, _NEVER)):
-            for part in (one, getattr(one, "_env", one)):  # the scripted opponents of SMAX wrap it
+        for one, limit in ((env, self.horizon - _late(env)), (endless, _NEVER)):
+            for part in _parts(one):
                 if "max_steps" in vars(part):
                     part.max_steps = limit
         return env, endless
@@ -111,6 +114,16 @@ class JaxMarl(Adapter):
                 continue
             return jnp.stack([jnp.asarray(masks[agent]) for agent in env.agents])
         return None
+
+
+def _parts(env: Any) -> tuple[Any, Any]:
+    """Return an environment, and the one inside it: scripted opponents wrap SMAX."""
+    return env, getattr(env, "_env", env)
+
+
+def _late(env: Any) -> int:
+    """Return the steps that an episode lasts longer than `max_steps`, see `_LATE`."""
+    return int(any(base.__name__ in _LATE for part in _parts(env) for base in type(part).__mro__))
 
 
 def _size(space: Any) -> tuple[Any, ...]:

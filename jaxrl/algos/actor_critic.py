@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, Discrete, EnvSpec, TimeStep
+from envs_jax.base import SMALLEST_IMAGE, Array, Box, Discrete, EnvSpec, TimeStep
 from jaxrl.algos import team
 from jaxrl.algos.box_actions import BoxActions
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -22,7 +22,6 @@ from jaxrl.runtime.data_parallel import DataParallel
 
 Arrays = dict[str, Array]
 Statistics = dict[str, RunningStatistics]
-SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
 LEAST, MASKED = -69.0, -1e9  # least logit when sampling, below the largest; logit of actions that are not allowed
 LIMIT = 10.0  # normalised inputs lie in +/- this
 
@@ -78,26 +77,29 @@ class ActorCritic:
             initial_std: deviation of continuous actions at the start.
             sizes: the rest of the arguments of `team.network`.
         """
-        seen = shown = spec.observation.shape
+        actor_shape = critic_shape = spec.observation.shape
         more = has_view(spec) and (spec.num_agents > 1 or spec.global_state is not None)
         view = "central" if critic == "central" or (critic == "auto" and more) else "observation"
         if view == "central" and spec.critic_input_spec is not None:
-            shown = spec.critic_input_spec.shape
+            critic_shape = spec.critic_input_spec.shape
         elif view == "central":
-            shown = (math.prod(seen) + math.prod(spec.global_state.shape),)
+            critic_shape = (math.prod(actor_shape) + math.prod(spec.global_state.shape),)
 
         def standard(outputs: int, shape: tuple[int, ...]) -> Any:
             image = len(shape) == 3 and min(shape[:2]) >= SMALLEST_IMAGE
             return team.network(outputs, shape if image else (math.prod(shape),), *sizes)
 
         def gaussian(outputs: int) -> Any:
-            return networks.GaussianOutputs(standard(outputs // 2, seen), outputs // 2, initial_std)
+            return networks.GaussianOutputs(standard(outputs // 2, actor_shape), outputs // 2, initial_std)
+
+        def logits(outputs: int) -> Any:
+            return standard(outputs, actor_shape)
 
         if isinstance(spec.action, Discrete):
-            actor = make_network("actor", spec.action.n, lambda outputs: standard(outputs, seen), (1, *seen))
+            actor = make_network("actor", spec.action.n, logits, (1, *actor_shape))
         else:
-            actor = make_network("actor", 2 * math.prod(spec.action.shape), gaussian, (1, *seen))
-        critic_net = make_network("critic", 1, lambda outputs: standard(outputs, shown), (1, *shown))
+            actor = make_network("actor", 2 * math.prod(spec.action.shape), gaussian, (1, *actor_shape))
+        critic_net = make_network("critic", 1, lambda outputs: standard(outputs, critic_shape), (1, *critic_shape))
         return cls(spec, actor, critic_net, view, standard)
 
     @property
@@ -119,18 +121,18 @@ class ActorCritic:
         A value is that of a state: where the environment shows critics the actions of others, these are all 0. A
         global state follows the agent's own observation.
         """
-        spec, seen = self.spec, {"observation": timestep.observation}
+        spec, inputs = self.spec, {"observation": timestep.observation}
         if self.view == "observation":
-            return seen
+            return inputs
 
         def one(step: TimeStep) -> Array:
             if spec.critic_input is not None:
                 return spec.critic_input(step, jnp.zeros((spec.num_agents, *spec.action.shape), spec.action.dtype))
-            own = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
+            local = step.observation.reshape(spec.num_agents, -1).astype(jnp.float32)
             shared = jnp.broadcast_to(step.global_state.reshape(1, -1), (spec.num_agents, step.global_state.size))
-            return jnp.concatenate([own, shared.astype(jnp.float32)], axis=-1)
+            return jnp.concatenate([local, shared.astype(jnp.float32)], axis=-1)
 
-        return seen | {"central": layout.map_shards(jax.vmap(jax.vmap(one)), timestep, axis=1)}
+        return inputs | {"central": layout.map_shards(jax.vmap(jax.vmap(one)), timestep, axis=1)}
 
     def outputs(self, actor: Params, statistics: Statistics, observation: Array) -> Array:
         """Return the actor's outputs float32[N, ...] of observations [N, ...]."""
@@ -166,9 +168,9 @@ class ActorCritic:
             actions; "log_prob" float32[B, A], "mask" bool[B, A, n] of discrete actions, and "action" float32[B, A, n]
             of a box: the samples in [-1, 1], before clipping.
         """
-        seen = timestep.observation
-        outputs = self.outputs(policy["actor"], policy["statistics"], seen.reshape(-1, *seen.shape[2:]))
-        outputs = outputs.reshape(*seen.shape[:2], -1)
+        observation = timestep.observation
+        outputs = self.outputs(policy["actor"], policy["statistics"], observation.reshape(-1, *observation.shape[2:]))
+        outputs = outputs.reshape(*observation.shape[:2], -1)
         if self.box is None:
             mask = True if timestep.action_mask is None else timestep.action_mask
             logits = outputs - jnp.where(mask, outputs, -jnp.inf).max(-1, keepdims=True)
@@ -191,16 +193,16 @@ class ActorCritic:
 def extended(statistics: Statistics, samples: Arrays, weight: Array, layout: DataParallel) -> Statistics:
     """Return statistics that, where in use, include samples [S local, m, ...] of weights float32[S local, m]."""
     mean_of = jax.vmap(lambda x: layout.sample_mean(weight * x), in_axes=-1)
-    known, number = dict(statistics), jnp.float32(weight.shape[1] * layout.shards)
+    merged, number = dict(statistics), jnp.float32(weight.shape[1] * layout.shards)
     for name, values in samples.items():
-        if name in known:
-            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), known[name].mean.shape
+        if name in merged:
+            rows, shape = values.reshape(*weight.shape, -1).astype(jnp.float32), merged[name].mean.shape
             mean = mean_of(rows)
             variance = mean_of(jnp.square(rows - mean[None, None])).reshape(shape)
-            known[name] = layout.deterministic(RunningStatistics.merge)(
-                known[name], mean.reshape(shape), variance, number
+            merged[name] = layout.deterministic(RunningStatistics.merge)(
+                merged[name], mean.reshape(shape), variance, number
             )
-    return known
+    return merged
 
 
 def _normalized(name: str, statistics: Statistics, inputs: Array) -> Array:

@@ -148,7 +148,7 @@ class Ppo(Algorithm):
     ) -> tuple[AlgoState, Arrays]:  # fmt: skip
         """Compute advantages and targets, then run epochs over shuffled minibatches (algorithm 1)."""
         assert trajectory is not None and last_timestep is not None
-        params, data, found = self.data(state.replicated, trajectory, last_timestep)
+        params, data, data_metrics = self.data(state.replicated, trajectory, last_timestep)
 
         def minibatch(params: PpoParameters, indices: Array) -> tuple[PpoParameters, Arrays]:
             return self.update(params, pick(data, indices, *data), progress)
@@ -158,9 +158,9 @@ class Ppo(Algorithm):
 
         params, metrics = jax.lax.scan(epoch, params, jax.random.split(key, self.num_epochs))
         # Only now: the policy that acted has seen inputs normalised by the former statistics.
-        seen = {"actor": data["observation"], "critic": data[self.nets.view]}
-        params = dataclasses.replace(params, statistics=extended(params.statistics, seen, data["weight"], self.layout))
-        return AlgoState(params, ()), {name: values.reshape(-1) for name, values in metrics.items()} | found
+        views = {"actor": data["observation"], "critic": data[self.nets.view]}
+        params = dataclasses.replace(params, statistics=extended(params.statistics, views, data["weight"], self.layout))
+        return AlgoState(params, ()), {name: values.reshape(-1) for name, values in metrics.items()} | data_metrics
 
     def data(
         self, params: PpoParameters, trajectory: Trajectory, last: TimeStep
@@ -257,8 +257,8 @@ class Ppo(Algorithm):
 
     def policy(self, state: AlgoState) -> PolicyParams:
         """Return the actor, and the statistics of its inputs where they are in use."""
-        own = {name: x for name, x in state.replicated.statistics.items() if name == "actor"}
-        return {"actor": super().policy(state), "statistics": own}
+        actor_statistics = {name: x for name, x in state.replicated.statistics.items() if name == "actor"}
+        return {"actor": super().policy(state), "statistics": actor_statistics}
 
     @functools.cached_property
     def nets(self) -> ActorCritic:
@@ -292,9 +292,9 @@ class Ppo(Algorithm):
         return MemoryNeeds(largest_chunk=self.batches.size, sample_bytes=active, data_bytes=data)
 
     def summary(self) -> list[str]:
-        seen = "the centralised view" if self.nets.view == "central" else "what its agent observes"
+        view = "the centralised view" if self.nets.view == "central" else "what its agent observes"
         return [
             f"An iteration collects {self.steps} steps of {self.layout.num_envs} environments and trains for "
             f"{self.num_epochs} epochs of {self.num_minibatches} minibatches of "
-            f"{self.batches.size * self.layout.shards:,} samples; a critic sees {seen}."
+            f"{self.batches.size * self.layout.shards:,} samples; a critic sees {view}."
         ]

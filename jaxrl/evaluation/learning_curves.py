@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.base import EnvSpec
 from jaxrl.common.files import write_atomically
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import summarise
 from jaxrl.report import tables
 from jaxrl.report.writer import read_metrics
@@ -20,7 +20,7 @@ FILE, PLOT = "trials.json", "trials.png"
 _POINTS = 50  # of a curve of training episodes
 
 
-def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict[str, Any] | None:
+def summary(directory: Path, all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the curves of a run's trials; None if no episode has ended.
 
     Returns:
@@ -28,16 +28,16 @@ def summary(directory: Path, all_trials: Sequence[Trial], spec: EnvSpec) -> dict
         no selection; "seeds": of each combination; "combinations": {name: {"env_steps", and lists "mean" and "ci95"
         over seeds}}}.
     """
-    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, spec)
+    return of_rows({trial.folder: read_metrics(directory / trial.folder) for trial in all_trials}, all_trials, scoring)
 
 
 def of_rows(
-    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], spec: EnvSpec
+    rows: Mapping[str, Sequence[dict[str, Any]]], all_trials: Sequence[Trial], scoring: Scoring
 ) -> dict[str, Any] | None:
     """Return the same for the rows of each trial's folder."""
     curves: dict[str, list[list[tuple[int, float]]]] = {}
-    selected = any(f"eval/{spec.score}" in row for row in next(iter(rows.values())))
-    metric = f"{'eval' if selected else 'episode'}/{spec.score}"
+    selected = any(f"eval/{scoring.score}" in row for row in next(iter(rows.values())))
+    metric = f"{'eval' if selected else 'rollout'}/{scoring.score}"
     for trial in all_trials:
         curves.setdefault(trial.combination, []).append(curve(rows[trial.folder], metric))
     if not all(map(all, curves.values())):
@@ -49,9 +49,9 @@ def of_rows(
         entry = summarise(values, few=len(seeds) > 1)
         combinations[name] = {"env_steps": [steps for steps, _ in seeds[0][:length]], **entry}
     return {
-        "metric": spec.score,
+        "metric": scoring.score,
         "of": "selection episodes" if selected else "training episodes",
-        "score_mode": spec.score_mode,
+        "score_mode": scoring.score_mode,
         "seeds": len(next(iter(curves.values()))),
         "combinations": combinations,
     }
@@ -60,7 +60,7 @@ def of_rows(
 def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
     """Return steps and values of a metric in rows of metrics.jsonl: "eval/..." at each evaluation, others as means.
 
-    Means are over parts of the run; those of training episodes, "episode/...", are over the episodes of a part. Steps
+    Means are over parts of the run; those of training episodes, "rollout/...", are over the episodes of a part. Steps
     are environment steps; an iteration of a phase without any counts as one (see `Position.axis`).
     """
     trained = [row for row in rows if "env_steps" in row]
@@ -73,7 +73,7 @@ def curve(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]
         at = np.interp([row["iteration"] for row in scores], iterations, steps)
         return [(round(float(step)), row[metric]) for step, row in zip(at, scores, strict=True)]
     points = []
-    weight = "episodes" if metric.startswith("episode/") else ""
+    weight = "episodes" if metric.startswith("rollout/") else ""
     for part in np.array_split(np.arange(len(trained)), min(_POINTS, len(trained))):
         found = [trained[k] for k in part if trained[k].get(metric) is not None]
         weights = [row.get(weight, 1) or 0 for row in found]

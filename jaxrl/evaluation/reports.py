@@ -10,6 +10,7 @@ from envs_jax.base import EnvSpec
 from jaxrl.evaluation import league
 from jaxrl.evaluation.policies import LEARNED, EvalPolicy
 from jaxrl.evaluation.rollouts import announced, by_task, held_out_key
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.evaluation.statistics import marks, summarise
 from jaxrl.integrations import metaworld
 from jaxrl.runtime import run_directory
@@ -120,7 +121,7 @@ def play_league(
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
         "score": spec.score,
-        "labels": labels(spec),
+        "labels": Scoring.of(spec).labels,
         "anchor": players.anchor,
         "ratings": players.ratings(matches, games),
         "matches": matches,
@@ -145,14 +146,9 @@ def _head(subject: EvalPolicy, episodes: int, seed: int) -> dict[str, Any]:
         **({"seeds": subject.seeds} if subject.seeds > 1 else {}),
         "score": subject.env.spec.score,
         "score_mode": subject.env.spec.score_mode,
-        "labels": labels(subject.env.spec),
+        "labels": Scoring.of(subject.env.spec).labels,
         "steps": subject.env.spec.horizon,
     }
-
-
-def labels(spec: EnvSpec) -> dict[str, str]:
-    """Return the display names of the metrics, {metric: "words, unit"}."""
-    return {name: spec.label(name) for name in dict.fromkeys([spec.score, *spec.metrics, "return", "length"])}
 
 
 def _order(spec: EnvSpec, curves: dict[str, Any]) -> list[str]:

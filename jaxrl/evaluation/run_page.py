@@ -12,7 +12,7 @@ from jaxrl.evaluation.run_summary import RunSummary, Series, mean_curve, metrics
 from jaxrl.report.console import format_si
 from jaxrl.report.tables import Row
 
-_GROUPS = {"eval": "selection episodes", "episode": "training episodes", "train": "learning", "time": "speed"}
+_GROUPS = {"eval": "selection episodes", "rollout": "training episodes", "train": "learning", "time": "speed"}
 
 
 def page(runs: Sequence[RunSummary]) -> str:
@@ -21,7 +21,7 @@ def page(runs: Sequence[RunSummary]) -> str:
     metrics = [found for name in metrics_of(all_series) if (found := _metric(name, all_series, runs)) is not None]
     if not metrics:
         raise UserError(f"{', '.join(run.name for run in runs)}: no metrics yet, nothing can be drawn")
-    wanted = {f"{group}/{run.spec.score}" for run in runs for group in ("eval", "episode")}
+    wanted = {f"{group}/{run.scoring.score}" for run in runs for group in ("eval", "rollout")}
     data = {
         "series": [_name(one) for one in all_series],
         "metrics": metrics,
@@ -54,9 +54,8 @@ def _metric(name: str, all_series: Sequence[Series], runs: Sequence[RunSummary])
     if not any(steps):
         return None
     group, _, own = name.partition("/")
-    known = [run.spec for run in runs if own.partition("/")[0] in (*run.spec.metrics, run.spec.score)]
-    spec = known[0] if known else runs[0].spec
-    words = spec.label(own) if group in ("eval", "episode") else own.replace("_", " ")
+    scoring = next((run.scoring for run in runs if own.partition("/")[0] in run.scoring.labels), runs[0].scoring)
+    words = scoring.label(own) if group in ("eval", "rollout") else own.replace("_", " ")
     label = f"{words} ({_GROUPS[group]})" if group in _GROUPS else name
     return {"name": name, "label": label, "steps": steps, "minutes": minutes}
 

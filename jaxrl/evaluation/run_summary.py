@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from envs_jax.base import EnvSpec
 from jaxrl.common.errors import UserError
 from jaxrl.evaluation import learning_curves
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report.writer import METRICS, MetricsError, read_metrics
 from jaxrl.runtime.checkpoint import Checkpoints, committed_steps
 from jaxrl.runtime.config import FREE_ON_RESUME, Config, build, read_yaml
@@ -34,7 +34,7 @@ class RunSummary:
     Attributes:
         directory: of the run or of the trials.
         config: its configuration.
-        spec: of its environment.
+        scoring: of its environment.
         trials: combinations of swept settings with every seed; one for most runs.
         rows: {folder of a trial: its rows of metrics}.
         state: "running" while a process trains it, "finished" once its total is reached, else "stopped".
@@ -45,7 +45,7 @@ class RunSummary:
 
     directory: Path
     config: Config
-    spec: EnvSpec
+    scoring: Scoring
     trials: list[Trial]
     rows: dict[str, Rows]
     state: str
@@ -66,8 +66,8 @@ class RunSummary:
     @property
     def minutes(self) -> float:
         """Return the minutes of training, pauses between processes excluded."""
-        found = minutes(self.rows[self.trials[0].folder])
-        return found[-1][1] if found else 0.0
+        points = minutes(self.rows[self.trials[0].folder])
+        return points[-1][1] if points else 0.0
 
     def plain(self) -> dict[str, Any]:
         """Return everything that the table shows, for JSON."""
@@ -96,7 +96,7 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
     Raises:
         UserError: no run there, or a run that is named cannot be read.
     """
-    found: dict[Path, RunSummary] = {}
+    by_directory: dict[Path, RunSummary] = {}
     for path in map(Path, paths):
         inside = [] if (path / CONFIG).exists() or not path.is_dir() else _runs_in(path)
         runs, problems = [], []
@@ -111,8 +111,8 @@ def find(paths: Sequence[str], warn: Callable[[str], None]) -> list[RunSummary]:
             raise RunError(f"no run in {path} can be read: {problems[0]}")
         for problem in problems:
             warn(problem)
-        found |= {run.directory.absolute(): run for run in newest_first(runs)}
-    return list(found.values())
+        by_directory |= {run.directory.absolute(): run for run in newest_first(runs)}
+    return list(by_directory.values())
 
 
 def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
@@ -122,34 +122,35 @@ def newest_first(runs: Iterable[RunSummary]) -> list[RunSummary]:
 
 def _runs_in(folder: Path) -> list[Path]:
     """Return the runs in a folder of runs, or in one of its groups, such as runs/coma_coverage. Raises RunError."""
-    found = [file.parent for depth in (f"*/{CONFIG}", f"*/*/{CONFIG}") for file in sorted(folder.glob(depth))]
-    if not found:
+    directories = [file.parent for depth in (f"*/{CONFIG}", f"*/*/{CONFIG}") for file in sorted(folder.glob(depth))]
+    if not directories:
         raise RunError(f"{folder} holds no run: train one with python -m jaxrl.train, or name another folder or a run")
-    return [run for run in found if run.parent not in found]
+    return [run for run in directories if run.parent not in directories]
 
 
 def read(directory: Path) -> RunSummary:
     """Return the run in a directory. Raises UserError if its files are damaged."""
-    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG))
+    config = build(read_yaml(directory / CONFIG), str(directory / CONFIG), with_env=False)
     all_trials = trials(config)
     rows = {trial.folder: _rows(directory / trial.folder) for trial in all_trials}
     outer = (directory, *directory.absolute().parents[:2])  # checkpoints are those of all trials
     root = next((run for run in outer if (run / CONFIG).is_file() and (run / "checkpoints").is_dir()), directory)
-    made, spec = root / VERSIONS, config.make_env().spec
+    versions = next((run / VERSIONS for run in outer if (run / VERSIONS).is_file()), directory / CONFIG)
+    scoring = Scoring.read(versions.parent)
     return RunSummary(
         directory,
         config,
-        spec,
+        scoring,
         all_trials,
         rows,
         _state(root, config, _env_steps(rows[all_trials[0].folder])),
-        score_of(rows, all_trials, spec),
+        score_of(rows, all_trials, scoring),
         Checkpoints(root / "checkpoints").best_step(),
-        (made if made.is_file() else directory / CONFIG).stat().st_mtime,
+        versions.stat().st_mtime,
     )
 
 
-def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], spec: EnvSpec) -> dict[str, Any] | None:
+def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], scoring: Scoring) -> dict[str, Any] | None:
     """Return the environment's score at the end of a run; None before its first episode has ended.
 
     Returns:
@@ -157,17 +158,17 @@ def score_of(rows: dict[str, Rows], all_trials: Sequence[Trial], spec: EnvSpec) 
         episodes", "mean", "ci95": half of Student's 95 % interval over seeds, None for one seed}; of a sweep, those of
         its best combination.
     """
-    found = learning_curves.of_rows(rows, all_trials, spec)
-    if found is None:
+    curves = learning_curves.of_rows(rows, all_trials, scoring)
+    if curves is None:
         return None
-    curve = found["combinations"][learning_curves.best_of(found)]
+    curve = curves["combinations"][learning_curves.best_of(curves)]
     return {
-        "metric": spec.score,
-        "label": spec.label(spec.score),
-        "mode": spec.score_mode,
-        "of": found["of"],
+        "metric": scoring.score,
+        "label": scoring.label(scoring.score),
+        "mode": scoring.score_mode,
+        "of": curves["of"],
         "mean": curve["mean"][-1],
-        "ci95": curve["ci95"][-1] if found["seeds"] > 1 else None,
+        "ci95": curve["ci95"][-1] if curves["seeds"] > 1 else None,
     }
 
 
@@ -214,7 +215,7 @@ def differences(runs: Sequence[RunSummary]) -> dict[str, list[Any]]:
     settings = [run.config.plain() for run in runs]
     names = dict.fromkeys(name for one in settings for name in one if name != "runs")
     values = {name: [one.get(name) for one in settings] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+    return {name: per_run for name, per_run in values.items() if any(value != per_run[0] for value in per_run)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,27 +235,27 @@ class Series:
 
 def series(runs: Sequence[RunSummary]) -> list[Series]:
     """Return the series of all seeds that have rows; one that repeats a seed is in a series of its own."""
-    found: dict[tuple[str, int], Series] = {}
+    by_settings: dict[tuple[str, int], Series] = {}
     for place, run in enumerate(runs):
         for trial in (trial for trial in run.trials if run.rows[trial.folder]):
             settings = {name: value for name, value in trial.config.plain().items() if name not in _ASIDE}
             text, seed = json.dumps(settings, sort_keys=True, default=str), trial.config.run.seed
             repeated = 0
-            while (text, repeated) in found and seed in found[text, repeated].seeds:
+            while (text, repeated) in by_settings and seed in by_settings[text, repeated].seeds:
                 repeated += 1
             name = f"{run.name} {trial.combination}".rstrip()
-            one = found.setdefault((text, repeated), Series(name, [], {}))
+            one = by_settings.setdefault((text, repeated), Series(name, [], {}))
             one.seeds[seed] = run.rows[trial.folder]
             one.runs.extend([place] * (place not in one.runs))
-    return list(found.values())
+    return list(by_settings.values())
 
 
 def metrics_of(all_series: Iterable[Series]) -> list[str]:
     """Return the names of all metrics but counters and clocks, those of evaluations first."""
     rows = (row for one in all_series for rows in one.seeds.values() for row in rows)
     names = dict.fromkeys(name for row in rows for name in row if "/" in name)
-    found = [name for name in names if name not in ("time/unix", "time/seconds")]
-    return sorted(found, key=lambda name: not name.startswith("eval/"))
+    metrics = [name for name in names if name not in ("time/unix", "time/seconds")]
+    return sorted(metrics, key=lambda name: not name.startswith("eval/"))
 
 
 def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int = 100) -> dict[str, list[float]] | None:
@@ -287,5 +288,5 @@ def mean_curve(one: Series, metric: str, over_minutes: bool = False, most: int =
         return None
     x = x[np.unique(np.linspace(0, len(x) - 1, min(most, len(x))).round().astype(int))]
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=1)
-    found = learning_curves.summarise(values, few=len(curves) > 1)
-    return {"x": x.tolist(), "mean": found["mean"]} | ({"ci95": found["ci95"]} if len(curves) > 1 else {})
+    summary = learning_curves.summarise(values, few=len(curves) > 1)
+    return {"x": x.tolist(), "mean": summary["mean"]} | ({"ci95": summary["ci95"]} if len(curves) > 1 else {})

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxrl.evaluation.policies import LEARNED
+from jaxrl.evaluation.scoring import label_of
 from jaxrl.report import tables
 
 OUTCOMES = ("win", "draw", "defeat")
@@ -49,9 +50,7 @@ def _of_seeds(report: dict[str, Any]) -> str:
 
 def label(report: dict[str, Any], metric: str, unit: bool = True) -> str:
     """Return a report's display name of a metric, with or without its unit."""
-    name, _, task = metric.partition("/")
-    words, comma, of = report.get("labels", {}).get(name, name).partition(", ")
-    return words + (f" ({task})" if task else "") + (comma + of if unit else "")
+    return label_of(metric, report.get("labels", {}), unit)
 
 
 # Curves over the episode

@@ -34,15 +34,15 @@ def enable_compilation_cache() -> None:
 def read_measured(path: Path, warn: Warn) -> dict[str, Any]:
     """Return the JSON mapping in a file; {} if there is none, and with a warning if it is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        entries = None
+    if not isinstance(entries, dict):
         warn(f"warning: {path} cannot be read, or holds no mapping, and is ignored: delete it")
         return {}
-    return found
+    return entries
 
 
 def write_measured(path: Path, entries: dict[str, Any], warn: Warn) -> None:

@@ -122,19 +122,19 @@ class Console:
                 return), environment / losses / evaluation (name to number; an evaluation stays on the panel), memory
                 and memory_limit (bytes), utilisation (0 to 1), power (watts).
         """
-        shown = dict(info)
-        if shown.get("phase") != self._phase:
-            self._phase, self._start = shown.get("phase"), None
-        if shown.get("seconds_left") is None:
-            shown["seconds_left"] = self._seconds_left(shown.get("fraction"))
+        state = dict(info)
+        if state.get("phase") != self._phase:
+            self._phase, self._start = state.get("phase"), None
+        if state.get("seconds_left") is None:
+            state["seconds_left"] = self._seconds_left(state.get("fraction"))
         if self._live is not None:
-            self._evaluation = dict(shown.get("evaluation") or self._evaluation)
-            panel = self._panel(shown | {"evaluation": self._evaluation})
+            self._evaluation = dict(state.get("evaluation") or self._evaluation)
+            panel = self._panel(state | {"evaluation": self._evaluation})
             self._view = lambda: panel
-        elif shown.get("evaluation") or time.monotonic() - self._shown >= self._every:
-            self._line(shown)
+        elif state.get("evaluation") or time.monotonic() - self._shown >= self._every:
+            self._line(state)
         else:
-            self._unshown = shown
+            self._unshown = state
 
     def _seconds_left(self, fraction: float | None) -> float | None:
         """Estimate from the rate since the first block of this process and phase, so that resuming does not bias it."""
@@ -156,11 +156,11 @@ class Console:
 
     def _numbers(self, info: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
         """Return names and values of a group, with units."""
-        found = []
+        numbers = []
         for name, value in (info.get(group) or {}).items():
             words, _, unit = (name.replace("_", " ") if group == "losses" else self._label(name)).partition(", ")
-            found.append((words, f"{format_significant(value)} {unit}".rstrip()))
-        return found
+            numbers.append((words, f"{format_significant(value)} {unit}".rstrip()))
+        return numbers
 
     def _panel(self, info: dict[str, Any]) -> RenderableType:
         rows: list[RenderableType] = []
@@ -170,7 +170,7 @@ class Console:
             bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
             rows.append(bar)
         metrics, losses, evaluation = (self._numbers(info, group) for group in _GROUPS)
-        facts = {heading: _block(heading, found) for heading, found in _facts(info | {"fraction": None}).items()}
+        facts = {heading: _block(heading, pairs) for heading, pairs in _facts(info | {"fraction": None}).items()}
         # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
         facts["environment"] = _block("environment", metrics, "evaluation", evaluation)
         facts["losses"] = _block("losses", losses)
@@ -228,17 +228,17 @@ def _block(
     heading: str, facts: list[tuple[str, str]], beside: str = "", others: Sequence[tuple[str, str]] = ()
 ) -> Table:
     """Return a table of facts under a heading, with the other values of the same names beside them."""
-    values, own = dict(facts), dict(others)
+    values, beside_values = dict(facts), dict(others)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
-    for _ in range(1 + bool(own)):
+    for _ in range(1 + bool(beside_values)):
         table.add_column(justify="right", no_wrap=True)
-    if own:
+    if beside_values:
         table.add_row(*(Text(text, style="bold cyan") for text in (heading, "training", beside)))
     else:
         table.add_row(Text(heading, style="bold cyan"), "")
-    for label in dict.fromkeys((*values, *own)):
-        table.add_row(label, values.get(label, ""), *([own.get(label, "")] if own else []))
+    for label in dict.fromkeys((*values, *beside_values)):
+        table.add_row(label, values.get(label, ""), *([beside_values.get(label, "")] if beside_values else []))
     return table
 
 

@@ -69,13 +69,13 @@ def find_nvidia(devices: Path = Path("/dev")) -> Nvidia | None:
         cuda = pynvml.nvmlSystemGetCudaDriverVersion()
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         return Nvidia(names, driver, f"{cuda // 1000}.{cuda % 1000 // 10}") if names else None
-    found = tuple(sorted(map(str, devices.glob("nvidia[0-9]*"))))
-    return Nvidia(found) if found else None
+    device_files = tuple(sorted(map(str, devices.glob("nvidia[0-9]*"))))
+    return Nvidia(device_files) if device_files else None
 
 
 def installed_plugins() -> dict[str, str]:
     """Return {package: version} of JAX's CUDA plugins."""
-    return {found.name: found.version for found in importlib.metadata.distributions() if found.name in PLUGINS}
+    return {package.name: package.version for package in importlib.metadata.distributions() if package.name in PLUGINS}
 
 
 def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str, str], error: str = "") -> str:
@@ -149,9 +149,9 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
         findings.append(Finding("accelerator", why_unused(nvidia, plugins, os.environ), "bad"))
     else:
         findings.append(Finding("accelerator", "none found: JAX runs on the CPU"))
-    known = run_directory.versions() | plugins
-    shown = [f"{name} {text}" for name, text in known.items() if name not in ("platform", "backend", "devices")]
-    return [*findings, Finding("versions", ", ".join(shown))]
+    all_versions = run_directory.versions() | plugins
+    texts = [f"{name} {text}" for name, text in all_versions.items() if name not in ("platform", "backend", "devices")]
+    return [*findings, Finding("versions", ", ".join(texts))]
 
 
 def _counted(names: Sequence[str]) -> str:

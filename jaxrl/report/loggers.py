@@ -142,10 +142,10 @@ def check(text: str) -> None:
     """Check that the packages of a setting's loggers are installed. Raises UsageError."""
     for name in named(text):
         try:
-            found = hasattr(importlib.import_module(name), LOGGERS[name].probe)  # a folder of this name has none
+            installed = hasattr(importlib.import_module(name), LOGGERS[name].probe)  # a folder of this name has none
         except ImportError:
-            found = False
-        if not found:
+            installed = False
+        if not installed:
             raise UsageError(f"--logger {name} needs the package {name}: pip install -e '.[{name}]', or leave it out")
 
 

@@ -50,8 +50,9 @@ class Throughput:
 class MetricAggregator:
     """Aggregates iterations into lines of metrics.jsonl.
 
-    Names: train/ is reported by the algorithm, episode/ are means over the episodes that ended, time/ is
-    measured in time and therefore differs from run to run; nothing else does.
+    Names: rollout/ are means over the episodes that ended, train/ is reported by the algorithm, eval/ comes from the
+    session's evaluations, time/ is measured in time and therefore differs from run to run; nothing else does.
+    Counters, such as env_steps, belong to no group.
 
     Args:
         writer: takes the lines.
@@ -98,7 +99,7 @@ class MetricAggregator:
             {
                 **{name: number for name, number in counters.items() if name not in ("iteration", "step")},
                 "episodes": ended,
-                **{f"episode/{name}": value for name, value in episodes.items()},
+                **{f"rollout/{name}": value for name, value in episodes.items()},
                 **learning,
                 "time/unix": time.time(),
                 **{f"time/{name}": rate for name, rate in pace.rates().items()},

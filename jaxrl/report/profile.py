@@ -98,20 +98,20 @@ def _read(folder: Path, program: str, seconds: float) -> Profile:
         data: Any = jax.profiler.ProfileData.from_file(str(newest))
         with warnings.catch_warnings():  # Python warns of a type of jaxlib 0.12; where warnings are errors it aborts
             warnings.simplefilter("ignore", DeprecationWarning)
-            found = operations(data.planes, dict(_INSTRUCTION.findall(program)))
+            longest_first = operations(data.planes, dict(_INSTRUCTION.findall(program)))
     except Exception as error:  # a damaged trace must not stop training
         return Profile(seconds, problem=f"the trace {newest} cannot be read ({one_line(str(error))})")
-    if not found:
+    if not longest_first:
         return Profile(seconds, problem="the trace holds no operations of a device")
-    problem = _attempt(lambda: write_atomically(folder / OPERATIONS, f"{TITLE}\n\n{table(found)}"))
-    return Profile(seconds, tuple(found), problem)
+    problem = _attempt(lambda: write_atomically(folder / OPERATIONS, f"{TITLE}\n\n{table(longest_first)}"))
+    return Profile(seconds, tuple(longest_first), problem)
 
 
-def table(found: Sequence[Operation]) -> str:
+def table(longest_first: Sequence[Operation]) -> str:
     """Format the first operations as lines of text."""
     rows = [
         tables.Row(op.name, [f"{op.calls:,}", f"{1e3 * op.seconds:,.3f}", f"{op.share:.1%}", op.origin])
-        for op in found[:MOST]
+        for op in longest_first[:MOST]
     ]
     lines = tables.lines("operation", ["calls", "ms", "share", "from"], rows, _WIDTH)
     return "".join(f"{line.plain}\n" for line in lines)
@@ -126,19 +126,19 @@ def operations(planes: Iterable[Any], origins: dict[str, str]) -> list[Operation
     """
     lines = [(plane.name, line) for plane in planes for line in plane.lines]
     streams = [line for name, line in lines if name.startswith("/device:") and line.name.startswith("Stream")]
-    found: dict[str, list[float]] = {}
+    seconds_of: dict[str, list[float]] = {}
     instructions: dict[str, str] = {}
     for line in streams or [line for name, line in lines if name == "/host:CPU"]:
         rows = [
             (int(e.start_ns), int(e.duration_ns), e.name, str(dict(e.stats).get("hlo_op", ""))) for e in line.events
         ]
         for name, instruction, seconds in _own_seconds([row for row in rows if streams or row[3]]):
-            found.setdefault(name, []).append(seconds)
+            seconds_of.setdefault(name, []).append(seconds)
             instructions[name] = instruction
-    total = sum(itertools.chain.from_iterable(found.values())) or 1.0
+    total = sum(itertools.chain.from_iterable(seconds_of.values())) or 1.0
     made = [
         Operation(name, _short(origins.get(instructions[name], "")), len(times), sum(times), sum(times) / total)
-        for name, times in found.items()
+        for name, times in seconds_of.items()
     ]
     return sorted(made, key=lambda operation: -operation.seconds)
 
@@ -146,15 +146,15 @@ def operations(planes: Iterable[Any], origins: dict[str, str]) -> list[Operation
 def _own_seconds(rows: list[tuple[int, int, str, str]]) -> Iterator[tuple[str, str, float]]:
     """Yield name, instruction and seconds, without those of events inside, of (begin, ns, name, instruction) each."""
     rows.sort(key=lambda row: (row[0], -row[1]))
-    own = [length for _, length, _, _ in rows]
+    own_ns = [length for _, length, _, _ in rows]
     stack: list[int] = []  # the events that enclose the current one
     for index, (begin, length, _, _) in enumerate(rows):
         while stack and sum(rows[stack[-1]][:2]) <= begin:
             stack.pop()
         if stack:
-            own[stack[-1]] -= length
+            own_ns[stack[-1]] -= length
         stack.append(index)
-    yield from ((name, instruction, 1e-9 * length) for (_, _, name, instruction), length in zip(rows, own, strict=True))
+    yield from ((name, instruction, 1e-9 * ns) for (_, _, name, instruction), ns in zip(rows, own_ns, strict=True))
 
 
 def _short(origin: str) -> str:

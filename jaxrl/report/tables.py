@@ -28,18 +28,18 @@ def lines(corner: str, titles: Sequence[str], rows: Sequence[Row], width: int) -
     rows = [*(Row(name, cells, "dim") for name, *cells in zip(*heads, strict=True)), *rows]
     left = max(cell_len(row.name) for row in rows if row.cells)
     wide = [max(cell_len(row.cells[column]) for row in rows if row.cells) for column in range(len(titles))]
-    found: list[Text] = []
+    table: list[Text] = []
     for columns in _blocks(wide, width - left):
-        found += [Text()] if found else []
+        table += [Text()] if table else []
         for place, row in enumerate(rows):
             if row.cells:
                 cells = [" " * (wide[k] - cell_len(row.cells[k])) + row.cells[k] for k in columns]
                 name = row.name + " " * (left - cell_len(row.name))
-                found.append(Text(_GAP.join([name, *cells]).rstrip(), row.style))
+                table.append(Text(_GAP.join([name, *cells]).rstrip(), row.style))
             else:
-                found += [Text()] if place > deep else []
-                found.append(Text(row.name, row.style or "bold"))
-    return found
+                table += [Text()] if place > deep else []
+                table.append(Text(row.name, row.style or "bold"))
+    return table
 
 
 def _blocks(wide: Sequence[int], room: int) -> list[list[int]]:

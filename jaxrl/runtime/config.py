@@ -205,13 +205,16 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     return fields
 
 
-def schema_of(algo: str, env: str) -> dict[str, Field]:
-    """Return all settings by name. Raises UsageError for unknown names and for duplicates."""
+def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
+    """Return all settings by name, `with_env` those of the environment, too, whose package must then be installed.
+
+    Raises UsageError for unknown names and for duplicates.
+    """
     with usage_errors():
-        algo_class, env_class = algos.find(algo), environments.find(env)
+        algo_class, env_class = algos.find(algo), environments.find(env) if with_env else None
     schema = fields_of(RunSettings, "run")
     for section, fields in (
-        ("environment", fields_of(env_class, "environment")),
+        ("environment", fields_of(env_class, "environment") if env_class else {}),
         ("algorithm", fields_of(algo_class, "algorithm")),
     ):
         for name, field in fields.items():
@@ -263,6 +266,13 @@ def _number(value: Any) -> int | float | None:
     return None
 
 
+def _is_plain(value: Any) -> bool:
+    """Return whether a value can be that of a setting."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
 def _kind_name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
@@ -301,24 +311,35 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     return directory, config
 
 
-def build(values: dict[str, Any], where: str) -> Config:
-    """Build a configuration from a flat mapping with at least `algo`. Raises UsageError."""
+def build(values: dict[str, Any], where: str, with_env: bool = True) -> Config:
+    """Build a configuration from a flat mapping with at least `algo`.
+
+    Without the environment (`with_env`), settings that are neither the run's nor the algorithm's are its own, as they
+    stand: enough to list runs, also where the environment's package is not installed.
+
+    Raises UsageError.
+    """
     algo = values.get("algo")
     if algo is None:
         raise UsageError(f"{where} names no algorithm: add 'algo: NAME', one of {', '.join(algos.ALGORITHMS)}")
     env = env_of(values)
     if env is None:
         raise UsageError(f"{where} names no environment for the algorithm '{algo}': add --env")
-    schema = schema_of(algo, env)
+    schema = schema_of(algo, env, with_env)
     settings = {name: field.default for name, field in schema.items()}
+    sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, value in values.items():
         if name in ("algo", "env"):
+            continue
+        if name not in schema and not with_env:
+            if not _is_plain(value):
+                raise UsageError(f"{where}: {name} must be a number, a word or a list, not {short_repr(value)}")
+            sections["environment"][name] = value
             continue
         if name not in schema:
             helps = {name: field.help for name, field in schema.items()}
             raise UsageError(f"{where}: unknown setting {short_repr(name)}: {suggestion(name, helps)}")
         settings[name] = check_value(schema[name], value, where)
-    sections: dict[str, dict[str, Any]] = {"run": {}, "environment": {}, "algorithm": {}}
     for name, field in schema.items():
         sections[field.section][name] = settings[name]
     with usage_errors():

@@ -11,6 +11,7 @@ import jax
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
 from jaxrl.evaluation import learning_curves
+from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
@@ -49,6 +50,7 @@ def start(config: Config, profile: bool = False, log: Log | None = None, custom:
     with log or _console(setup) as console:
         setup, facts = _fastest(config, setup, console, custom)
         programs = _compile(setup, inputs, None, console)
+        facts |= Scoring.of(setup.env.spec).entry()
         place = setup.config.run.runs, config.algo, config.env, setup.env.env.version, facts
         with _held(lambda: run_directory.create(*place)) as directory:
             hosts.on_first(lambda: trials.write_configs(directory, setup.config))
@@ -200,7 +202,7 @@ def _train(
 
 def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
     """Write and print what the trials have learned so far."""
-    curves = learning_curves.summary(directory, found, setup.env.spec)
+    curves = learning_curves.summary(directory, found, Scoring.of(setup.env.spec))
     if curves is None:
         return
     for line in learning_curves.table(curves, _WIDTH):

@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
 
 def other_versions(run: Path) -> list[str]:
     """Return sentences about versions that have changed since the run began: its numbers may differ slightly."""
-    former, now = _former(run), versions()
+    former, now = read_versions(run), versions()
     return [
         f"the run began with {name} {former[name]}, this is {now[name]}: the last bits of its numbers may differ"
         for name in ("jaxrl", *_PACKAGES, "backend")
@@ -128,7 +128,7 @@ def other_versions(run: Path) -> list[str]:
 
 def check_environment(run: Path, env: str, version: int) -> None:
     """Raise RunError if the rules or observations of a run's environment have changed since it began."""
-    found = _former(run)
+    found = read_versions(run)
     former = found.get(_ENV, 1)
     if found and former != version:
         raise RunError(
@@ -137,8 +137,8 @@ def check_environment(run: Path, env: str, version: int) -> None:
         )
 
 
-def _former(run: Path) -> dict[str, Any]:
-    """Return a run's versions.json; {} if it cannot be read, since it is only compared with."""
+def read_versions(run: Path) -> dict[str, Any]:
+    """Return a run's versions.json; {} if it cannot be read, since no result depends on it."""
     try:
         return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -12,11 +12,16 @@ from jaxrl.runtime.manifest import ARRAYS, META, write_manifest
 POINT = {"algo": "ddpg", "env": "helpers.tiny:PointMass", "num_envs": 8, "total_env_steps": 1000}
 
 
-def make_run(directory: Path, rows: list[dict[str, Any]], began: float = 0.0, **settings: Any) -> Path:
+DISTANCE = {"score": "distance", "score_mode": "min", "labels": {"distance": "distance"}}
+
+
+def make_run(
+    directory: Path, rows: list[dict[str, Any]], began: float = 0.0, scoring: Any = DISTANCE, **settings: Any
+) -> Path:
     """Write config.yaml, versions.json (modified at `began`, if not 0) and metrics.jsonl."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(POINT | settings))
-    (directory / "versions.json").write_text("{}")
+    (directory / "versions.json").write_text(json.dumps({"scoring": scoring}))
     write_rows(directory, rows)
     if began:
         os.utime(directory / "versions.json", (began, began))

@@ -1,0 +1,283 @@
+"""Environments for users of Gymnasium: its own checker, equality with the batch stepped directly, learners."""
+
+import warnings
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.outward import ENVS, SINGLE, SNAKES, TEAMS, Dictionaries, Reference, close, drawn, needs, needs_gymnasium
+from helpers.tiny import Corridor, PointMass
+
+import envs_jax
+from envs_jax import Box
+from envs_jax.adapters import outward
+from envs_jax.adapters.gymnasium import GymnasiumEnv, GymnasiumVectorEnv
+
+EXPECTED = ("minimum value is -infinity", "maximum value is infinity", "Not able to test alternative render modes")
+
+
+@needs_gymnasium
+@pytest.mark.parametrize("name", SINGLE)
+def test_the_single_environment_passes_gymnasiums_checker(name: str) -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        check_env(GymnasiumEnv(ENVS[name]()))
+    told = [str(warning.message) for warning in found]
+    assert all(any(part in message for part in EXPECTED) for message in told), told
+
+
+@needs_gymnasium
+def test_names_of_gymnasium() -> None:
+    import gymnasium
+    from gymnasium.utils.env_checker import check_env
+
+    env = gymnasium.make("envs_jax.adapters.gymnasium:jaxrl/snakes_1v1-v2", **SNAKES)
+    check_env(env.unwrapped)  # with the checks that need a registered name
+    vector = gymnasium.make_vec("jaxrl/reach-v1", num_envs=3, horizon=4)
+    assert isinstance(vector, GymnasiumVectorEnv) and vector.reset()[0].shape == (3, 39)
+    names = {f"jaxrl/{name}-v{envs_jax.make(name).version}" for name in ("coverage", "reach", "reach_family", "snakes")}
+    assert names <= set(gymnasium.registry)
+    team = gymnasium.make_vec("jaxrl/snakes_2p-v2", num_envs=4, flatten_agents=True, **SNAKES)
+    assert team.num_envs == 4 and team.reset()[0].shape[0] == 4
+
+
+@needs_gymnasium
+def test_spaces() -> None:
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode
+
+    env = GymnasiumVectorEnv(envs_jax.make("snakes_1v1", **SNAKES), 3)
+    assert env.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    assert env.single_observation_space == spaces.Box(0, 3, env.single_observation_space.shape, np.int8)
+    assert env.observation_space == spaces.Box(0, 3, (3, *env.single_observation_space.shape), np.int8)
+    assert env.single_action_space == spaces.Discrete(4) and env.action_space == spaces.MultiDiscrete([4, 4, 4])
+    env = GymnasiumVectorEnv(envs_jax.make("reach"), 2)
+    assert env.observation_space == spaces.Box(-np.inf, np.inf, (2, 39), np.float32)
+    assert env.action_space == spaces.Box(-1, 1, (2, 4), np.float32)
+    assert outward.gymnasium_space(Box((2,), jnp.bfloat16, 0.0, 1.0)) == spaces.Box(0, 1, (2,), np.float32)
+
+
+@needs_gymnasium
+@pytest.mark.parametrize("name", [*SINGLE, *TEAMS])
+def test_the_vector_environment_equals_the_batch(name: str) -> None:
+    env, copies = ENVS[name](), 3
+    agents = env.spec.num_agents
+    vector = GymnasiumVectorEnv(env, copies * agents, seed=7, flatten_agents=agents > 1)
+    wanted = Reference(env, copies, seed=7)
+    observations, infos = vector.reset()
+    ends = set()
+    for action in [None, *drawn(env, copies, 30)]:
+        if action is not None:
+            before = wanted.timestep.done
+            timestep = wanted.step(action)
+            flat = action.reshape(-1, *env.spec.action.shape)
+            observations, rewards, terminated, truncated, infos = vector.step(flat)
+            assert close(rewards, np.asarray(timestep.reward, np.float64))
+            assert np.array_equal(terminated.reshape(copies, agents), np.tile(timestep.terminated[:, None], agents))
+            assert np.array_equal(truncated.reshape(copies, agents), np.tile(timestep.truncated[:, None], agents))
+            assert not rewards[np.repeat(before, agents)].any()  # the reset step
+            assert not (terminated | truncated)[np.repeat(before, agents)].any()
+            assert rewards.dtype == np.float64 and terminated.dtype == truncated.dtype == bool
+            ends |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
+        shown = wanted.timestep
+        assert close(observations, shown.observation)
+        assert observations in vector.observation_space and observations.flags.writeable
+        assert set(infos) == {
+            key
+            for metric in (*env.spec.metrics, *(["action_mask"] if shown.action_mask is not None else []))
+            for key in (metric, f"_{metric}")
+        }
+        for metric in env.spec.metrics:
+            assert close(infos[metric], np.repeat(np.asarray(shown.metrics[metric]), agents))
+            assert infos[f"_{metric}"].all() and infos[f"_{metric}"].shape == (copies * agents,)
+        if shown.action_mask is not None:
+            assert np.array_equal(infos["action_mask"], np.asarray(shown.action_mask).reshape(copies * agents, -1))
+            vector.action_space.sample(mask=tuple(infos["action_mask"]))  # a mask that Gymnasium accepts
+    assert np.asarray(wanted.state.episode).min() >= 2  # several episodes, reset steps among them
+    if name in ("corridor", "corridors"):  # both ends, apart
+        assert ends == {(False, False), (True, False), (False, True)}
+
+
+@needs_gymnasium
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_copy_equals_gymnasiums_own_vector_environment(name: str) -> None:
+    """Autoreset, final observations and infos are those of Gymnasium's SyncVectorEnv, in its default mode."""
+    from gymnasium.vector import SyncVectorEnv
+
+    env = ENVS[name]()
+    ours, theirs = GymnasiumVectorEnv(env, 1), SyncVectorEnv([lambda: GymnasiumEnv(env)])
+    assert ours.observation_space == theirs.observation_space and ours.action_space == theirs.action_space
+    found, wanted = ours.reset(seed=3), theirs.reset(seed=3)
+    for action in [None, *drawn(env, 1, 25)]:
+        if action is not None:
+            found, wanted = ours.step(action[0]), theirs.step(action[0])
+        for mine, other in zip(found[:-1], wanted[:-1], strict=True):
+            assert np.array_equal(mine, other) and mine.dtype == other.dtype
+        assert found[-1].keys() == wanted[-1].keys()
+        assert all(np.array_equal(found[-1][key], wanted[-1][key]) for key in found[-1])
+
+
+@needs_gymnasium
+def test_gymnasiums_wrappers_understand_the_vector_environment() -> None:
+    from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+
+    env = Corridor(length=3, horizon=5)
+    vector = DictInfoToList(RecordEpisodeStatistics(GymnasiumVectorEnv(env, 4, seed=1)))
+    vector.reset()
+    returns, lengths, seen = np.zeros(4), np.zeros(4, int), []
+    done = np.zeros(4, bool)
+    for action in drawn(env, 4, 30):
+        _, rewards, terminated, truncated, infos = vector.step(action[:, 0])
+        returns, lengths = np.where(done, 0, returns + rewards), np.where(done, 0, lengths + 1)
+        done = terminated | truncated
+        for i in np.flatnonzero(done):
+            seen.append((infos[i]["episode"]["r"], infos[i]["episode"]["l"]))
+            assert seen[-1] == (returns[i], lengths[i])
+            assert infos[i]["reached"] == float(terminated[i])
+    assert len(seen) > 8 and {value for value, _ in seen} == {0.0, 1.0}
+
+
+@needs_gymnasium
+def test_seeds() -> None:
+    env = Corridor(length=20)
+    vector = GymnasiumVectorEnv(env, 5, seed=4)
+
+    def episodes(**seed: Any) -> list[np.ndarray]:
+        shown = [vector.reset(**seed)[0]]
+        return shown + [vector.step(action[:, 0])[0] for action in drawn(env, 5, 25)]
+
+    same = lambda a, b: all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
+    first, second = episodes(), episodes()
+    assert not same(first, second)  # without a seed, the next episodes
+    assert same(first, episodes(seed=4)) and same(second, episodes())  # the next ones again
+    seeded = episodes(seed=11)
+    assert same(seeded, episodes(seed=11)) and not same(seeded, first)
+    assert len(np.unique(seeded[0], axis=0)) > 1  # rows differ
+    small = GymnasiumVectorEnv(env, 2)  # the number of rows changes nothing
+    assert np.array_equal(small.reset(seed=11)[0], seeded[0][:2])
+    single = GymnasiumEnv(env)
+    assert np.array_equal(single.reset(seed=11)[0], seeded[0][0])
+    assert not all(np.array_equal(single.reset()[0], seeded[0][0]) for _ in range(5))
+    assert vector.reset(seed=outward.LARGEST_SEED)[0].shape == (5, 21)
+
+
+@needs_gymnasium
+def test_equal_environments_are_compiled_once() -> None:
+    former = outward._compiled.cache_info().misses
+    for length in (7, 7, 8):
+        GymnasiumEnv(Corridor(length=length))
+    assert outward._compiled.cache_info().misses == former + 2
+    assert GymnasiumEnv(Corridor(length=(unhashable := _Length(3)))).reset()[0].shape == (4,)
+    assert unhashable == 3
+
+
+class _Length(int):
+    __hash__ = None
+
+
+@needs_gymnasium
+def test_refusals_of_gymnasium() -> None:
+    import gymnasium
+
+    corridor, team = Corridor(), Corridor(num_agents=3)
+
+    def refused(call: Any, *parts: str, kind: type[Exception] = ValueError) -> None:
+        with pytest.raises(kind) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+    for adapter in (GymnasiumEnv, lambda env: GymnasiumVectorEnv(env, 2)):
+        refused(lambda adapter=adapter: adapter(Dictionaries()), "'pair'", "make an environment whose observation is")
+        refused(lambda adapter=adapter: adapter("reach"), "env must be an environment", "envs_jax.make('reach')")
+    refused(lambda: GymnasiumEnv(team), "'corridor' has 3 agents", "PettingZooParallelEnv")
+    refused(lambda: GymnasiumVectorEnv(team, 3), "'corridor' has 3 agents", "flatten_agents=True")
+    refused(lambda: GymnasiumVectorEnv(team, 4, flatten_agents=True), "a multiple of 3", "not 4")
+    for number in (0, -1, 2.0, "2"):
+        refused(
+            lambda number=number: GymnasiumVectorEnv(corridor, number), "num_envs must be a whole number, at least 1"
+        )
+    for seed in (-1, 2**32):
+        refused(lambda seed=seed: GymnasiumEnv(corridor, seed), "seed must lie between 0 and 4,294,967,295")
+    vector, single = GymnasiumVectorEnv(corridor, 3), GymnasiumEnv(corridor)
+    for env, action in ((vector, [0, 0, 0]), (single, 0)):
+        refused(lambda env=env, action=action: env.step(action), "call reset() first", kind=gymnasium.error.ResetNeeded)
+        env.reset()
+    refused(lambda: vector.step([0, 1]), "actions must be integers of shape (3,), not int64 of shape (2,)")
+    refused(lambda: vector.step(np.zeros((3, 1), int)), "shape (3,)", "(3, 1)")
+    refused(lambda: vector.step(np.zeros(3)), "actions must be integers", "float64")
+    refused(lambda: vector.step([0, 1, 2]), "actions must lie between 0 and 1, not [0, 1, 2]")
+    refused(lambda: single.step([0]), "shape ()")
+    continuous = GymnasiumVectorEnv(PointMass(), 2)
+    continuous.reset()
+    refused(lambda: continuous.step(np.zeros((2, 3))), "actions must be numbers of shape (2, 2)")
+    single.reset(seed=0)
+    while not any(single.step(1)[2:4]):
+        pass
+    refused(lambda: single.step(0), "call reset() first", kind=gymnasium.error.ResetNeeded)
+    vector.close()
+    vector.close()
+    refused(vector.reset, "closed", kind=gymnasium.error.ClosedEnvironmentError)
+
+
+# Other people's learners
+
+
+@needs_gymnasium
+@needs("stable_baselines3")
+@pytest.mark.filterwarnings("ignore")
+def test_ppo_of_stable_baselines3_trains_on_reach() -> None:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_checker import check_env
+
+    env = GymnasiumEnv(envs_jax.make("reach", horizon=20))
+    check_env(env)
+    model = PPO("MlpPolicy", env, n_steps=64, batch_size=32, n_epochs=2, seed=0, device="cpu")
+    before = [weight.detach().numpy().copy() for weight in model.policy.parameters()]
+    model.learn(256)
+    after = [weight.detach().numpy() for weight in model.policy.parameters()]
+    assert model.num_timesteps == 256
+    assert all(np.isfinite(weight).all() for weight in after)
+    assert any(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
+    lengths = {episode["l"] for episode in model.ep_info_buffer}
+    assert lengths == {20}  # episodes of the whole horizon
+
+
+@needs_gymnasium
+@needs("torch")
+@pytest.mark.filterwarnings("ignore")
+def test_a_loop_in_torch_learns_from_the_vector_environment() -> None:
+    """One-step actor-critic with masks; rows of reset steps are left out, truncated ends bootstrap."""
+    import torch
+
+    torch.manual_seed(0)
+    envs = GymnasiumVectorEnv(ENVS["snakes"](), 16, seed=0)
+    size = int(np.prod(envs.single_observation_space.shape))
+    net = torch.nn.Sequential(torch.nn.Linear(size, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5))
+    optimizer = torch.optim.Adam(net.parameters(), 3e-3)
+    observation, infos = envs.reset()
+    done, ends, losses = np.zeros(16, bool), 0, []
+    for _ in range(40):
+        out = net(torch.from_numpy(observation).float())
+        closed = torch.from_numpy(infos["action_mask"] == 0)
+        policy = torch.distributions.Categorical(logits=out[:, :4].masked_fill(closed, -1e9))
+        action = policy.sample()
+        valid = torch.from_numpy(~done)
+        assert torch.from_numpy(infos["action_mask"])[torch.arange(16), action][valid].all()
+        observation, reward, terminated, truncated, infos = envs.step(action.numpy())
+        done = terminated | truncated
+        ends += int(done.sum())
+        with torch.no_grad():
+            following = net(torch.from_numpy(observation).float())[:, 4]
+        target = torch.from_numpy(reward).float() + 0.95 * following * torch.from_numpy(~terminated)
+        advantage = target - out[:, 4]
+        loss = (advantage.square() - policy.log_prob(action) * advantage.detach())[valid].sum() / 16
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert np.isfinite(losses).all() and ends >= 5 * 16  # 40 steps, episodes of 6 and a reset step
+    envs.close()

@@ -1,0 +1,105 @@
+"""Environments for users of PettingZoo: its own tests, equality with the batch stepped directly, the global state."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.outward import ENVS, TEAMS, Dictionaries, Reference, close, drawn, needs_pettingzoo
+from helpers.tiny import Corridor
+
+import envs_jax
+from envs_jax import Box, Discrete
+from envs_jax.adapters.pettingzoo import PettingZooParallelEnv
+
+
+@needs_pettingzoo
+@pytest.mark.parametrize("mask_in_observation", [False, True])
+@pytest.mark.parametrize("name", ["reach", *TEAMS])
+def test_pettingzoos_own_tests(name: str, mask_in_observation: bool) -> None:
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+    make = lambda: PettingZooParallelEnv(ENVS[name](), mask_in_observation=mask_in_observation)  # noqa: E731
+    parallel_api_test(make(), num_cycles=40)
+    parallel_seed_test(make, num_cycles=40)
+
+
+@needs_pettingzoo
+@pytest.mark.parametrize("name", TEAMS)
+def test_the_parallel_environment_equals_the_batch(name: str) -> None:
+    env = ENVS[name]()
+    names = [f"agent_{i}" for i in range(env.spec.num_agents)]
+    parallel, wanted = PettingZooParallelEnv(env, seed=2, mask_in_observation=True), Reference(env, 1, seed=2)
+    assert parallel.possible_agents == names and parallel.agents == []
+    observations, infos = parallel.reset()
+    ends = set()
+    for action in [None, *drawn(env, 1, 30)]:
+        if action is not None:
+            if not parallel.agents:  # the batch resets in a step of its own
+                wanted.step(action)
+                observations, infos = parallel.reset()
+                assert parallel.agents == names
+            else:
+                timestep = wanted.step(action)
+                actions = {f"agent_{i}": one for i, one in reversed(list(enumerate(action[0])))}
+                observations, rewards, terminations, truncations, infos = parallel.step(actions)
+                assert close([rewards[agent] for agent in names], np.asarray(timestep.reward[0], np.float64))
+                assert terminations == dict.fromkeys(names, bool(timestep.terminated[0]))
+                assert truncations == dict.fromkeys(names, bool(timestep.truncated[0]))
+                assert parallel.agents == ([] if timestep.done[0] else names)
+                ends.add((terminations["agent_0"], truncations["agent_0"]))
+        shown = wanted.timestep
+        for i, agent in enumerate(names):
+            assert close(observations[agent]["observation"], shown.observation[0, i])
+            assert np.array_equal(observations[agent]["action_mask"], np.asarray(shown.action_mask[0, i]))
+            assert np.array_equal(infos[agent]["action_mask"], observations[agent]["action_mask"])
+            assert observations[agent] in parallel.observation_space(agent)
+            for metric, value in shown.metrics.items():
+                assert close(infos[agent][metric], np.float64(value[0]))
+    assert len(ends) > 1 and int(wanted.state.episode[0]) >= 2
+    if name == "corridors":
+        assert {(True, False), (False, True)} <= ends
+
+
+@needs_pettingzoo
+def test_the_global_state() -> None:
+    env = ENVS["coverage"]()
+    parallel, wanted = PettingZooParallelEnv(env), Reference(env, 1, seed=0)
+    with pytest.raises(ValueError, match="call reset"):
+        parallel.state()
+    parallel.reset()
+    shown = wanted.timestep.global_state
+    parts = [np.asarray(shown["maps"]).ravel(), np.asarray(shown["positions"]).ravel().astype(np.float32)]
+    assert close(parallel.state(), np.concatenate(parts))
+    assert parallel.state() in parallel.state_space
+    one = PettingZooParallelEnv(_WithGlobalState())
+    one.reset()
+    assert one.state().tolist() == [[1, 2], [3, 4]] and one.state() in one.state_space
+    with pytest.raises(NotImplementedError, match="'corridor' has no global state"):
+        PettingZooParallelEnv(Corridor()).state()
+
+
+class _WithGlobalState(Corridor):
+    @property
+    def spec(self) -> Any:
+        box = Box((2, 2), jnp.int32, 0, 4)
+        return envs_jax.EnvSpec("known", 1, Box((5,)), Discrete(2), 5, metrics={"reached": "max"}, global_state=box)
+
+    def _timestep(self, *arguments: Any) -> Any:
+        return dataclasses.replace(super()._timestep(*arguments), global_state=jnp.array([[1, 2], [3, 4]]))
+
+
+@needs_pettingzoo
+def test_refusals_of_pettingzoo() -> None:
+    parallel = PettingZooParallelEnv(Corridor(num_agents=2))
+    with pytest.raises(ValueError, match=r"call reset\(\) first"):
+        parallel.step({})
+    parallel.reset()
+    for actions in ({}, {"agent_0": 0}, {"agent_0": 0, "agent_1": 0, "agent_2": 0}):
+        with pytest.raises(ValueError, match="actions must be given for agent_0, agent_1, not for"):
+            parallel.step(actions)
+    with pytest.raises(ValueError, match="between 0 and 1, not 5"):
+        parallel.step({"agent_0": 0, "agent_1": 5})
+    with pytest.raises(ValueError, match="'pair'"):
+        PettingZooParallelEnv(Dictionaries())
