@@ -1,0 +1,331 @@
+"""python -m bench.studies.known TASK LEARNER --seed N --out FILE: train on a known environment, and score the policy.
+
+LEARNER is one of ours or that of another library (`known_peers`), at the same number of steps, and for replay learners
+the same updates, networks, batches and learning rates. The final policy plays held-out episodes. Seconds are those of
+the process's CPU: start it on one core, `taskset -c 1 python -m bench.studies.known ...` with JAX_NUM_CPU_DEVICES=1.
+`python -m bench.studies.known --table FILE...` joins such files to one result and prints its table.
+"""
+
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import envs_jax
+import jaxrl
+from bench.harness import measure
+from envs_jax.base import Array, Discrete, Environment, TimeStep
+from envs_jax.batch import batched
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import parse_int
+from jaxrl.common.errors import UsageError, UserError
+from jaxrl.evaluation.statistics import interval
+
+KIND = "known"
+EPISODES = 128
+HELD_OUT = 2**20  # seed of the episodes of the evaluation
+
+# (carry or None at the start, TimeStep [B], key or None = greedy) -> actions [B, A, ...], carry
+Act = Callable[[Any, TimeStep, Array | None], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a learner returns.
+
+    Attributes:
+        act: the final policy.
+        updates: gradient updates made (of the critic where there is one), as the learner's settings say.
+    """
+
+    act: Act
+    updates: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A known environment.
+
+    Attributes:
+        env: its name.
+        steps: environment steps, all copies together.
+        num_envs: copies, of replay learners.
+        options: settings of the environment.
+        learning_rate: of actor, critic and temperature, of replay learners.
+    """
+
+    env: str
+    steps: int
+    num_envs: int = 16
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    hidden_size: int = 128
+    random_steps: int = 1024
+    gamma: float = 0.99
+    tau: float = 0.005
+
+    def make(self) -> Environment:
+        """Return the environment."""
+        return envs_jax.make(self.env, **self.options)
+
+
+TASKS = {
+    "pendulum": Task("gymnax:Pendulum-v1", 30_000, num_envs=4),
+    "double_pendulum": Task("brax:inverted_double_pendulum", 50_000, options={"backend": "spring"}),
+    "hopper": Task("brax:hopper", 100_000, options={"backend": "spring"}),
+    "spread": Task("jaxmarl:MPE_simple_spread_v3", 1_000_000),
+    "knapsack": Task("jumanji:Knapsack-v1", 1_000_000),
+    "cartpole_balance": Task("playground:CartpoleBalance", 1_000_000),
+    "smax_3m": Task("jaxmarl:HeuristicEnemySMAX", 500_000, options={"map": "3m"}),
+}
+
+
+# Our learners
+
+TEAM = {"gamma": 0.99, "final_lr_fraction": 0.1, "max_grad_norm": 0.5, "hidden_size": 64, "depth": 2}
+OURS: dict[str, dict[str, Any]] = {
+    "sac": {"algo": "sac"},
+    "td3": {
+        "algo": "ddpg", "num_critics": 2, "actor_update_period": 2, "target_update_period": 2,
+        "exploration_noise": 0.1, "target_noise": 0.2, "target_noise_clip": 0.5, "first_layer": "relu",
+        "initializer": "he", "max_grad_norm": 0.0,
+    },
+    "coma": {
+        "algo": "coma", "advantage": "return", "clip_ratio": 0.2, "eps_max": 0.0, "eps_min": 0.0,
+        "entropy_weight": 0.01, "scale_advantage": True, "num_minibatches": 4, "num_envs": 64, "num_epochs": 4,
+        "actor_lr": 5e-4, "critic_lr": 1e-3, **TEAM,
+    },
+    "ppo": {
+        "algo": "ppo", "entropy_weight": 0.01, "num_envs": 64, "rollout_steps": 32, "num_minibatches": 4,
+        "num_epochs": 4, "actor_lr": 5e-4, "critic_lr": 1e-3, **TEAM,
+    },
+}  # fmt: skip
+
+
+def ours(task: Task, seed: int, learner: str) -> Trained:
+    """Train with jaxrl, without evaluations in between."""
+    settings = dict(OURS[learner])
+    algo = settings.pop("algo")
+    if algo in ("sac", "ddpg"):
+        settings |= {
+            "num_envs": task.num_envs, "updates_per_step": float(task.num_envs), "batch_size": task.batch_size,
+            "random_steps": task.random_steps, "buffer_size": task.steps, "hidden_size": task.hidden_size,
+            "gamma": task.gamma, "tau": task.tau, "actor_lr": task.learning_rate, "critic_lr": task.learning_rate,
+            "compute_dtype": "float32",
+        }  # fmt: skip
+    if algo == "sac":
+        settings["alpha_lr"] = task.learning_rate
+    with tempfile.TemporaryDirectory() as runs:
+        result = jaxrl.train(
+            algo, task.make(), total_env_steps=task.steps, seed=seed, eval_every=0, devices=1, runs=runs, **settings
+        )
+        policy, updates = result.policy, int(np.nanmax(result.metrics["updates"]))
+
+    def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
+        return policy(timestep, carry=carry, key=key)
+
+    return Trained(act, updates)
+
+
+def random(task: Task, seed: int) -> Trained:
+    """Return uniformly random actions, among those that are allowed."""
+    del seed
+    action = task.make().spec.action
+
+    def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
+        key = jax.random.key(0) if carry is None else carry
+        drawn, following = jax.random.split(key)
+        shape = timestep.observation.shape[:2]
+        if isinstance(action, Discrete):
+            mask = timestep.action_mask
+            logits = jnp.zeros((*shape, action.n)) if mask is None else jnp.where(mask, 0.0, -jnp.inf)
+            return jax.random.categorical(drawn, logits), following
+        drawn = jax.random.uniform(drawn, (*shape, *action.shape), minval=action.low, maxval=action.high)
+        return drawn.astype(action.dtype), following
+
+    return Trained(act, 0)
+
+
+def best_ratio(task: Task, seed: int) -> Trained:
+    """Return the usual heuristic for knapsacks: pack what is worth most for its weight, among what still fits."""
+    del seed
+    observation = task.make().spec.observation.shape[0]
+    items = observation // 3  # an observation holds weights, values, and what is packed
+
+    def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
+        seen, mask = timestep.observation, timestep.action_mask
+        values, weights = seen[..., items : 2 * items], seen[..., :items]
+        return jnp.argmax(jnp.where(mask, values / weights, -1.0), axis=-1), carry
+
+    return Trained(act, 0)
+
+
+def learners() -> dict[str, Callable[[Task, int], Trained]]:
+    """Return all learners by name; those of other libraries need these."""
+    from bench.studies import known_peers
+
+    def of(name: str) -> Callable[[Task, int], Trained]:
+        return lambda task, seed: ours(task, seed, name)
+
+    scripted: dict[str, Callable[[Task, int], Trained]] = {"random": random, "best_ratio": best_ratio}
+    return scripted | {name: of(name) for name in OURS} | known_peers.LEARNERS
+
+
+# One run
+
+
+def returns(task: Task, act: Act, sample: bool) -> np.ndarray:
+    """Play held-out episodes and return their returns float32[EPISODES], means over agents."""
+    env = task.make()
+    play = batched(env)
+    reset, step = jax.jit(play.reset), jax.jit(play.step)
+    state, timestep = reset(jax.random.split(jax.random.key(HELD_OUT), EPISODES))
+    total, running, carry = np.zeros(EPISODES, np.float32), np.ones(EPISODES, bool), None
+    for t in range(env.spec.horizon):
+        action, carry = act(carry, timestep, jax.random.key(t) if sample else None)
+        state, timestep = step(state, timestep, action)
+        total += running * np.asarray(timestep.reward).mean(axis=1)
+        running &= ~np.asarray(timestep.terminated | timestep.truncated)
+        if not running.any():
+            break
+    return total
+
+
+def run(name: str, learner: str, seed: int, say: measure.Say) -> dict[str, Any]:
+    """Train and score once; a row of the result."""
+    task, compiling = TASKS[name], list[float]()
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiling.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    wall, cpu = time.perf_counter(), time.process_time()
+    with measure.fresh_compiles():
+        trained = learners()[learner](task, seed)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    row: dict[str, Any] = {
+        "task": name, "learner": learner, "seed": seed, "env_steps": task.steps, "updates": trained.updates,
+        "cpu_seconds": cpu, "wall_seconds": wall, "compile_share": sum(compiling) / wall,
+        "greedy": _summary(returns(task, trained.act, sample=False)),
+    }  # fmt: skip
+    if isinstance(task.make().spec.action, Discrete):
+        row["sampled"] = _summary(returns(task, trained.act, sample=True))
+    say(f"{name}, {learner}, seed {seed}: return {row['greedy']['mean']:.4g}, {cpu:.0f} s of CPU time")
+    return row
+
+
+def _summary(values: np.ndarray) -> dict[str, float]:
+    return {"mean": float(values.mean()), "std": float(values.std(ddof=1)), "episodes": len(values)}
+
+
+# Tables
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table, one row for each task and learner: means and 95 % intervals over seeds."""
+    head = (
+        "environment",
+        "learner",
+        "seeds",
+        "steps",
+        "updates",
+        "return, greedy",
+        "sampled",
+        "CPU seconds",
+        "compiling",
+    )
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["learner"]), []).append(row)
+    order = {name: place for place, name in enumerate(TASKS)}
+    for (task, learner), found in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        first = found[0]
+        seconds = [(row["cpu_seconds"], row["cpu_seconds"] * row["compile_share"]) for row in found]
+        times = [
+            f"{statistics.median(column):.0f}" if first["updates"] else "" for column in zip(*seconds, strict=True)
+        ]
+        cells = [
+            TASKS[task].env, learner, str(len(found)), f"{first['env_steps']:,}", f"{first['updates']:,}",
+            *(_interval([row[mode]["mean"] for row in found if mode in row]) for mode in ("greedy", "sampled")), *times,
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def _interval(means: list[float]) -> str:
+    if not means:
+        return ""
+    found = interval(np.array(means), few=True)
+    return f"{found['mean']:.4g}" + (f" ± {found['ci95']:.2g}" if len(means) > 1 else "")
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser("python -m bench.studies.known", __doc__)
+    parser.add_argument("task", nargs="?", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("learner", nargs="?", metavar="LEARNER", help=", ".join(learners()))
+    parser.add_argument("--seed", default="1", metavar="N", help="seed of the run (default: 1)")
+    parser.add_argument("--table", nargs="+", metavar="FILE", help="results to join, instead of a run")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    args = parser.parse_args(argv)
+    if args.table:
+        result = joined(args.table)
+    elif args.task not in TASKS or args.learner not in learners():
+        raise UsageError(
+            f"name a task ({', '.join(TASKS)}) and a learner ({', '.join(learners())}), or files after --table"
+        )
+    else:
+        out = measure.output(args.out, KIND)
+        seed = parse_int(args.seed, "--seed", 0, 2**31 - 1)
+        result = measure.header(f"studies.{KIND}", argv, quick=False)
+        result |= {"packages": packages(), "rows": [run(args.task, args.learner, seed, measure.say)]}
+        measure.write(result, out)
+        return 0
+    print("\n".join(table(result["rows"])))
+    if args.out:
+        measure.write(result, measure.output(args.out, KIND))
+    return 0
+
+
+def joined(paths: Sequence[str]) -> dict[str, Any]:
+    """Return one result of those of single runs. Raises UserError: no such file, or two rows of one run."""
+    rows: dict[tuple[str, str, int], dict[str, Any]] = {}
+    result: dict[str, Any] = {}
+    for path in paths:
+        try:
+            part = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {path} ({error}): name files that this command has written") from None
+        for row in part["rows"]:
+            name = row["task"], row["learner"], row["seed"]
+            if name in rows:
+                raise UserError(f"{path} repeats {' '.join(map(str, name))}: name each run once")
+            rows[name] = row
+        result = {**part, **result}
+    return result | {"rows": list(rows.values())}
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the libraries beside ours."""
+    names = "gymnax", "brax", "jaxmarl", "sbx-rl", "stable_baselines3", "torch", "flax", "optax"
+    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    return {name: found[name] for name in names if name in found}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
