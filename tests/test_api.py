@@ -28,12 +28,13 @@ TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert len(FILES[name].splitlines()) <= 30
     assert "._" not in FILES[name]
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(FILES[name])
     runpy.run_path(str(tmp_path / name))
+    assert "nan" not in capsys.readouterr().out  # it trains
 
 
 def test_training_returns_data_and_calls_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

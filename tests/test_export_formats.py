@@ -75,14 +75,28 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ddpg_continuous": lambda: made(PointMass(num_agents=2, box=0.5), Ddpg, **OFF),
     "bicnet": lambda: made(make("snakes_3v3"), Ddpg, network="bicnet", **OFF),
     "sac": lambda: made(make("reach"), Sac, **OFF),
-    "ppo": lambda: made(Corridor(num_agents=2), Ppo, hidden_size=8, num_minibatches=1, normalize_observation="always"),
-    "ppo_box": lambda: made(PointMass(num_agents=2, box=0.5), Ppo, hidden_size=8, num_minibatches=1),
+    "ppo": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always"),
+    "ppo_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
+    "ppo_box_plain": lambda: made_ppo(PointMass(), normalize_observation="never"),
+    "ppo_images": lambda: made_ppo(make("coverage", q=5), normalize_observation="always"),
     "student": taught,
     "collective": lambda: made(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: made(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),
     "own_algorithm": lambda: made_tiny(),
 }
-NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm", "ppo", "ppo_box")]
+NUMPY = [name for name in POLICIES if name not in ("collective", "own_network", "own_algorithm")]
+
+
+def made_ppo(env: Any, **settings: Any) -> Policy:
+    """Statistics of inputs as if they had been seen: one number hardly ever changes, another one is far from 0."""
+    policy = made(env, Ppo, hidden_size=8, num_minibatches=1, initializer="torch", **settings)
+    policy = dataclasses.replace(policy, params=jax.tree.map(lambda x: 2 * x, policy.params))  # means beyond the box
+    keys = jax.random.split(jax.random.key(2))
+    for known in policy.params["statistics"].values():
+        variance = jnp.exp(jax.random.normal(keys[0], known.mean.shape)).at[..., 1:2].set(1e-6)
+        known = dataclasses.replace(known, mean=jax.random.normal(keys[1], known.mean.shape), variance=variance)
+        policy = dataclasses.replace(policy, params=policy.params | {"statistics": {"actor": known}})
+    return policy
 
 
 def made_tiny() -> Policy:
@@ -348,9 +362,7 @@ def test_refusals_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     refused(policy, "onx", "unknown format 'onx': did you mean 'onnx'?")
     refused(policy, None, "unknown format None")
-    refused(
-        policy, "numpy", "for coma, ddpg, bicnet, sac and student, not for tinyq: choose --format stablehlo or onnx"
-    )
+    refused(policy, "numpy", "for coma, ddpg, bicnet, sac, ppo and student, not for tinyq: choose --format stablehlo")
     refused(case("collective").policy, "numpy", "not for collective")
     refused(case("own_network").policy, "numpy", "the library's own networks, not for Plain")
     ddpg = case("ddpg").policy

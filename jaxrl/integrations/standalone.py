@@ -16,7 +16,7 @@ from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.common.types import Params
-from jaxrl.nn.networks import MLP, ConvStack, TeamNet
+from jaxrl.nn.networks import MLP, ConvStack, GaussianOutputs, TeamNet
 
 NETWORKS = Path(__file__).with_name("numpy_networks.py")
 WEIGHTS = "weights.npz"
@@ -43,6 +43,7 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
         UsageError: the actor is a network that `numpy_networks` does not have.
     """
     module, box = algo.networks["actor"].module, algo.spec.observation
+    module = module.means if isinstance(module, GaussianOutputs) else module  # deviations do not change greedy actions
     kinds: dict[type, str] = {TeamNet: "team", MLP: "mlp", ConvStack: "conv"}
     if type(module) not in kinds or not isinstance(box, Box):
         raise UsageError(

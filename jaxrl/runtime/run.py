@@ -63,7 +63,7 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
     Raises UserError; the run is unchanged if it cannot be continued with these `changes` of its configuration.
     """
     directory = run_directory.open_run(run)
-    if (root := trials.locate(directory)[0]) != directory:
+    if (root := trials.locate(directory)[0]) != directory.absolute():
         raise UsageError(f"{run} is a part of the run {root}, which trains its trials together: resume that one")
     resumed = configuration.resumed(config, changes)
     hosts.on_first(lambda: loggers.check(resumed.run.logger))

@@ -47,9 +47,10 @@ class Policy:
         single = observation.shape == wanted
         if observation.shape[-len(wanted) :] != wanted or observation.ndim > len(wanted) + 1:
             raise ValueError(f"observations need the shape {wanted}, with or without a batch axis before it")
-        outputs = network(self.weights, settings, observation[None] if single else observation)
+        outputs = network(self.weights, settings, self._normalized(observation[None] if single else observation))
         if settings["actions"] == "box":
-            actions = self._scaled(np.tanh(outputs[..., : settings["numbers"]]))
+            mean = outputs[..., : settings["numbers"]]
+            actions = self._scaled(np.tanh(mean) if settings["squash"] == "tanh" else np.clip(mean, -1, 1))
         elif settings["masking"] == "none":
             actions = np.argmax(outputs, -1).astype(np.int32)
         else:
@@ -60,6 +61,13 @@ class Policy:
             else:
                 actions = np.argmax(np.where(mask, outputs, -np.inf), -1).astype(np.int32)
         return actions[0] if single else actions
+
+    def _normalized(self, x: np.ndarray) -> np.ndarray:
+        """Normalise observations [..., *observation] as in training, by mean and deviation of each number."""
+        if "input_mean" not in self.weights:
+            return x
+        limit, x = self.settings["input_limit"], np.asarray(x, np.float32) - self.weights["input_mean"]
+        return np.clip(x / self.weights["input_deviation"], -limit, limit)
 
     def _scaled(self, action: np.ndarray) -> np.ndarray:
         """Rescale actions [B, A, n] in [-1, 1] to the environment's box."""

@@ -10,9 +10,11 @@ from envs_jax.base import Discrete, independent_mask
 from envs_jax.coverage import Coverage
 from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.world import LATTICE, LEVELS
+from jaxrl.algos.actor_critic import LIMIT
 from jaxrl.algos.base import Algorithm
 from jaxrl.algos.coma import Coma
 from jaxrl.algos.ddpg import Ddpg
+from jaxrl.algos.ppo import Ppo
 from jaxrl.algos.sac import Sac
 from jaxrl.algos.student import Student
 from jaxrl.common.errors import UsageError
@@ -20,7 +22,7 @@ from jaxrl.evaluation.policy import Policy
 from jaxrl.integrations.standalone import WEIGHTS, network_settings, source, weights_file
 
 AGENT = Path(__file__).with_name("agent.py")
-KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Sac, Student)  # whose `act` agent.py repeats
+KNOWN: tuple[type[Algorithm], ...] = (Coma, Ddpg, Ppo, Sac, Student)  # whose `act` agent.py repeats
 
 
 def agent_settings(policy: Policy) -> dict[str, Any]:
@@ -33,12 +35,13 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
     acting = next(cls for cls in type(algo).__mro__ if "act" in vars(cls))
     if acting not in KNOWN:
         raise UsageError(
-            f"the numpy format is for coma, ddpg, bicnet, sac and student, not for {type(algo).__name__.lower()}: "
+            f"the numpy format is for coma, ddpg, bicnet, sac, ppo and student, not for {type(algo).__name__.lower()}: "
             "choose --format stablehlo or onnx"
         )
     settings = network_settings(algo, "numpy") | {
         "agents": spec.num_agents,
         "observation_shape": spec.observation.shape,
+        "input_limit": LIMIT,
     }
     if not isinstance(spec.action, Discrete):
         box = spec.action
@@ -46,6 +49,7 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
             "actions": "box",
             "numbers": math.prod(box.shape),
             "bounds": (box.low, box.high),
+            "squash": "clip" if isinstance(algo, Ppo) else "tanh",
             "action_shape": box.shape,
             "action_dtype": jnp.dtype(box.dtype).name,
         }
@@ -60,5 +64,11 @@ def agent_settings(policy: Policy) -> dict[str, Any]:
 
 def agent_files(policy: Policy) -> dict[str, bytes]:
     """Return the content of agent.py and weights.npz. Raises UsageError as `agent_settings` does."""
-    params = policy.params["actor"] if isinstance(policy.algo, Student) else policy.params
-    return {AGENT.name: source(AGENT), WEIGHTS: weights_file(agent_settings(policy), params)}
+    settings, params = agent_settings(policy), policy.params
+    if isinstance(policy.algo, Student | Ppo):
+        params = params["actor"]
+    if isinstance(policy.algo, Ppo):
+        actor, known = params["params"], policy.params["statistics"].get("actor")
+        moments = {"input": {"mean": known.mean, "deviation": known.deviation}} if known else {}
+        params = {"params": dict(actor.get("means", actor)) | moments}  # "means" of `GaussianOutputs`
+    return {AGENT.name: source(AGENT), WEIGHTS: weights_file(settings, params)}

@@ -1,0 +1,249 @@
+"""Every block of code of the README and of docs/ runs: commands at tiny sizes, Python as it stands there."""
+
+import dataclasses
+import importlib.util
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxrl
+from envs_jax import base
+from envs_jax.reach import tasks
+from jaxrl.cli import train
+from jaxrl.cli.flags import parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# Flags that a command gets at its end, by the algorithm that it trains (or plans), or by its verb.
+SMALL = "--devices 1 --eval_episodes 4 --num_envs 8 --hidden_size"
+OFF = f"{SMALL} 8 --batch_size 8 --buffer_size 512 --total_env_steps 160"
+TINY = {
+    "coma": f"{SMALL} 4 --q 2 --budget 3 --batch_transitions 128 --num_minibatches 1 --total_episodes 32",
+    "ddpg": f"{OFF} --max_steps 6 --learning_starts 16",
+    "sac": f"{OFF} --random_steps 16",
+    "ppo": f"{SMALL} 8 --rollout_steps 16 --num_minibatches 2 --total_env_steps 256",
+    "sgd:SacWithMomentum": f"{OFF} --random_steps 16",
+    "student": f"{OFF} --random_steps 16",
+    "collective": "--devices 1 --num_envs 8 --random_steps 150 --learner_steps 150 --worker_steps 150 --batch_size 8 "
+    "--initial_updates 8 --transformer_updates 8 --transformer_batch 8 --actor_updates 8 --updates_per_call 8 "
+    "--hidden_size 8 --context_length 3 --embedding_size 8 --feedforward_size 8 --num_heads 2 --num_layers 1",
+    "actor_critic:ActorCritic": "--devices 1 --total_env_steps 6400",
+    "--resume": "--total_episodes 48",
+    "evaluate": "--episodes 8",
+    "collect": "--episodes 4",
+    "bench.parity.metaworld": "--episodes 2 --out parity.json",
+}
+PYTHON = {
+    "num_envs": 8,
+    "total_env_steps": 320,
+    "hidden_size": 8,
+    "random_steps": 16,
+    "horizon": 6,
+}  # of jaxrl.train
+
+OWN_FILES = "docs/tutorials/own_environment_and_algorithm.md"  # which the README names
+
+# Commands that make the runs of which pages speak, by directory; the first one is number 0001.
+RUNS = {
+    "coma_coverage": ["--algo coma", "--config coma_quick"],
+    "ppo_drift_env-DriftEnv": ["--env drift_env:DriftEnv --algo ppo"],
+    "ddpg_snakes_3v3": ["--algo ddpg", "--algo ddpg --seed 1"],
+    "sac_reach": ["--algo sac", "--algo sac --task above", "--algo sac --task hover"],
+    "collective_reach": ["--config collective --workers runs/sac_reach/0001,runs/sac_reach/0002,runs/sac_reach/0003"],
+}
+NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/0002"}
+
+# What blocks take from the text around them.
+BEFORE = {
+    "README.md": "import numpy\nobservation = numpy.zeros((1, 39))",
+    "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
+    "from envs_jax.snakes.opponents import Opponent, _first_of",
+}
+
+# What the output of blocks of Python contains, by the file that they name.
+PRINTS = {"sail.py": "30 2.0", "low.py": "('low',)", "outside.py": "'score_difference'"}
+
+# Blocks of Python that another test runs: (file, its function).
+ELSEWHERE = {
+    "docs/python.md": ("test_api.py", "test_code_of_the_page"),
+    "docs/export.md": ("test_export_formats.py", "test_code_of_the_page"),
+    "docs/other_libraries.md": ("test_outward.py", "test_the_code_of_the_page_runs"),
+    "docs/watching.md": ("test_runs.py", "test_the_commands_of_the_page_about_watching"),
+}
+
+# Commands and blocks of Python, by page and first words, and why they do not run, or not always: "package NAME" runs
+# where it is installed, "long" with the long tests.
+EXCEPT = {
+    ("README.md", "make train"): "network: makes a virtual environment",
+    ("README.md", "source .venv"): "shell: of the virtual environment",
+    ("README.md", "make test"): "the tests themselves",
+    ("CONTRIBUTING.md", "make "): "network: makes a virtual environment, in which it runs the tests",
+    ("docs/gpu.md", "python -m bench.gpu"): "GPU; tests/test_bench_gpu.py runs its parts on a CPU",
+    ("docs/gpu_program.md", "python -m bench.gpu_program"): "minutes of compiling for a GPU: tests/test_gpu_program.py",
+    ("docs/metaworld.md", "pip install"): "network",
+    ("docs/metaworld.md", "python -m jaxrl"): "package metaworld",
+    ("docs/metaworld.md", "python -m bench"): "package metaworld",
+    ("docs/other_libraries.md", "pip install"): "network",
+    ("docs/other_libraries.md", "python -m jaxrl.train"): "package gymnax",
+    ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
+    ("docs/presets.md", "python -m jaxrl.train --config ddpg"): "published weights: tests/test_torch_weights.py",
+    ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
+    ("README.md", "python -m jaxrl.train --config sac"): "long",
+    ("README.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
+    ("README.md", "python -m jaxrl.export"): "long",
+    ("README.md", "import jaxrl"): "long",
+    ("docs/algorithms/collective.md", "python -m jaxrl"): "long",
+    ("docs/environments/reach.md", "python -m jaxrl"): "long",
+    ("docs/environments/snakes.md", "python -m jaxrl"): "long",
+    ("docs/gpu.md", "python -m jaxrl.train"): "long",
+    ("docs/presets.md", "python -m jaxrl.train --config coma"): "long",
+    ("docs/presets.md", "python -m jaxrl.train --config sac"): "long",
+    ("docs/environments/coverage.md", "python -m jaxrl.train"): "long",
+    ("docs/tutorials/adapter.md", "# learn.py"): "long",
+    ("docs/tutorials/own_environment_and_algorithm.md", "python -m jaxrl.train --env reach"): "long",
+    ("docs/watching.md", "python -m jaxrl"): "long",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    page: str
+    language: str
+    text: str
+
+    @property
+    def name(self) -> str | None:
+        """The file that its first line names."""
+        found = re.match(r"# (\w+\.py)\n", self.text)
+        return found[1] if found else None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [Block(str(page.relative_to(ROOT)), language, text) for language, text in fenced]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+COMMANDS = [
+    (block.page, line)
+    for block in BLOCKS
+    if block.language == "bash"
+    for line in block.text.replace("\\\n", " ").splitlines()
+]
+
+
+SCRIPTS = [(block.page, block.text) for block in BLOCKS if block.language == "python" and block.page not in ELSEWHERE]
+
+
+def exception(page: str, line: str) -> str:
+    """Why a command does not run, or not always; empty otherwise."""
+    found = [why for (of, start), why in EXCEPT.items() if of == page and line.startswith(start)]
+    assert len(found) <= 1, line
+    return found[0] if found else ""
+
+
+def needs(package: str) -> Any:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs the package {package}")
+
+
+def cases(texts: Sequence[tuple[str, str]]) -> list[Any]:
+    """Texts with their pages as parameters of a test, without those that never run."""
+    found = []
+    for page, text in texts:
+        why, name = exception(page, text), " ".join(text.removeprefix("python -m ").splitlines()[0].split()[:5])
+        if why in ("", "long") or why.startswith("package "):
+            marks = [pytest.mark.long] if why == "long" else [needs(why.split()[1])] if why else []
+            found.append(pytest.param(page, text, marks=marks, id=f"{page}: {name}"))
+    return found
+
+
+def test_every_block_has_a_language_and_every_exception_a_command() -> None:
+    assert {block.language for block in BLOCKS} == {"bash", "python", "text"}
+    texts = [*COMMANDS, *SCRIPTS]
+    for page, start in EXCEPT:
+        assert any(of == page and text.startswith(start) for of, text in texts), f"{page} has no {start}"
+    for path in re.findall(r"tests/\w+\.py", " ".join(EXCEPT.values())):
+        assert (ROOT / path).is_file(), path
+    for page, (file, function) in ELSEWHERE.items():
+        text = (ROOT / "tests" / file).read_text()
+        assert f"def {function}(" in text and f'"{Path(page).name}"' in text
+        assert any(block.page == page and block.language == "python" for block in BLOCKS)
+    assert set(PRINTS) <= {block.name for block in BLOCKS}
+    for page in BEFORE:
+        assert any(block.page == page and block.language == "python" for block in BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs that several commands read are made, once."""
+    return tmp_path_factory.mktemp("made")
+
+
+def provide(line: str, made: Path, here: Path) -> None:
+    """Copy the runs that a command names into the directory `here`; train them first where they are new."""
+    for kind, number in re.findall(r"runs/([\w-]+)(?:/(\d{4}))?", line):
+        kind, number = ("coma_coverage" if kind == "latest" else kind), number or "0001"
+        for k, command in enumerate(RUNS[kind][: int(number)], start=1):
+            if not (made / f"runs/{kind}/{k:04d}").exists():
+                provide(command, made, made)
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.chdir(made)
+                    perform(f"python -m jaxrl.train {command}")
+        if not (here / f"runs/{kind}/{number}").exists():
+            shutil.copytree(made / f"runs/{kind}/{number}", here / f"runs/{kind}/{number}")
+            (here / "runs/latest").write_text(f"runs/{kind}/{number}\n")
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the files that a page shows."""
+    for block in BLOCKS:
+        if block.page == page and block.name:
+            (folder / block.name).write_text(block.text)
+
+
+def perform(line: str) -> None:
+    """Call the main function of a command, with the flags that make it tiny."""
+    _, _, module, *words = shlex.split(line, comments=True)
+    verb = module.removeprefix("jaxrl.")
+    if verb in ("train", "doctor"):
+        verb = "--resume" if "--resume" in words else parse(words, add_flags=train._add_flags).config.algo
+    main = importlib.import_module(module.replace("jaxrl.", "jaxrl.cli.")).main
+    assert main([*words, *TINY.get(verb, "").split()]) == 0
+    if "--out" in words:
+        assert Path(words[words.index("--out") + 1]).exists()
+
+
+@pytest.mark.parametrize(("page", "line"), cases(COMMANDS))
+@pytest.mark.filterwarnings("ignore")  # of other packages
+def test_a_command_runs(page: str, line: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(OWN_FILES if page == "README.md" else page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = " ".join(NAMES.get(word, word) for word in line.split())
+    provide("runs/latest" if line.split()[2] == "jaxrl.runs" and "runs/" not in line else line, made, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    perform(line)
+
+
+@pytest.mark.parametrize(("page", "text"), cases(SCRIPTS))
+def test_a_block_of_python_runs(
+    page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_files(page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))  # a tutorial adds one,
+    monkeypatch.setattr(base, "ADAPTERS", dict(base.ADAPTERS))  # another one a library
+    if page == "README.md":
+        real = jaxrl.train
+        monkeypatch.setattr(jaxrl, "train", lambda *names, **settings: real(*names, **(settings | PYTHON)))
+    (tmp_path / "block.py").write_text(f"{BEFORE.get(page, '')}\n{text}")
+    runpy.run_path(str(tmp_path / "block.py"))
+    name = Block(page, "python", text).name
+    assert PRINTS.get(name or "", "") in capsys.readouterr().out
