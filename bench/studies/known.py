@@ -62,6 +62,7 @@ class Task:
         num_envs: copies, of replay learners.
         options: settings of the environment.
         learning_rate: of actor, critic and temperature, of replay learners.
+        ours: settings of our learners that differ from `OURS` here.
     """
 
     env: str
@@ -74,6 +75,7 @@ class Task:
     random_steps: int = 1024
     gamma: float = 0.99
     tau: float = 0.005
+    ours: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def make(self) -> Environment:
         """Return the environment."""
@@ -85,7 +87,11 @@ TASKS = {
     "double_pendulum": Task("brax:inverted_double_pendulum", 50_000, options={"backend": "spring"}),
     "hopper": Task("brax:hopper", 100_000, options={"backend": "spring"}),
     "spread": Task("jaxmarl:MPE_simple_spread_v3", 1_000_000),
-    "knapsack": Task("jumanji:Knapsack-v1", 1_000_000),
+    "knapsack": Task(
+        "jumanji:Knapsack-v1",
+        3_000_000,
+        ours={"hidden_size": 128, "actor_lr": 1e-3, "entropy_weight": 0.003},
+    ),
     "cartpole_balance": Task("playground:CartpoleBalance", 1_000_000),
     "smax_3m": Task("jaxmarl:HeuristicEnemySMAX", 500_000, options={"map": "3m"}),
 }
@@ -126,6 +132,7 @@ def ours(task: Task, seed: int, learner: str) -> Trained:
         }  # fmt: skip
     if algo == "sac":
         settings["alpha_lr"] = task.learning_rate
+    settings |= task.ours
     with tempfile.TemporaryDirectory() as runs:
         result = jaxrl.train(
             algo, task.make(), total_env_steps=task.steps, seed=seed, eval_every=0, devices=1, runs=runs, **settings
