@@ -88,16 +88,31 @@ def test_table():
     assert line == "| brax:hopper | sac | 3 | 1,000 | 50 | 2 ± 2.5 |  | 40 | 10 |"
 
 
+def write(path, *rows, jax="1"):
+    machine = {"processor": "a", "python": "3", "jax": jax}
+    path.write_text(json.dumps({"machine": machine, "packages": {"brax": "2"}, "rows": rows}))
+
+
 def test_joined(tmp_path):
-    """Files of single runs become one; the same run twice, and what is no result, are refused."""
+    """Files of single runs become one; the same run twice, other versions, and what is no result, are refused."""
     for seed in (1, 2):
-        (tmp_path / f"{seed}.json").write_text(json.dumps({"rows": [result("hopper", "sac", seed, 1.0)]}))
+        write(tmp_path / f"{seed}.json", result("hopper", "sac", seed, 1.0))
     paths = [str(tmp_path / f"{seed}.json") for seed in (1, 2)]
     assert [row["seed"] for row in known.joined(paths)["rows"]] == [1, 2]
     with pytest.raises(UserError, match="repeats hopper sac 1"):
         known.joined([paths[0], paths[0]])
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="is no result"):
         known.joined([str(tmp_path / "absent.json")])
+    write(tmp_path / "3.json", result("hopper", "sac", 3, 1.0), jax="2")
+    with pytest.raises(UserError, match="was made with jax 2, others with 1"):
+        known.joined([paths[0], str(tmp_path / "3.json")])
+    write(tmp_path / "4.json", result("hoper", "sac", 4, 1.0))
+    with pytest.raises(UserError, match="is not known"):
+        known.joined([str(tmp_path / "4.json")])
+    for text in ("{}", "[1]", "no"):
+        (tmp_path / "5.json").write_text(text)
+        with pytest.raises(UserError, match="is no result"):
+            known.joined([str(tmp_path / "5.json")])
 
 
 def test_bad_input(capsys):
@@ -105,12 +120,34 @@ def test_bad_input(capsys):
     assert "name a task (pendulum" in capsys.readouterr().err
 
 
-def test_our_learners_take_their_settings(tmp_path):
-    """Each learner of ours trains on a tiny task and counts its updates."""
-    task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)
-    trained = known.ours(task, 1, "sac")
-    assert trained.updates == 64  # one for each environment step
+@pytest.mark.parametrize("learner", ["sac", "td3"])
+def test_our_replay_learners(learner):
+    """They make one update for each environment step, and take what differs for a task."""
+    task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8, ours={"final_lr_fraction": 0.5})
+    trained = known.ours(task, 1, learner)
+    assert (trained.env_steps, trained.updates) == (64, 64)
     assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
+
+
+@pytest.mark.parametrize("learner", ["coma", "ppo"])
+def test_our_learners_of_teams(learner):
+    """Walking right is soon learned: sampled, two agents end most games in time, random ones few of them."""
+    task = Task(
+        CORRIDOR, 10_000, options={"num_agents": 2, "length": 4, "horizon": 8},
+        ours={"num_envs": 16, "hidden_size": 16, "actor_lr": 5e-3, "critic_lr": 5e-3},
+    )  # fmt: skip
+    trained = known.ours(task, 1, learner)
+    reached = returns(task, trained.act, sample=True).mean()
+    assert reached > returns(task, known.random(task, 1).act, sample=True).mean() + 0.2
+
+
+@pytest.mark.parametrize(
+    ("env", "learner"), [(CORRIDOR, "sac"), (POINT, "coma"), (POINT, "jaxmarl_ippo"), (POINT, "best_ratio")]
+)
+def test_learners_that_do_not_fit(monkeypatch, env, learner):
+    monkeypatch.setitem(known.TASKS, "tiny", Task(env, 64))
+    with pytest.raises(UserError, match=f"{learner} cannot learn tiny"):
+        known.check("tiny", learner)
 
 
 @needs("stable_baselines3")

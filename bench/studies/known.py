@@ -1,8 +1,10 @@
 """python -m bench.studies.known TASK LEARNER --seed N --out FILE: train on a known environment, and score the policy.
 
-LEARNER is one of ours or that of another library (`known_peers`), at the same number of steps, and for replay learners
-the same updates, networks, batches and learning rates. The final policy plays held-out episodes. Seconds are those of
-the process's CPU: start it on one core, `taskset -c 1 python -m bench.studies.known ...` with JAX_NUM_CPU_DEVICES=1.
+LEARNER is one of ours or that of another library (`known_peers`), at the same number of steps. Replay learners have the
+same networks, batches, replay, discount and learning rates, and one update for each environment step; ours also makes
+those of the random steps at the start, Brax fixes the temperature's rate and half the usual target entropy. The final
+policy plays held-out episodes. Seconds are CPU seconds of training, without imports: start the process on one core,
+`taskset -c 1 python -m bench.studies.known ...` with JAX_NUM_CPU_DEVICES=1.
 `python -m bench.studies.known --table FILE...` joins such files to one result and prints its table.
 """
 
@@ -24,6 +26,7 @@ import numpy as np
 import envs_jax
 import jaxrl
 from bench.harness import measure
+from bench.studies import known_peers
 from envs_jax.base import Array, Discrete, Environment, TimeStep
 from envs_jax.batch import batched
 from jaxrl.cli.entry import exit_on_error
@@ -45,10 +48,12 @@ class Trained:
 
     Attributes:
         act: the final policy.
+        env_steps: steps made, all copies together.
         updates: gradient updates made (of the critic where there is one), as the learner's settings say.
     """
 
     act: Act
+    env_steps: int
     updates: int
 
 
@@ -61,7 +66,8 @@ class Task:
         steps: environment steps, all copies together.
         num_envs: copies, of replay learners.
         options: settings of the environment.
-        learning_rate: of actor, critic and temperature, of replay learners.
+        learning_rate, batch_size, hidden_size, gamma, tau: of replay learners; two hidden layers.
+        random_steps: at the start of replay learners (Brax: of its first policy).
         ours: settings of our learners that differ from `OURS` here.
     """
 
@@ -93,7 +99,12 @@ TASKS = {
         ours={"hidden_size": 128, "actor_lr": 1e-3, "entropy_weight": 0.003},
     ),
     "cartpole_balance": Task("playground:CartpoleBalance", 1_000_000),
-    "smax_3m": Task("jaxmarl:HeuristicEnemySMAX", 500_000, options={"map": "3m"}),
+    "smax_3m": Task(
+        "jaxmarl:HeuristicEnemySMAX",
+        500_000,
+        options={"map": "3m"},
+        ours={"num_envs": 32, "hidden_size": 128, "actor_lr": 1e-3},
+    ),
 }
 
 
@@ -137,21 +148,21 @@ def ours(task: Task, seed: int, learner: str) -> Trained:
         result = jaxrl.train(
             algo, task.make(), total_env_steps=task.steps, seed=seed, eval_every=0, devices=1, runs=runs, **settings
         )
-        policy, updates = result.policy, int(np.nanmax(result.metrics["updates"]))
+        policy = result.policy
+        env_steps, updates = (int(np.nanmax(result.metrics[name])) for name in ("env_steps", "updates"))
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
         return policy(timestep, carry=carry, key=key)
 
-    return Trained(act, updates)
+    return Trained(act, env_steps, updates)
 
 
 def random(task: Task, seed: int) -> Trained:
     """Return uniformly random actions, among those that are allowed."""
-    del seed
     action = task.make().spec.action
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
-        key = jax.random.key(0) if carry is None else carry
+        key = jax.random.key(seed) if carry is None else carry
         drawn, following = jax.random.split(key)
         shape = timestep.observation.shape[:2]
         if isinstance(action, Discrete):
@@ -161,26 +172,40 @@ def random(task: Task, seed: int) -> Trained:
         drawn = jax.random.uniform(drawn, (*shape, *action.shape), minval=action.low, maxval=action.high)
         return drawn.astype(action.dtype), following
 
-    return Trained(act, 0)
+    return Trained(act, 0, 0)
 
 
 def best_ratio(task: Task, seed: int) -> Trained:
     """Return the usual heuristic for knapsacks: pack what is worth most for its weight, among what still fits."""
     del seed
-    observation = task.make().spec.observation.shape[0]
-    items = observation // 3  # an observation holds weights, values, and what is packed
+    items = task.make().spec.observation.shape[0] // 3  # an observation holds weights, values, and what is packed
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
-        seen, mask = timestep.observation, timestep.action_mask
-        values, weights = seen[..., items : 2 * items], seen[..., :items]
+        observation, mask = timestep.observation, timestep.action_mask
+        values, weights = observation[..., items : 2 * items], observation[..., :items]
         return jnp.argmax(jnp.where(mask, values / weights, -1.0), axis=-1), carry
 
-    return Trained(act, 0)
+    return Trained(act, 0, 0)
+
+
+BOX = ("sac", "td3", "brax_sac", "sbx_sac", "sbx_td3")  # learners of continuous actions alone
+
+
+def check(name: str, learner: str) -> None:
+    """Raise UsageError for a learner that cannot take a task."""
+    task = TASKS[name]
+    discrete = isinstance(task.make().spec.action, Discrete)
+    if (
+        (learner in BOX and discrete)
+        or (learner in ("coma", "jaxmarl_ippo") and not discrete)
+        or (learner == "jaxmarl_ippo" and not task.env.startswith("jaxmarl:"))
+        or (learner == "best_ratio" and name != "knapsack")
+    ):
+        raise UsageError(f"{learner} cannot learn {name}, whose actions are of another kind: choose another learner")
 
 
 def learners() -> dict[str, Callable[[Task, int], Trained]]:
     """Return all learners by name; those of other libraries need these."""
-    from bench.studies import known_peers
 
     def of(name: str) -> Callable[[Task, int], Trained]:
         return lambda task, seed: ours(task, seed, name)
@@ -217,13 +242,16 @@ def run(name: str, learner: str, seed: int, say: measure.Say) -> dict[str, Any]:
         if event == "/jax/core/compile/backend_compile_duration":
             compiling.append(duration_secs)
 
+    check(name, learner)
+    known_peers.load(learner)
+    task.make()
     jax.monitoring.register_event_duration_secs_listener(listen)
     wall, cpu = time.perf_counter(), time.process_time()
     with measure.fresh_compiles():
         trained = learners()[learner](task, seed)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     row: dict[str, Any] = {
-        "task": name, "learner": learner, "seed": seed, "env_steps": task.steps, "updates": trained.updates,
+        "task": name, "learner": learner, "seed": seed, "env_steps": trained.env_steps, "updates": trained.updates,
         "cpu_seconds": cpu, "wall_seconds": wall, "compile_share": sum(compiling) / wall,
         "greedy": _summary(returns(task, trained.act, sample=False)),
     }  # fmt: skip
@@ -259,15 +287,15 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         groups.setdefault((row["task"], row["learner"]), []).append(row)
     order = {name: place for place, name in enumerate(TASKS)}
-    for (task, learner), found in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        first = found[0]
-        seconds = [(row["cpu_seconds"], row["cpu_seconds"] * row["compile_share"]) for row in found]
+    for (task, learner), runs in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        first = runs[0]
+        seconds = [(row["cpu_seconds"], row["cpu_seconds"] * row["compile_share"]) for row in runs]
         times = [
             f"{statistics.median(column):.0f}" if first["updates"] else "" for column in zip(*seconds, strict=True)
         ]
         cells = [
-            TASKS[task].env, learner, str(len(found)), f"{first['env_steps']:,}", f"{first['updates']:,}",
-            *(_interval([row[mode]["mean"] for row in found if mode in row]) for mode in ("greedy", "sampled")), *times,
+            TASKS[task].env, learner, str(len(runs)), f"{first['env_steps']:,}", f"{first['updates']:,}",
+            *(_interval([row[mode]["mean"] for row in runs if mode in row]) for mode in ("greedy", "sampled")), *times,
         ]  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
@@ -275,8 +303,9 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _interval(means: list[float]) -> str:
     if not means:
         return ""
-    found = interval(np.array(means), few=True)
-    return f"{found['mean']:.4g}" + (f" ± {found['ci95']:.2g}" if len(means) > 1 else "")
+    over_seeds = interval(np.array(means), few=True)
+    half = float(f"{over_seeds['ci95']:.2g}")  # 150, not 1.5e+02
+    return f"{over_seeds['mean']:.4g}" + (f" ± {half:g}" if len(means) > 1 else "")
 
 
 @exit_on_error
@@ -310,28 +339,38 @@ def main(argv: Sequence[str]) -> int:
 
 
 def joined(paths: Sequence[str]) -> dict[str, Any]:
-    """Return one result of those of single runs. Raises UserError: no such file, or two rows of one run."""
+    """Return one result of those of single runs.
+
+    Raises UserError: no such file, no result, two rows of one run, or results of different machines or versions.
+    """
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     result: dict[str, Any] = {}
+    versions: dict[str, str] = {}
     for path in paths:
         try:
             part = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {path} ({error}): name files that this command has written") from None
-        for row in part["rows"]:
-            name = row["task"], row["learner"], row["seed"]
-            if name in rows:
-                raise UserError(f"{path} repeats {' '.join(map(str, name))}: name each run once")
+            machine = {name: part["machine"][name] for name in ("processor", "python", "jax")} | part["packages"]
+            names = [(row["task"], row["learner"], row["seed"]) for row in part["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no result ({error!r}): name files that this command has written") from None
+        for name, version in machine.items():
+            if versions.setdefault(name, version) != version:
+                raise UserError(f"{path} was made with {name} {version}, others with {versions[name]}: run it again")
+        for name, row in zip(names, part["rows"], strict=True):
+            if name in rows or name[0] not in TASKS:
+                raise UserError(
+                    f"{path} repeats {' '.join(map(str, name))}, or its task is not known: name each run once"
+                )
             rows[name] = row
         result = {**part, **result}
-    return result | {"rows": list(rows.values())}
+    return result | {"packages": versions, "rows": list(rows.values())}
 
 
 def packages() -> dict[str, str]:
     """Return the versions of the libraries beside ours."""
     names = "gymnax", "brax", "jaxmarl", "sbx-rl", "stable_baselines3", "torch", "flax", "optax"
-    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
-    return {name: found[name] for name in names if name in found}
+    installed = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
+    return {name: installed[name] for name in names if name in installed}
 
 
 if __name__ == "__main__":

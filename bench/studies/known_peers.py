@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,12 @@ def module(name: str) -> Any:
         raise UserError(f"this learner needs {name.partition('.')[0]}, which cannot be imported ({error})") from None
 
 
+def load(learner: str) -> None:
+    """Import what a learner needs, so that no clock runs meanwhile. Raises UserError where it is missing."""
+    for name in MODULES.get(learner, ()):
+        module(name)
+
+
 def to_box(env: Environment, action: Any) -> Array:
     """Return the environment's actions [B, 1, n] of those in [-1, 1] [B, n]."""
     box = _box(env)
@@ -52,7 +59,7 @@ def brax_sac(task: "Task", seed: int) -> "Trained":
     """Train Brax's SAC on its own environment with its own wrappers, else on ours behind its interface."""
     from bench.studies.known import Trained
 
-    train = module("brax.training.agents.sac.train").train
+    trainer = module("brax.training.agents.sac.train")
     networks = module("brax.training.agents.sac.networks").make_sac_networks
     env = task.make()
     library, _, name = task.env.partition(":")
@@ -60,28 +67,37 @@ def brax_sac(task: "Task", seed: int) -> "Trained":
         game = module("brax.envs").get_environment(name, **task.options)
     else:
         game = _brax_env(env)
-    jax.device_put_replicated = _replicated  # gone from jax, still called by Brax 0.14.2
-    make_policy, params, _ = train(
-        environment=game,
-        num_timesteps=task.steps,
-        episode_length=env.spec.horizon,
-        num_envs=task.num_envs,
-        learning_rate=task.learning_rate,
-        discounting=task.gamma,
-        tau=task.tau,
-        seed=seed,
-        batch_size=task.batch_size,
-        min_replay_size=task.random_steps,
-        grad_updates_per_step=task.num_envs,
-        network_factory=functools.partial(networks, hidden_layer_sizes=(task.hidden_size,) * 2),
-        num_evals=0,
-    )
+    with (
+        mock.patch.object(
+            jax, "device_put_replicated", _replicated, create=True
+        ),  # gone from jax, called by Brax 0.14.2
+        mock.patch.object(
+            trainer.acting, "Evaluator", mock.MagicMock()
+        ),  # episodes after training, which no other plays
+    ):
+        make_policy, params, _ = trainer.train(
+            environment=game,
+            num_timesteps=task.steps,
+            episode_length=env.spec.horizon,
+            num_envs=task.num_envs,
+            learning_rate=task.learning_rate,
+            discounting=task.gamma,
+            tau=task.tau,
+            seed=seed,
+            batch_size=task.batch_size,
+            min_replay_size=task.random_steps,
+            grad_updates_per_step=task.num_envs,
+            network_factory=functools.partial(networks, hidden_layer_sizes=(task.hidden_size,) * 2),
+            num_evals=0,
+            max_devices_per_host=1,
+        )
     policy = jax.jit(make_policy(params, deterministic=True))
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
         return to_box(env, policy(timestep.observation[:, 0], jax.random.PRNGKey(0))[0]), carry
 
-    return Trained(act, math.ceil((task.steps - task.random_steps) / task.num_envs) * task.num_envs)
+    updates = math.ceil((task.steps - task.random_steps) / task.num_envs) * task.num_envs
+    return Trained(act, task.random_steps + updates, updates)
 
 
 def _replicated(x: Any, devices: Sequence[Any]) -> Any:
@@ -136,7 +152,7 @@ def sbx(task: "Task", seed: int, algo: str) -> "Trained":
         action, _ = model.predict(np.asarray(timestep.observation[:, 0]), deterministic=True)
         return jnp.asarray(action)[:, None], carry
 
-    return Trained(act, model._n_updates)
+    return Trained(act, model.num_timesteps, model._n_updates)
 
 
 def _sb3_env(task: "Task", seed: int) -> Any:
@@ -198,13 +214,13 @@ def _sb3_env(task: "Task", seed: int) -> Any:
 
 
 def jaxmarl_ippo(task: "Task", seed: int) -> "Trained":
-    """Train IPPO of JaxMARL's repository with the settings published there, but for the total of steps."""
+    """Train IPPO of JaxMARL's repository with the settings published there, but for the total of steps and the map."""
     from bench.studies.known import Trained
 
     recurrent = "SMAX" in task.env
     script = "ippo_rnn_smax" if recurrent else "ippo_ff_mpe"
     code, config = _script(script)
-    config |= {"TOTAL_TIMESTEPS": task.steps, "ENV_KWARGS": {}, "SEED": seed}
+    config |= {"TOTAL_TIMESTEPS": task.steps, "SEED": seed}
     if recurrent:
         config["MAP_NAME"] = task.options["map"]
     else:
@@ -214,18 +230,21 @@ def jaxmarl_ippo(task: "Task", seed: int) -> "Trained":
     runner = result["runner_state"][0] if recurrent else result["runner_state"]
     params, action = runner[0].params, task.make().spec.action
     assert isinstance(action, Discrete)
-    updates = (
-        task.steps // (config["NUM_STEPS"] * config["NUM_ENVS"]) * config["UPDATE_EPOCHS"] * config["NUM_MINIBATCHES"]
-    )
-    network = code.ActorCriticRNN(action.n, config=config) if recurrent else code.ActorCritic(action.n)
+    rollouts = task.steps // (config["NUM_STEPS"] * config["NUM_ENVS"])
+    env_steps = rollouts * config["NUM_STEPS"] * config["NUM_ENVS"]
+    updates = rollouts * config["UPDATE_EPOCHS"] * config["NUM_MINIBATCHES"]
+    if recurrent:
+        network = code.ActorCriticRNN(action.n, config=config)
+    else:
+        network = code.ActorCritic(action.n, config["ACTIVATION"])
 
     @jax.jit
     def logits(hidden: Any, timestep: TimeStep) -> tuple[Any, Array]:
-        seen = timestep.observation.reshape(-1, timestep.observation.shape[-1])
+        rows = timestep.observation.reshape(-1, timestep.observation.shape[-1])
         if not recurrent:
-            return hidden, network.apply(params, seen)[0].logits
-        mask = timestep.action_mask.reshape(len(seen), -1).astype(jnp.float32)
-        hidden, policy, _ = network.apply(params, hidden, (seen[None], jnp.zeros((1, len(seen)), bool), mask))
+            return hidden, network.apply(params, rows)[0].logits
+        mask = timestep.action_mask.reshape(len(rows), -1).astype(jnp.float32)
+        hidden, policy, _ = network.apply(params, hidden, (rows[None], jnp.zeros((1, len(rows)), bool), mask))
         return hidden, policy.logits[0]
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
@@ -236,7 +255,7 @@ def jaxmarl_ippo(task: "Task", seed: int) -> "Trained":
         chosen = jnp.argmax(scores, -1) if key is None else jax.random.categorical(key, scores)
         return chosen.reshape(shape), carry
 
-    return Trained(act, updates)
+    return Trained(act, env_steps, updates)
 
 
 def _script(name: str) -> tuple[Any, dict[str, Any]]:
@@ -257,6 +276,12 @@ def _script(name: str) -> tuple[Any, dict[str, Any]]:
     return module(name), config | numbers
 
 
+MODULES = {
+    "brax_sac": ("brax.training.agents.sac.train", "brax.envs"),
+    "sbx_sac": ("sbx", "stable_baselines3"),
+    "sbx_td3": ("sbx", "stable_baselines3"),
+    "jaxmarl_ippo": ("jaxmarl", "distrax", "hydra", "matplotlib.pyplot", "wandb"),
+}
 LEARNERS: dict[str, Callable[["Task", int], "Trained"]] = {
     "brax_sac": brax_sac,
     "sbx_sac": functools.partial(sbx, algo="SAC"),
