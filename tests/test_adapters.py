@@ -313,7 +313,8 @@ def test_jaxmarl_masks_and_global_state():
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen", "agents"), [("HeuristicEnemySMAX", "3m", 3), ("overcooked", "coord_ring", 2)]
+    ("name", "chosen", "agents"),
+    [("HeuristicEnemySMAX", "3m", 3), ("overcooked", "coord_ring", 2), ("overcooked_v2", "asymm_advantages", 2)],
 )
 def test_jaxmarl_maps(name, chosen, agents):
     """A map by name is the package's environment of that scenario or layout."""
@@ -326,6 +327,8 @@ def test_jaxmarl_maps(name, chosen, agents):
     with quiet():
         if name == "overcooked":
             package = jaxmarl.make(name, layout=overcooked_layouts[chosen])
+        elif name == "overcooked_v2":
+            package = jaxmarl.make(name, layout=chosen)  # which takes names
         else:
             package = jaxmarl.make(name, scenario=map_name_to_scenario(chosen))
         observations, _ = package.reset(jax.random.key_data(jax.random.split(jax.random.key(0))[0]))

@@ -282,6 +282,13 @@ def test_a_damaged_scoring(folder: Path, scoring: Any, capsys: Any) -> None:
     assert "the entry 'scoring' of" in (told := refused(capsys, run)) and "is damaged: remove it" in told
 
 
+def test_damaged_versions(folder: Path, capsys: Any) -> None:
+    """Without the score's direction the best of several runs could be the worst."""
+    run = make_run(folder / "ddpg_point/0002", rows_of(SCORES[2]))
+    (run / "versions.json").write_text("{")
+    assert "versions.json is damaged: remove it" in refused(capsys, run)
+
+
 def test_a_run_without_a_scoring_shows_its_return(folder: Path, capsys: Any) -> None:
     run = folder / "ddpg_point/0002"
     (run / "versions.json").unlink()

@@ -18,7 +18,7 @@ from envs_jax.base import Array, Box, Discrete, closest, setting, short_repr
 
 _NEVER = 10**9  # steps
 # Classes that compare their steps with `max_steps` before they count the present one: episodes last one step more.
-_LATE = {"SimpleMPE", "SMAX"}
+_EXTRA_STEP = {"SimpleMPE", "SMAX"}
 _MASKS = ("get_avail_actions", "get_legal_moves")
 
 
@@ -37,7 +37,7 @@ class JaxMarl(Adapter):
     @classmethod
     def limit(cls) -> int:
         env = package("jaxmarl", cls.library).make(cls.name)
-        return int(env.max_steps) + _late(env) if hasattr(env, "max_steps") else DEFAULT_HORIZON
+        return int(env.max_steps) + _extra_steps(env) if hasattr(env, "max_steps") else DEFAULT_HORIZON
 
     def package_env(self) -> tuple[Any, Any]:
         """Return JaxMARL's environment, and its twin without a time limit."""
@@ -47,7 +47,7 @@ class JaxMarl(Adapter):
             raise UnfitError("resets itself inside, which hides the last observation: use an environment of brax")
         if hasattr(env, "num_inner_steps"):
             raise UnfitError("counts its time limit as an end and resets inside a step: choose another environment")
-        for one, limit in ((env, self.horizon - _late(env)), (endless, _NEVER)):
+        for one, limit in ((env, self.horizon - _extra_steps(env)), (endless, _NEVER)):
             for part in _parts(one):
                 if "max_steps" in vars(part):
                     part.max_steps = limit
@@ -57,14 +57,16 @@ class JaxMarl(Adapter):
         """Return the arguments of the package that choose the map. Raises UnfitError: no maps, or no such map."""
         if not self.map:
             return {}
-        smax, overcooked = "SMAX" in self.name, self.name == "overcooked"
-        if not (smax or overcooked):
+        if "SMAX" in self.name:
+            option, module, table = "scenario", "smax.smax_env", "MAP_NAME_TO_SCENARIO"
+        elif self.name in ("overcooked", "overcooked_v2"):
+            option, module, table = "layout", self.name, f"{self.name}_layouts"
+        else:
             raise UnfitError("has no maps: leave out --map")
-        module = package(f"jaxmarl.environments.{'smax.smax_env' if smax else 'overcooked'}", self.library)
-        maps = module.MAP_NAME_TO_SCENARIO if smax else module.overcooked_layouts
+        maps = getattr(package(f"jaxmarl.environments.{module}", self.library), table)
         if self.map not in maps:
             raise UnfitError(f"has no map {short_repr(self.map)}: {closest(self.map, tuple(maps))}")
-        return {"scenario" if smax else "layout": maps[self.map]}
+        return {option: maps[self.map]}
 
     def agent_action(self) -> tuple[Discrete | Box, Outward]:
         env, _ = self.env
@@ -121,9 +123,9 @@ def _parts(env: Any) -> tuple[Any, Any]:
     return env, getattr(env, "_env", env)
 
 
-def _late(env: Any) -> int:
-    """Return the steps that an episode lasts longer than `max_steps`, see `_LATE`."""
-    return int(any(base.__name__ in _LATE for part in _parts(env) for base in type(part).__mro__))
+def _extra_steps(env: Any) -> int:
+    """Return the steps that an episode lasts longer than `max_steps`, see `_EXTRA_STEP`."""
+    return int(any(base.__name__ in _EXTRA_STEP for part in _parts(env) for base in type(part).__mro__))
 
 
 def _size(space: Any) -> tuple[Any, ...]:

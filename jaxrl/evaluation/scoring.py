@@ -29,9 +29,12 @@ class Scoring:
     def read(cls, run: Path) -> "Scoring":
         """Return the scoring in a run's versions.json; without one, runs are scored by their return.
 
-        Raises RunError: the entry is damaged.
+        Raises RunError: the file or its entry is damaged.
         """
-        entry = read_versions(run).get(ENTRY, {})
+        file = read_versions(run)
+        if not file and (run / VERSIONS).exists():
+            raise RunError(f"{run / VERSIONS} is damaged: remove it to see returns instead of the run's score")
+        entry = file.get(ENTRY, {})
         try:
             scoring = cls(**entry)
             texts = (scoring.score, *scoring.labels, *scoring.labels.values())

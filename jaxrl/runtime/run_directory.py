@@ -138,7 +138,7 @@ def check_environment(run: Path, env: str, version: int) -> None:
 
 
 def read_versions(run: Path) -> dict[str, Any]:
-    """Return a run's versions.json; {} if it cannot be read, since no result depends on it."""
+    """Return a run's versions.json; {} if there is none, or if it cannot be read."""
     try:
         return dict(json.loads((run / VERSIONS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
