@@ -120,7 +120,7 @@ def test_bad_input(capsys):
     assert "name a task (pendulum" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("learner", ["sac", "td3"])
+@pytest.mark.parametrize("learner", ["sac", pytest.param("td3", marks=pytest.mark.long)])
 def test_our_replay_learners(learner):
     """They make one update for each environment step, and take what differs for a task."""
     task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8, ours={"final_lr_fraction": 0.5})
@@ -129,6 +129,7 @@ def test_our_replay_learners(learner):
     assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learner", ["coma", "ppo"])
 def test_our_learners_of_teams(learner):
     """Walking right is soon learned: sampled, two agents end most games in time, random ones few of them."""
