@@ -338,6 +338,12 @@ def test_jaxmarl_maps(name, chosen, agents):
     np.testing.assert_array_equal(np.asarray(timestep.observation).reshape(agents, -1), wanted)
 
 
+def test_settings_are_checked_before_the_package_is_asked():
+    needs("brax")
+    with pytest.raises(ValueError, match="unknown backend 'sprung': did you mean 'spring'"):
+        make("brax:hopper", backend="sprung")
+
+
 @pytest.mark.parametrize(
     ("name", "chosen", "sentence"),
     [

@@ -1,4 +1,4 @@
-"""Every block of code of the README and of docs/ runs: commands at tiny sizes, Python as it stands there."""
+"""Blocks of code of the README and of docs/ run: commands at tiny sizes, Python as it stands there; see EXCEPT."""
 
 import dataclasses
 import importlib.util
@@ -62,7 +62,6 @@ NAMES = {"RUN": "runs/ddpg_snakes_3v3/0001", "OTHER_RUN": "runs/ddpg_snakes_3v3/
 
 # What blocks take from the text around them.
 BEFORE = {
-    "README.md": "import numpy\nobservation = numpy.zeros((1, 39))",
     "docs/tutorials/snakes_opponent.md": "import jax.numpy as jnp\n"
     "from envs_jax.snakes.opponents import Opponent, _first_of",
 }

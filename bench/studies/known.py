@@ -31,7 +31,7 @@ from envs_jax.base import Array, Discrete, Environment, TimeStep
 from envs_jax.batch import batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
-from jaxrl.common.errors import UsageError, UserError
+from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.statistics import interval
 
 KIND = "known"
@@ -85,7 +85,8 @@ class Task:
 
     def make(self) -> Environment:
         """Return the environment."""
-        return envs_jax.make(self.env, **self.options)
+        with usage_errors():
+            return envs_jax.make(self.env, **self.options)
 
 
 TASKS = {
@@ -368,7 +369,19 @@ def joined(paths: Sequence[str]) -> dict[str, Any]:
 
 def packages() -> dict[str, str]:
     """Return the versions of the libraries beside ours."""
-    names = "gymnax", "brax", "jaxmarl", "sbx-rl", "stable_baselines3", "torch", "flax", "optax"
+    names = (
+        "gymnax",
+        "brax",
+        "jaxmarl",
+        "jumanji",
+        "playground",
+        "mujoco",
+        "sbx-rl",
+        "stable_baselines3",
+        "torch",
+        "flax",
+        "optax",
+    )
     installed = {dist.metadata["Name"]: dist.version for dist in metadata.distributions()}
     return {name: installed[name] for name in names if name in installed}
 

@@ -20,6 +20,7 @@ from envs_jax.base import (
     Environment,
     EnvSpec,
     TimeStep,
+    check_settings,
     closest,
     make,
     pytree,
@@ -118,6 +119,7 @@ class Adapter(Environment):
         return _class_of(adapter, name)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         self.spec  # noqa: B018  refuses what cannot be adapted
 
     def __reduce__(self) -> Any:  # a class that is made cannot be found by its module

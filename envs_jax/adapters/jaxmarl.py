@@ -129,7 +129,7 @@ def _extra_steps(env: Any) -> int:
 
 
 def _size(space: Any) -> tuple[Any, ...]:
-    return (int(space.n),) if hasattr(space, "n") else (tuple(space.shape), str(space.__dict__.get("low")))
+    return (int(space.n),) if hasattr(space, "n") else (tuple(space.shape), str(space.low), str(space.high))
 
 
 def _flat(state: Any) -> Array:

@@ -22,7 +22,7 @@ class BoxActions:
         if not isinstance(box, Box):
             raise ValueError(
                 f"{algorithm} needs continuous actions, '{spec.name}' has discrete ones: use an algorithm for these, "
-                "such as ddpg or coma"
+                "such as ppo, ddpg or coma"
             )
         if not (jnp.issubdtype(box.dtype, jnp.floating) and (box.high - box.low) / 2 < math.inf):
             raise ValueError(

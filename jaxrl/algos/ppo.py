@@ -115,7 +115,7 @@ class Ppo(Algorithm):
     )  # fmt: skip
     critic: Literal["auto", "local", "central"] = setting(
         "auto", "local: an agent's critic sees its own observation (IPPO); central: all that the environment shows "
-        "critics (MAPPO); auto = central where there is such a view"
+        "critics (MAPPO); auto = central where there is such a view, and a team or a global state"
     )  # fmt: skip
     initial_std: float = setting(0.6, "initial deviation of continuous actions, of a box [-1, 1]", between=(1e-6, 1e3))
     hidden_size: int = setting(128, "channels of the convolutions and units of the dense layers", between=(1, 2**14))

@@ -27,7 +27,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         ValueError: actions are continuous, or half of the centralised observation is missing.
     """
     if not isinstance(spec.action, Discrete):
-        raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use another algo")
+        raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
     spec = with_critic_input(spec)
     if spec.critic_input is None or spec.critic_input_spec is None:
         raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
