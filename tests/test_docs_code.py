@@ -91,6 +91,7 @@ EXCEPT = {
     ("docs/metaworld.md", "python -m bench"): "package metaworld",
     ("docs/other_libraries.md", "pip install"): "network",
     ("docs/other_libraries.md", "python -m jaxrl.train"): "package gymnax",
+    ("docs/other_libraries.md", "python -m bench.studies.known"): "minutes: tests/test_known.py",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/presets.md", "python -m jaxrl.train --config ddpg"): "published weights: tests/test_torch_weights.py",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",

@@ -295,7 +295,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             f"{statistics.median(column):.0f}" if first["updates"] else "" for column in zip(*seconds, strict=True)
         ]
         cells = [
-            TASKS[task].env, learner, str(len(runs)), f"{first['env_steps']:,}", f"{first['updates']:,}",
+            TASKS[task].env, learner, str(len(runs)),
+            *(f"{first[key]:,}" if first[key] else "" for key in ("env_steps", "updates")),
             *(_interval([row[mode]["mean"] for row in runs if mode in row]) for mode in ("greedy", "sampled")), *times,
         ]  # fmt: skip
         yield f"| {' | '.join(cells)} |"
