@@ -34,7 +34,7 @@ test-long: $(INSTALLED)
 
 test-extras: $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' onnxruntime
-	$(PYTEST) tests/test_adapters.py tests/test_outward*.py tests/test_export_formats.py tests/test_loggers.py $(PYTEST_ARGS)
+	$(PYTEST) tests/test_adapters.py tests/test_outward*.py tests/test_export_formats.py tests/test_loggers.py tests/test_known.py $(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)
