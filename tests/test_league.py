@@ -235,7 +235,7 @@ def test_verdicts_go_by_the_interval():
                _match("sampled", "level2", -3.0, 0.5, 0.1), _match("random", "level2", -9.0, 0.5, 0.0)]  # fmt: skip
     report = {"matches": matches, "score": "score_difference", "score_mode": "max"}
     (sentence,) = tables.verdict(report)
-    assert sentence == ("By the 95 % interval of its score_difference, sampled beats random; loses to level2; "
+    assert sentence == ("By the 95 % interval of its score difference, sampled beats random; loses to level2; "
                         "is not distinguishable from level1.")  # fmt: skip
     assert "beats level2; loses to random" in tables.verdict(report | {"score_mode": "min"})[0]
 
