@@ -365,7 +365,8 @@ def joined(paths: Sequence[str]) -> dict[str, Any]:
                 )
             rows[name] = row
         result = {**part, **result}
-    return result | {"packages": versions, "rows": list(rows.values())}
+    command = f"python -m bench.studies.{KIND} TASK LEARNER --seed SEED"
+    return result | {"command": command, "packages": versions, "rows": list(rows.values())}
 
 
 def packages() -> dict[str, str]:
