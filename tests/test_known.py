@@ -11,6 +11,7 @@ import pytest
 
 from bench.studies import known, known_peers
 from bench.studies.known import Task, returns, table
+from envs_jax.adapters.common import quiet
 from jaxrl.common.errors import UserError
 
 CORRIDOR, POINT = "tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"
@@ -148,7 +149,7 @@ def test_our_learners_of_teams(learner):
 )
 def test_learners_that_do_not_fit(monkeypatch, env, learner):
     monkeypatch.setitem(known.TASKS, "tiny", Task(env, 64))
-    with pytest.raises(UserError, match=f"{learner} cannot learn tiny"):
+    with pytest.raises(UserError, match=f"{learner} does not fit tiny"):
         known.check("tiny", learner)
 
 
@@ -169,6 +170,26 @@ def test_copies_of_stable_baselines():
         assert all(info["TimeLimit.truncated"] for info in infos)
         assert np.abs(seen[:, :2] - place).min() > 1e-4
         place = seen[:, :2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("learner", "updates"),
+    [
+        pytest.param("brax_sac", 48, marks=needs("brax")),
+        pytest.param("sbx_sac", 44, marks=needs("sbx")),
+        pytest.param("sbx_td3", 44, marks=needs("sbx")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # their own
+def test_replay_learners_of_others(learner, updates):
+    """They make the steps that they are asked for, and count their updates after the random steps."""
+    task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)
+    with quiet():  # the tests forbid what these libraries do
+        known_peers.load(learner)
+        trained = known_peers.LEARNERS[learner](task, 1)
+    assert (trained.env_steps, trained.updates) == (64, updates)
+    assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
 
 
 @needs("brax")

@@ -8,7 +8,6 @@ policy plays held-out episodes. Seconds are CPU seconds of training, without imp
 `python -m bench.studies.known --table FILE...` joins such files to one result and prints its table.
 """
 
-import dataclasses
 import json
 import statistics
 import sys
@@ -23,71 +22,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs_jax
 import jaxrl
 from bench.harness import measure
 from bench.studies import known_peers
-from envs_jax.base import Array, Discrete, Environment, TimeStep
+from bench.studies.known_peers import Act, Task, Trained
+from envs_jax.base import Array, Discrete, TimeStep
 from envs_jax.batch import batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
-from jaxrl.common.errors import UsageError, UserError, usage_errors
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation.statistics import interval
 
 KIND = "known"
 EPISODES = 128
 HELD_OUT = 2**20  # seed of the episodes of the evaluation
-
-# (carry or None at the start, TimeStep [B], key or None = greedy) -> actions [B, A, ...], carry
-Act = Callable[[Any, TimeStep, Array | None], tuple[Any, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """What a learner returns.
-
-    Attributes:
-        act: the final policy.
-        env_steps: steps made, all copies together.
-        updates: gradient updates made (of the critic where there is one), as the learner's settings say.
-    """
-
-    act: Act
-    env_steps: int
-    updates: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A known environment.
-
-    Attributes:
-        env: its name.
-        steps: environment steps, all copies together.
-        num_envs: copies, of replay learners.
-        options: settings of the environment.
-        learning_rate, batch_size, hidden_size, gamma, tau: of replay learners; two hidden layers.
-        random_steps: at the start of replay learners (Brax: of its first policy).
-        ours: settings of our learners that differ from `OURS` here.
-    """
-
-    env: str
-    steps: int
-    num_envs: int = 16
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    learning_rate: float = 1e-3
-    batch_size: int = 128
-    hidden_size: int = 128
-    random_steps: int = 1024
-    gamma: float = 0.99
-    tau: float = 0.005
-    ours: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def make(self) -> Environment:
-        """Return the environment."""
-        with usage_errors():
-            return envs_jax.make(self.env, **self.options)
-
 
 TASKS = {
     "pendulum": Task("gymnax:Pendulum-v1", 30_000, num_envs=4),
@@ -202,7 +150,7 @@ def check(name: str, learner: str) -> None:
         or (learner == "jaxmarl_ippo" and not task.env.startswith("jaxmarl:"))
         or (learner == "best_ratio" and name != "knapsack")
     ):
-        raise UsageError(f"{learner} cannot learn {name}, whose actions are of another kind: choose another learner")
+        raise UsageError(f"{learner} does not fit {name} (its actions, or its library): choose another learner")
 
 
 def learners() -> dict[str, Callable[[Task, int], Trained]]:

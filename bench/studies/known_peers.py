@@ -1,10 +1,11 @@
-"""Learners of other libraries for `bench.studies.known`: Brax's SAC, SBX's SAC and TD3, JaxMARL's IPPO.
+"""Tasks and learners of other libraries for `bench.studies.known`: Brax's SAC, SBX's SAC and TD3, JaxMARL's IPPO.
 
 github.com/google/brax, github.com/araffin/sbx, github.com/FLAIROx/JaxMARL. The libraries are optional. JaxMARL's
 learners are scripts of its repository, not of its package: name a checkout in the environment variable
 JAXMARL_REPOSITORY. They need distrax, hydra-core, matplotlib and wandb.
 """
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -12,19 +13,67 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import envs_jax
 from envs_jax.base import Array, Box, Discrete, Environment, TimeStep
 from envs_jax.batch import batched, where
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UserError, usage_errors
 
-if TYPE_CHECKING:
-    from bench.studies.known import Task, Trained
+# (carry or None at the start, TimeStep [B], key or None = greedy) -> actions [B, A, ...], carry
+Act = Callable[[Any, TimeStep, Array | None], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Result of a learner.
+
+    Attributes:
+        act: the final policy.
+        env_steps: steps made, all copies together.
+        updates: gradient updates made (of the critic where there is one), as the learner's settings say.
+    """
+
+    act: Act
+    env_steps: int
+    updates: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A known environment.
+
+    Attributes:
+        env: its name.
+        steps: environment steps, all copies together.
+        num_envs: copies, of replay learners.
+        options: settings of the environment.
+        learning_rate, batch_size, hidden_size, gamma, tau: of replay learners; two hidden layers.
+        random_steps: at the start of replay learners (Brax: of its first policy).
+        ours: settings of our learners that differ from `OURS` here.
+    """
+
+    env: str
+    steps: int
+    num_envs: int = 16
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    learning_rate: float = 1e-3
+    batch_size: int = 128
+    hidden_size: int = 128
+    random_steps: int = 1024
+    gamma: float = 0.99
+    tau: float = 0.005
+    ours: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def make(self) -> Environment:
+        """Return the environment."""
+        with usage_errors():
+            return envs_jax.make(self.env, **self.options)
 
 
 def module(name: str) -> Any:
@@ -55,10 +104,8 @@ def _box(env: Environment) -> Box:
 # Brax
 
 
-def brax_sac(task: "Task", seed: int) -> "Trained":
+def brax_sac(task: Task, seed: int) -> Trained:
     """Train Brax's SAC on its own environment with its own wrappers, else on ours behind its interface."""
-    from bench.studies.known import Trained
-
     trainer = module("brax.training.agents.sac.train")
     networks = module("brax.training.agents.sac.networks").make_sac_networks
     env = task.make()
@@ -67,14 +114,9 @@ def brax_sac(task: "Task", seed: int) -> "Trained":
         game = module("brax.envs").get_environment(name, **task.options)
     else:
         game = _brax_env(env)
-    with (
-        mock.patch.object(
-            jax, "device_put_replicated", _replicated, create=True
-        ),  # gone from jax, called by Brax 0.14.2
-        mock.patch.object(
-            trainer.acting, "Evaluator", mock.MagicMock()
-        ),  # episodes after training, which no other plays
-    ):
+    # Brax 0.14.2 calls a function that jax has dropped, and plays episodes after training that the others do not play.
+    replicated = mock.patch.object(jax, "device_put_replicated", _replicated, create=True)
+    with replicated, mock.patch.object(trainer.acting, "Evaluator", mock.MagicMock()):
         make_policy, params, _ = trainer.train(
             environment=game,
             num_timesteps=task.steps,
@@ -131,10 +173,8 @@ def _brax_env(env: Environment) -> Any:
 # SBX
 
 
-def sbx(task: "Task", seed: int, algo: str) -> "Trained":
+def sbx(task: Task, seed: int, algo: str) -> Trained:
     """Train a replay learner of SBX on all copies at once, one compiled call per step of all."""
-    from bench.studies.known import Trained
-
     settings: dict[str, Any] = {"policy_delay": 2} if algo == "TD3" else {}
     if algo == "TD3":
         noise = module("stable_baselines3.common.noise").NormalActionNoise
@@ -155,17 +195,17 @@ def sbx(task: "Task", seed: int, algo: str) -> "Trained":
     return Trained(act, model.num_timesteps, model._n_updates)
 
 
-def _sb3_env(task: "Task", seed: int) -> Any:
+def _sb3_env(task: Task, seed: int) -> Any:
     """Return a task as a VecEnv of Stable-Baselines3, which resets copies in the step that ends them."""
     base, spaces = module("stable_baselines3.common.vec_env"), module("gymnasium.spaces")
     env = task.make()
-    observation, action = env.spec.observation, _box(env)
+    shape, action = env.spec.observation.shape, _box(env)
     play = batched(env)
     reset, step, restart = jax.jit(play.reset), jax.jit(play.step), jax.jit(where)
 
     class Copies(base.VecEnv):  # type: ignore[name-defined]
         def __init__(self) -> None:
-            space = spaces.Box(-np.inf, np.inf, observation.shape, np.float32)
+            space = spaces.Box(-np.inf, np.inf, shape, np.float32)
             bounds = spaces.Box(action.low, action.high, action.shape, np.float32)
             super().__init__(task.num_envs, space, bounds)
             self.actions: Any = None
@@ -179,20 +219,20 @@ def _sb3_env(task: "Task", seed: int) -> Any:
 
         def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
             self.state, timestep = step(self.state, self.timestep, self.actions)
-            seen, reward = np.array(timestep.observation[:, 0]), np.asarray(timestep.reward[:, 0])
+            observation, reward = np.array(timestep.observation[:, 0]), np.asarray(timestep.reward[:, 0])
             terminated, truncated = np.asarray(timestep.terminated), np.asarray(timestep.truncated)
             done = terminated | truncated
             infos: list[dict[str, Any]] = [{} for _ in range(task.num_envs)]
             if done.any():
                 for index in np.flatnonzero(done):
                     infos[index] = {
-                        "terminal_observation": seen[index].copy(), "TimeLimit.truncated": bool(truncated[index])
+                        "terminal_observation": observation[index].copy(), "TimeLimit.truncated": bool(truncated[index])
                     }  # fmt: skip
                 restarted, first = step(self.state, timestep, self.actions)  # resets those that have ended
                 self.state, timestep = restart(jnp.asarray(done), (restarted, first), (self.state, timestep))
-                seen[done] = np.asarray(first.observation[:, 0])[done]
+                observation[done] = np.asarray(first.observation[:, 0])[done]
             self.timestep = timestep
-            return seen, reward, done, infos
+            return observation, reward, done, infos
 
         def close(self) -> None: ...
 
@@ -213,10 +253,8 @@ def _sb3_env(task: "Task", seed: int) -> Any:
 # JaxMARL
 
 
-def jaxmarl_ippo(task: "Task", seed: int) -> "Trained":
+def jaxmarl_ippo(task: Task, seed: int) -> Trained:
     """Train IPPO of JaxMARL's repository with the settings published there, but for the total of steps and the map."""
-    from bench.studies.known import Trained
-
     recurrent = "SMAX" in task.env
     script = "ippo_rnn_smax" if recurrent else "ippo_ff_mpe"
     code, config = _script(script)
@@ -282,7 +320,7 @@ MODULES = {
     "sbx_td3": ("sbx", "stable_baselines3"),
     "jaxmarl_ippo": ("jaxmarl", "distrax", "hydra", "matplotlib.pyplot", "wandb"),
 }
-LEARNERS: dict[str, Callable[["Task", int], "Trained"]] = {
+LEARNERS: dict[str, Callable[[Task, int], Trained]] = {
     "brax_sac": brax_sac,
     "sbx_sac": functools.partial(sbx, algo="SAC"),
     "sbx_td3": functools.partial(sbx, algo="TD3"),

@@ -49,7 +49,7 @@ class Reference:
 
 
 def close(found: Any, wanted: Any) -> bool:
-    """Whether numbers are equal up to the rounding of two compilations of one environment."""
+    """Return whether numbers are equal up to the rounding of two compilations of one environment."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     return found.dtype == wanted.dtype and np.allclose(found, wanted.reshape(found.shape), rtol=1e-6, atol=1e-6)
 
