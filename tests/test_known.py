@@ -174,21 +174,21 @@ def test_copies_of_stable_baselines():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("learner", "updates"),
+    "learner",
     [
-        pytest.param("brax_sac", 48, marks=needs("brax")),
-        pytest.param("sbx_sac", 44, marks=needs("sbx")),
-        pytest.param("sbx_td3", 44, marks=needs("sbx")),
+        pytest.param("brax_sac", marks=needs("brax")),
+        pytest.param("sbx_sac", marks=needs("sbx")),
+        pytest.param("sbx_td3", marks=needs("sbx")),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # their own
-def test_replay_learners_of_others(learner, updates):
-    """They make the steps that they are asked for, and count their updates after the random steps."""
+def test_replay_learners_of_others(learner):
+    """They make the steps that they are asked for, and an update for each one after the random steps."""
     task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8)
     with quiet():  # the tests forbid what these libraries do
         known_peers.load(learner)
         trained = known_peers.LEARNERS[learner](task, 1)
-    assert (trained.env_steps, trained.updates) == (64, updates)
+    assert (trained.env_steps, trained.updates) == (64, 64 - 16)
     assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
 
 
