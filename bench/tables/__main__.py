@@ -27,10 +27,11 @@ Tables = Mapping[str, Callable[[], str]]
 
 def tables(folder: Path) -> dict[str, Callable[[], str]]:
     """Return {"template.macro": macro} of all templates in a folder. Raises UserError if one cannot be read."""
-    loader, found = FileSystemLoader(folder), {}
+    loader = FileSystemLoader(folder)
     jinja = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.globals |= formats.GLOBALS
     jinja.filters |= formats.FILTERS
+    found: dict[str, Callable[[], str]] = {}
     for path in sorted(folder.glob("*.jinja")):
         with _one_sentence(path.name):
             macros = vars(jinja.get_template(path.name).module)
@@ -78,7 +79,9 @@ def update(root: Path, made: Tables, check: bool) -> list[str]:
     Raises:
         UserError: see `filled`; or a table stands on no page, or twice.
     """
-    pages, shown, stale = {}, [], []
+    pages: dict[Path, str] = {}
+    shown: list[str] = []
+    stale: list[str] = []
     for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
         pages[path], names, old = filled(str(path.relative_to(root)), path.read_text(), made)
         shown, stale = shown + names, stale + old
