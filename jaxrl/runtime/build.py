@@ -34,6 +34,7 @@ from jaxrl.runtime.data_parallel import (
 )
 from jaxrl.runtime.train_state import Position, TrainState
 from jaxrl.runtime.trainer import Trainer
+from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
 
@@ -103,6 +104,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Build a run without checking that it fits. Raises UsageError."""
+    compile_random_bits_quickly()
     run, env = config.run, batched(config.make_env())
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
