@@ -338,6 +338,7 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
     unseen = compile_run(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
     assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
     left = compile_run(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
+    left.compile()
     assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -32,9 +31,10 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
-from jaxrl.runtime.train_state import Position, TrainState
-from jaxrl.runtime.trainer import Trainer
+from jaxrl.runtime.program import Program
 from jaxrl.runtime.threefry import compile_random_bits_quickly
+from jaxrl.runtime.train_state import Position
+from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
 
@@ -284,19 +284,29 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """The compiled functions of a run.
+    """The functions of a run; those that are needed first are compiled, the others when they are called first.
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
         blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase that is already complete.
         evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
-        peak: peak bytes on a device, with a checkpoint in progress.
+        needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
     """
 
-    start: Callable[..., TrainState] | None
-    blocks: list[Callable[..., Any] | None]
-    evaluate: Callable[..., dict[str, Any]] | None
-    peak: int
+    start: Program | None
+    blocks: list[Program | None]
+    evaluate: Program | None
+    needed: list[int]
+
+    @property
+    def peak(self) -> int:
+        """Return the peak bytes on a device of what is compiled so far."""
+        return max(self.needed, default=0)
+
+    def compile(self) -> None:
+        """Compile all that is not compiled yet. Raises memory_plan.TooLargeError."""
+        for program in filter(None, (self.start, *self.blocks, self.evaluate)):
+            program.finish()
 
 
 def compile_run(
@@ -307,6 +317,10 @@ def compile_run(
     evaluated: int = 0,
 ) -> CompiledRun:
     """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
+
+    On a CPU a first start compiles for up to a minute: there only the start and the first phase are compiled here, at
+    once, and each other program when it is needed. GPUs can run out of memory, hosts must compile the same in the
+    same order: there all is compiled here.
 
     Args:
         setup, inputs: the run, and what `Algorithm.init` takes.
@@ -320,32 +334,26 @@ def compile_run(
     replicated = shardings(setup.mesh, REPLICATED)
     by_trial = shardings(setup.mesh, SPLIT) if trainer.trials > 1 else replicated
     checkpoint = setup.plan.parts.get("checkpoint", 0)
-    peak = 0
+    found: list[int] = []
 
     def place(tree: Any, sharding: Any = replicated) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def compiled(what: str, function: Any, *arguments: Any, beside: int = 0) -> Any:
-        nonlocal peak
-        began = time.monotonic()
-        program = function.lower(*arguments).compile()
-        needed = memory_plan.compiled_bytes(program) + beside + checkpoint
-        say(f"compiled {what} in {time.monotonic() - began:.1f} s; it needs {gibibytes(needed)} per device")
-        setup.plan.check(needed)
-        peak = max(peak, needed)
-        return program
+    def program(what: str, lower: Callable[[], Any], beside: Callable[[], int] = lambda: 0) -> Program:
+        def check(executable: Any, seconds: float) -> None:
+            needed = memory_plan.compiled_bytes(executable) + beside() + checkpoint
+            say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed)} per device")
+            setup.plan.check(needed)
+            found.append(needed)
 
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-    at = position or Position()
-    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
-    blocks = [
-        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) if iterations else None
-        for phase, iterations in zip(setup.algo.phases, left, strict=True)
-    ]
-    evaluate = start = None
-    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
-    rules = setup.env.env.match_rules
-    if run.eval_every and (any(left) or evaluated != at.iterations):
+        return Program(lower, check)
+
+    def block(phase: Phase) -> Program:
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+        return program(f"phase '{phase.name}'", lambda: trainer.make_block(phase).lower(shapes, number))
+
+    def lower_evaluation() -> Any:
+        rules = setup.env.env.match_rules
         evaluator = Evaluator(
             setup.eval_env,
             learned(setup.algo, "sample" if rules and rules.sampled else "greedy"),
@@ -357,9 +365,28 @@ def compile_run(
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
+        return evaluator.compiled().lower(policy, keys, context)
+
+    def state_bytes() -> int:
         local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
-        state = memory_plan.size(jax.tree.map(local, shapes))
-        evaluate = compiled("the evaluation", evaluator.compiled(), policy, keys, context, beside=state)
+        return memory_plan.size(jax.tree.map(local, shapes))
+
+    at = position or Position()
+    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
+    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
+    blocks = [block(phase) if number else None for phase, number in zip(setup.algo.phases, left, strict=True)]
+    evaluate = start = None
+    if run.eval_every and (any(left) or evaluated != at.iterations):
+        evaluate = program("the evaluation", lower_evaluation, state_bytes)
     if position is None:
-        start = compiled("the start", trainer.make_init(), keys, inputs)
-    return CompiledRun(start, blocks, evaluate, peak)
+        start = program("the start", lambda: trainer.make_init().lower(keys, inputs))
+    done = CompiledRun(start, blocks, evaluate, found)
+    if jax.default_backend() != "cpu" or hosts.number() > 1:
+        done.compile()
+    else:
+        first = [found for found in (next(filter(None, blocks), None), start) if found is not None]
+        for one in reversed(first):  # the start is traced sooner
+            one.begin()
+        for one in first:
+            one.finish()
+    return done
