@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
+from jaxrl.common.garbage import collected_rarely
 
 
 @entry.exit_on_error
@@ -13,12 +14,13 @@ def main(argv: Sequence[str]) -> int:
     request = command_line.parse(argv, description=__doc__, add_flags=_add_flags)
     flags = request.flags
 
-    import jax  # only now: --help and a wrong flag need none of this
+    with collected_rarely():  # only now: --help and a wrong flag need none of this
+        import jax
 
-    from jaxrl.report.cache import enable_compilation_cache
-    from jaxrl.runtime import hosts
-    from jaxrl.runtime import run as runs
-    from jaxrl.runtime.run_directory import versions
+        from jaxrl.report.cache import enable_compilation_cache
+        from jaxrl.runtime import hosts
+        from jaxrl.runtime import run as runs
+        from jaxrl.runtime.run_directory import versions
 
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     enable_compilation_cache()

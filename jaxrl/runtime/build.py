@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from envs_jax.progress import start as start_progress
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.garbage import collected_rarely
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
@@ -78,7 +79,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         UsageError: impossible settings.
         memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
     """
-    setup = unchecked_run(config, resuming, custom)
+    with collected_rarely():
+        setup = unchecked_run(config, resuming, custom)
     made = setup.plan
     if made.fits:
         return setup
@@ -303,9 +305,12 @@ class CompiledRun:
         """Return the peak bytes on a device of what is compiled so far."""
         return max(self.needed, default=0)
 
-    def compile(self) -> None:
-        """Compile all that is not compiled yet. Raises memory_plan.TooLargeError."""
-        for program in filter(None, (self.start, *self.blocks, self.evaluate)):
+    def compile(self, *programs: Program | None, at_once: bool = True) -> None:
+        """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
+        chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
+        for program in chosen if at_once else ():
+            program.begin()
+        for program in chosen:
             program.finish()
 
 
@@ -318,9 +323,8 @@ def compile_run(
 ) -> CompiledRun:
     """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
 
-    On a CPU a first start compiles for up to a minute: there only the start and the first phase are compiled here, at
-    once, and each other program when it is needed. GPUs can run out of memory, hosts must compile the same in the
-    same order: there all is compiled here.
+    On a CPU the start and the phases up to the first that learns are compiled here, at once, and each other program
+    when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
 
     Args:
         setup, inputs: the run, and what `Algorithm.init` takes.
@@ -339,20 +343,20 @@ def compile_run(
     def place(tree: Any, sharding: Any = replicated) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def program(what: str, lower: Callable[[], Any], beside: Callable[[], int] = lambda: 0) -> Program:
+    def program(what: str, make: Callable[[], tuple[Any, ...]], beside: Callable[[], int] = lambda: 0) -> Program:
         def check(executable: Any, seconds: float) -> None:
             needed = memory_plan.compiled_bytes(executable) + beside() + checkpoint
             say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed)} per device")
             setup.plan.check(needed)
             found.append(needed)
 
-        return Program(lower, check)
+        return Program(make, check)
 
     def block(phase: Phase) -> Program:
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-        return program(f"phase '{phase.name}'", lambda: trainer.make_block(phase).lower(shapes, number))
+        return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
 
-    def lower_evaluation() -> Any:
+    def evaluation() -> tuple[Any, ...]:
         rules = setup.env.env.match_rules
         evaluator = Evaluator(
             setup.eval_env,
@@ -365,7 +369,7 @@ def compile_run(
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
-        return evaluator.compiled().lower(policy, keys, context)
+        return evaluator.compiled(), policy, keys, context
 
     def state_bytes() -> int:
         local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
@@ -377,16 +381,19 @@ def compile_run(
     blocks = [block(phase) if number else None for phase, number in zip(setup.algo.phases, left, strict=True)]
     evaluate = start = None
     if run.eval_every and (any(left) or evaluated != at.iterations):
-        evaluate = program("the evaluation", lower_evaluation, state_bytes)
+        evaluate = program("the evaluation", evaluation, state_bytes)
     if position is None:
-        start = program("the start", lambda: trainer.make_init().lower(keys, inputs))
+        start = program("the start", lambda: (trainer.make_init(), keys, inputs))
     done = CompiledRun(start, blocks, evaluate, found)
     if jax.default_backend() != "cpu" or hosts.number() > 1:
-        done.compile()
+        done.compile(at_once=False)
     else:
-        first = [found for found in (next(filter(None, blocks), None), start) if found is not None]
-        for one in reversed(first):  # the start is traced sooner
-            one.begin()
-        for one in first:
-            one.finish()
+        with collected_rarely():
+            done.compile(start, *_until_first_update(setup.algo.phases, blocks))
     return done
+
+
+def _until_first_update(phases: Sequence[Phase], blocks: Sequence[Program | None]) -> list[Program | None]:
+    """Return the programs of the phases up to the first one that is left and learns."""
+    first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(phases))
+    return list(blocks[: first + 1])

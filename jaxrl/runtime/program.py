@@ -12,12 +12,12 @@ class Program:
     """A function of arrays, traced and compiled once.
 
     Args:
-        lower: traces it.
+        make: returns the function, jitted, and shapes of its arguments.
         check: receives the compiled program and the seconds that it took; may raise an error.
     """
 
-    def __init__(self, lower: Callable[[], Any], check: Callable[[Any, float], None]) -> None:
-        self._lower, self._check = lower, check
+    def __init__(self, make: Callable[[], tuple[Any, ...]], check: Callable[[Any, float], None]) -> None:
+        self._make, self._check = make, check
         self._began = 0.0
         self._thread: threading.Thread | None = None
         self._made: Any = None
@@ -29,7 +29,8 @@ class Program:
         """Trace here, under the caller's settings of JAX, and let another thread compile."""
         if self._thread is None:
             self._began = time.monotonic()
-            lowered = self._lower()
+            function, *arguments = self._make()
+            lowered = function.lower(*arguments)
             self._thread = threading.Thread(target=self._compile, args=(lowered,), daemon=True)
             self._thread.start()
 

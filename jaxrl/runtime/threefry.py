@@ -30,7 +30,7 @@ def threefry(key_0: Array, key_1: Array, count_0: Array, count_1: Array) -> tupl
         x, y = words
         even = index % 2 == 0
         for rotations in _ROTATIONS:
-            left = jnp.where(even, *map(np.uint32, rotations))
+            left = jnp.where(even, np.uint32(rotations[0]), np.uint32(rotations[1]))
             x = x + y
             y = x ^ ((y << left) | (y >> (np.uint32(32) - left)))
         by_third = functools.partial(_select, index % 3)
