@@ -343,6 +343,20 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
 
 
+def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
+    """On a CPU; the rest when it is called."""
+    setup, said = build_run(parse(STUDY.split()).config), []
+    programs = compile_run(setup, None, said.append)
+    learns = [bool(phase.updates) for phase in setup.algo.phases].index(True)
+    ready = [block is not None and block.ready for block in programs.blocks]
+    assert ready == [k <= learns for k in range(len(ready))] and not all(ready)
+    assert programs.start is not None and programs.start.ready
+    assert programs.evaluate is not None and not programs.evaluate.ready
+    peak = programs.peak
+    programs.compile()
+    assert len(said) == len(ready) + 2 and programs.peak >= peak > 0
+
+
 def test_a_rollout_chunk_follows_the_devices() -> None:
     config = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY} --num_envs 24 --devices 2".split()]).config).config
     assert config.run.rollout_chunk == 12
