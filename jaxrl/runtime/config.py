@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import yaml
 
-from envs_jax import base as environments
-from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, short_repr
+import envs_jax
+from envs_jax.settings import Bounds, check_bounds, check_settings, closest, setting, short_repr
 from jaxrl import algos
-from jaxrl.algos.base import Algorithm
+from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.nn.precision import Compute, Store
 from jaxrl.report import loggers
+from jaxrl.runtime import declared
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
@@ -162,10 +162,10 @@ class Config:
         """Return the text of config.yaml, which reproduces the run with `--config`."""
         return yaml.safe_dump(self.plain(), sort_keys=False)
 
-    def make_env(self) -> Environment:
+    def make_env(self) -> "envs_jax.Environment":
         """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
-            return environments.make(self.env, **self.env_settings)
+            return envs_jax.make(self.env, **self.env_settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Field:
 def fields_of(cls: type, section: str) -> dict[str, Field]:
     """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
     kinds = typing.get_type_hints(cls)
-    given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
+    given = ("spec", "layout", "custom") if section == "algorithm" else ()
     fields = {
         f.name: Field(
             *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
@@ -205,17 +205,41 @@ def fields_of(cls: type, section: str) -> dict[str, Field]:
     return fields
 
 
+def fields_named(name: str, section: str) -> dict[str, Field]:
+    """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
+    if (known := declared.lookup(section, name)) is not None:
+        return {key: _decoded(key, section, entry) for key, entry in known.items()}
+    with usage_errors():
+        cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)
+    fields = fields_of(cls, section)
+    declared.keep(section, name, {key: _encoded(field) for key, field in fields.items()})
+    return fields
+
+
+def _encoded(field: Field) -> dict[str, Any]:
+    """Return a field in the types of JSON."""
+    entry = {name: getattr(field, name) for name in ("default", "help", "flag", "between")}
+    return {"kind": declared.encode_kind(field.kind), **entry}
+
+
+def _decoded(name: str, section: str, entry: dict[str, Any]) -> Field:
+    """Return the field that `_encoded` wrote."""
+    kind, default, between = declared.decode_kind(entry["kind"]), entry["default"], entry["between"]
+    default = tuple(default) if isinstance(default, list) else default
+    between = None if between is None else (between[0], between[1])
+    return Field(name, kind, default, section, entry["help"], entry["flag"], between)
+
+
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
     """Return all settings by name, `with_env` those of the environment, too, whose package must then be installed.
 
     Raises UsageError for unknown names and for duplicates.
     """
-    with usage_errors():
-        algo_class, env_class = algos.find(algo), environments.find(env) if with_env else None
+    of_algo = fields_named(algo, "algorithm")
     schema = fields_of(RunSettings, "run")
     for section, fields in (
-        ("environment", fields_of(env_class, "environment") if env_class else {}),
-        ("algorithm", fields_of(algo_class, "algorithm")),
+        ("environment", fields_named(env, "environment") if with_env else {}),
+        ("algorithm", of_algo),
     ):
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume"):
@@ -307,7 +331,7 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     directory = open_run(run)
     path = directory / CONFIG
     config = build(read_yaml(path), str(path))
-    check_environment(directory, config.env, environments.find(config.env).version)
+    check_environment(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
 
 
