@@ -51,9 +51,9 @@ def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
     assert __doc__ is not None
     parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run of coverage; several are seeds of one configuration")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run of coverage; several: seeds of one configuration")
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
-    parser.add_argument("--settings", default=",".join(CHANGES), metavar="A,B", help="settings to change (default: all)")
+    parser.add_argument("--settings", default=",".join(CHANGES), metavar="A,B", help="what to change (default: all)")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
     parsed = parser.parse_args(list(argv))
     enable_compilation_cache()
