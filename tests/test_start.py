@@ -1,9 +1,12 @@
 """How a command starts: without JAX where it can, and with programs compiled when they are needed."""
 
 import gc
+import importlib.metadata
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import envs_jax
+from envs_jax.settings import registry
+from jaxrl.algos import ALGORITHMS
 from jaxrl.common.garbage import collected_rarely
 from jaxrl.runtime import declared
-from jaxrl.runtime.config import _decoded, _encoded, fields_named
+from jaxrl.runtime.declared import fields_named
 from jaxrl.runtime.program import Program
 
 ROOT = Path(__file__).parent.parent
@@ -34,31 +40,82 @@ def command(argv: str, cache: Path) -> tuple[str, bool]:
 
 
 def test_help_and_wrong_flags_need_no_jax(tmp_path: Path) -> None:
-    """After the first call, which reads the classes; the file is not trusted when it is damaged or of other sources."""
+    """After the first call, which reads the classes."""
     argv = "--config ddpg_quick --help"
     first, with_jax = command(argv, tmp_path)
     assert with_jax and "--self_play" in first and first.endswith("\n0")
     assert command(argv, tmp_path) == (first, False)
     sentence, with_jax = command("--config ddpg_quick --gamma 2", tmp_path)
     assert sentence == "error: the command line: --gamma must lie between 0 and 1, not 2\n2" and not with_jax
-    (kept,) = (tmp_path / "jaxrl").glob("settings-*.json")
-    kept.write_text(kept.read_text().replace('"sources": "', '"sources": "0'))
-    assert command(argv, tmp_path) == (first, True)
-    assert command(argv, tmp_path) == (first, False)
-    kept.write_text("{")
-    assert command(argv, tmp_path) == (first, True)
 
 
-@pytest.mark.parametrize("section", ["algorithm", "environment"])
-def test_fields_survive_the_file(section: str) -> None:
-    names = ("coma", "ddpg", "sac", "ppo", "student") if section == "algorithm" else ("coverage", "snakes_3v3", "reach")
-    for name in names:
-        for key, field in fields_named(name, section).items():
-            assert _decoded(key, section, _encoded(field)) == field
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], None]:
+    """Begin as a new process without JAX does; the cache is in an empty folder."""
+
+    def begin() -> None:
+        declared._kept.cache_clear()
+        declared._sources.cache_clear()
+
+    monkeypatch.setattr(declared, "_WITHOUT_JAX", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    begin()
+    return begin
+
+
+SECTIONS = [("algorithm", tuple(ALGORITHMS)), ("environment", envs_jax.registered())]
+
+
+@pytest.mark.parametrize(("section", "names"), SECTIONS)
+def test_fields_survive_the_file(section: str, names: tuple[str, ...], process: Callable[[], None]) -> None:
+    imported = {name: fields_named(name, section) for name in names}
+    process()
+    assert set(declared._kept()) == {f"{section} {name}" for name in names}
+    assert repr({name: fields_named(name, section) for name in names}) == repr(imported)
+
+
+@pytest.mark.parametrize("change", ["source", "jax", "python", "damaged"])
+def test_the_file_is_not_trusted_after(
+    change: str, process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "jaxrl" / "some.py"
+    source.parent.mkdir()
+    source.write_text("")
+    monkeypatch.setattr(declared, "_folders", lambda: (source.parent,))
+    fields_named("sac", "algorithm")
+    process()
+    assert declared._lookup("algorithm", "sac")
+    process()
+    if change == "source":
+        os.utime(source, (1, 1))
+    elif change == "jax":
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0")
+    elif change == "python":
+        monkeypatch.setattr(sys, "version", "2.7")
+    else:
+        declared._file().write_text("{")
+    assert declared._lookup("algorithm", "sac") is None
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "~absent"])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    folder: str, process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folder == "~absent":  # no home directory: an unknown user without HOME
+        monkeypatch.setattr(declared, "cache_root", lambda: Path("~no such user/x").expanduser())
+    monkeypatch.setenv("XDG_CACHE_HOME", folder)
+    assert "gamma" in fields_named("sac", "algorithm")
+
+
+def test_classes_of_others_are_always_imported(process: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry, "tiny", "helpers.tiny:Tiny")
+    declared._keep("environment", "tiny", {})
+    declared._keep("environment", "helpers.tiny:Tiny", {})
+    assert not declared._kept()
 
 
 def test_a_process_with_jax_reads_the_classes() -> None:
-    assert declared.lookup("algorithm", "sac") is None
+    assert declared._lookup("algorithm", "sac") is None
 
 
 def program(log: list[Any], function: Any = lambda x: 2 * x) -> Program:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.random import threefry_2x32
+from jax.extend.random import threefry2x32_p, threefry_2x32
 
 from jaxrl.runtime.threefry import compile_random_bits_quickly, threefry
 
@@ -21,6 +21,7 @@ def test_published_vectors(counts, keys, words):
     assert tuple(int(x) for x in threefry(*map(jnp.uint32, (*keys, *counts)))) == words
 
 
+@np.errstate(over="ignore")  # of scalars
 def by_numpy(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The hash, written out round by round, uint32[2, ...]."""
     x, y = counts[0] + keys[0], counts[1] + keys[1]
@@ -68,3 +69,18 @@ def test_arrays_of_keys_and_counts():
     keys, counts = (rng.integers(0, 2**32, (2, 6), dtype=np.uint32) for _ in range(2))
     words = jax.vmap(lambda key, count: threefry_2x32(key, count))(jnp.asarray(keys.T), jnp.asarray(counts.T))
     np.testing.assert_array_equal(np.asarray(words).T, by_numpy(keys, counts))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5)])
+def test_shapes_of_the_primitive(shape):
+    """All draws consist of it; its operands may have fewer axes than the words, or axes of length 1."""
+    compile_random_bits_quickly()
+    rng = np.random.default_rng(1)
+    key = rng.integers(0, 2**32, (2,), dtype=np.uint32)
+    counts = rng.integers(0, 2**32, (2, *shape), dtype=np.uint32)
+    first = counts[0][..., :1] if shape else counts[0]
+    ones = [1] * len(shape)
+    words = jax.jit(threefry2x32_p.bind)(key[0].reshape(ones), key[1].reshape(ones), first, counts[1])
+    full = np.stack([np.broadcast_to(first, shape), counts[1]])
+    expected = by_numpy(np.broadcast_to(key.reshape(2, *ones), (2, *shape)), full)
+    np.testing.assert_array_equal(np.stack(words), expected)

@@ -9,21 +9,18 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-import envs_jax
 from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
-from jaxrl.common.errors import UsageError, usage_errors
-from jaxrl.runtime import declared
+from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
-    Field,
     changed,
     check_value,
-    fields_named,
     read_training_run,
     schema_of,
     suggestion,
 )
+from jaxrl.runtime.declared import Field, fields_named, has_opponents
 from jaxrl.runtime.presets import base
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -147,23 +144,13 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _SHOWN_WITH_OPPONENTS and not _has_opponents(former.env)
+            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(former.env)
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
     flags = parser.parse_args(list(argv))
     changes = {name: _parse(schema[name], text) for name, text in vars(flags).items() if name in schema}
     return Request(changed(former, changes) if resume is None else former, resume, changes, flags)
-
-
-def _has_opponents(env: str) -> bool:
-    """Return whether the settings of self-play mean something in an environment."""
-    known = declared.lookup("opponents", env)
-    if known is None:
-        with usage_errors():
-            known = {"accepted": hasattr(envs_jax.base.find(env), "accepts_opponent_actions")}
-        declared.keep("opponents", env, known)
-    return bool(known["accepted"])
 
 
 def _base(argv: list[str], prog: str) -> tuple[Config, str | None]:

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import yaml
 
 import envs_jax
-from envs_jax.settings import Bounds, check_bounds, check_settings, closest, setting, short_repr
+from envs_jax.settings import check_bounds, check_settings, closest, setting, short_repr
 from jaxrl import algos
 from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.yaml_files import read_mapping
 from jaxrl.report import loggers
-from jaxrl.runtime import declared
+from jaxrl.runtime.declared import Field, fields_named, fields_of
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
@@ -166,68 +166,6 @@ class Config:
         """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
             return envs_jax.make(self.env, **self.env_settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A setting as declared by its dataclass."""
-
-    name: str
-    kind: Any
-    default: Any
-    section: str
-    help: str
-    flag: bool  # whether the command line may set it
-    between: Bounds | None
-
-
-def fields_of(cls: type, section: str) -> dict[str, Field]:
-    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
-    kinds = typing.get_type_hints(cls)
-    given = ("spec", "layout", "custom") if section == "algorithm" else ()
-    fields = {
-        f.name: Field(
-            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
-            *(f.metadata.get("flag", True), f.metadata.get("between")),
-        )
-        for f in dataclasses.fields(cls)
-        if f.init and f.name not in given
-    }
-    for field in fields.values():
-        if field.default is dataclasses.MISSING:
-            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
-        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
-        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
-            raise UsageError(
-                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
-                "a Literal or a tuple of one of them"
-            )
-    return fields
-
-
-def fields_named(name: str, section: str) -> dict[str, Field]:
-    """Return the settings of an algorithm or environment by name. Raises UsageError for an unknown one."""
-    if (known := declared.lookup(section, name)) is not None:
-        return {key: _decoded(key, section, entry) for key, entry in known.items()}
-    with usage_errors():
-        cls: type = algos.find(name) if section == "algorithm" else envs_jax.base.find(name)
-    fields = fields_of(cls, section)
-    declared.keep(section, name, {key: _encoded(field) for key, field in fields.items()})
-    return fields
-
-
-def _encoded(field: Field) -> dict[str, Any]:
-    """Return a field in the types of JSON."""
-    entry = {name: getattr(field, name) for name in ("default", "help", "flag", "between")}
-    return {"kind": declared.encode_kind(field.kind), **entry}
-
-
-def _decoded(name: str, section: str, entry: dict[str, Any]) -> Field:
-    """Return the field that `_encoded` wrote."""
-    kind, default, between = declared.decode_kind(entry["kind"]), entry["default"], entry["between"]
-    default = tuple(default) if isinstance(default, list) else default
-    between = None if between is None else (between[0], between[1])
-    return Field(name, kind, default, section, entry["help"], entry["flag"], between)
 
 
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:

@@ -9,7 +9,8 @@ import envs_jax
 from envs_jax.settings import closest, short_repr
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import is_file
-from jaxrl.runtime.config import Config, build, env_of, fields_named, read_yaml
+from jaxrl.runtime.config import Config, build, env_of, read_yaml
+from jaxrl.runtime.declared import fields_named
 from jaxrl.runtime.run_directory import CONFIG
 
 
