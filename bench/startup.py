@@ -26,7 +26,7 @@ from jaxrl.runtime.presets import presets
 
 KIND = "startup"
 ROOT = Path(__file__).resolve().parents[1]
-PRESETS = "coma_quick,coma_cpu,ddpg_quick,sac_quick,ppo_reach,ppo_coverage"
+PRESETS = "coma_quick,coma_paper_cpu,ddpg_quick,sac_quick,ppo_reach,ppo_coverage"
 MARKS = ("imported", "built", "compiled", "dispatched", "first block", "first update")
 COMMANDS = {"help": "--help", "wrong flag": "--num_env=1"}
 
