@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.harness import measure
-from envs_jax.base import Array
+from envs_jax.base import Array, Discrete
 from envs_jax.batch import BatchedEnvironment
+from envs_jax.progress import start
 from jaxrl.cli import flags
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UsageError
@@ -62,7 +63,7 @@ class Search:
             actions int32[T, plans, A]; scores float32[plans].
         """
         spec = self.env.spec
-        context = self.env.context(None)
+        context = self.env.context(start())
         keys = jnp.broadcast_to(mission, (self.plans,))
         draws = jax.random.split(key, self.plans)
 
@@ -90,6 +91,7 @@ class Search:
     def best(self, mission: Key, key: Key) -> Array:
         """float32[iterations]: the best score so far of a search that begins with equal probabilities."""
         spec = self.env.spec
+        assert isinstance(spec.action, Discrete)
         actions = spec.action.n
         least = 0.1 / actions / self.plans  # no action is ever given up for good
 
