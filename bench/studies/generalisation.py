@@ -1,7 +1,8 @@
 """python -m bench.studies.generalisation RUN RUN RUN: runs of coverage in missions that they were not trained on.
 
 Runs of several seeds meet other team sizes, communication ranges, rates of lost messages, terrains and resolutions,
-one setting at a time; the other settings are those of training. Greedy information gain (`ig`) and random flight are
+one setting at a time; the other settings are those of training, but for teams, which start anywhere: the corners have
+places for four. Greedy information gain (`ig`) and random flight are
 rolled out in the same held-out missions.
 """
 
@@ -23,6 +24,7 @@ from jaxrl.report.cache import enable_compilation_cache
 KIND = "generalisation"
 BASELINES = ("ig", "random")
 CHANGES: dict[str, tuple[Any, ...]] = {
+    "start": ("corners", "uniform"),
     "num_agents": (2, 4, 8),
     "communication_range": (0.0, 15.0, 25.0, 100.0),
     "failure_rate": (0.0, 0.1, 0.3, 0.5),
@@ -72,8 +74,9 @@ def main(argv: Sequence[str]) -> int:
     result |= {"trained": trained, "runs": [subject.run_name for subject in subjects], "episodes": episodes, "rows": []}
     for name in names:
         for value in CHANGES[name]:
-            row = {"setting": name, "value": value, "trained": trained[name] == value}
-            row["entropy"] = scores(subjects, {name: value}, episodes)
+            row = {"setting": name, "value": value, "trained": trained[name] == value and name != "num_agents"}
+            anywhere = {"start": "uniform"} if name == "num_agents" else {}
+            row["entropy"] = scores(subjects, {name: value} | anywhere, episodes)
             result["rows"].append(row)
             learned = ", ".join(f"{score:.3f}" for score in row["entropy"]["learned"])
             measure.say(f"{name} {value}: {learned}")
