@@ -2,8 +2,7 @@
 
 Runs of several seeds meet other team sizes, communication ranges, rates of lost messages, terrains and resolutions,
 one setting at a time; the other settings are those of training, but for teams, which start anywhere: the corners have
-places for four. Greedy information gain (`ig`) and random flight are
-rolled out in the same held-out missions.
+places for four. Greedy information gain (`ig`) and random flight are rolled out in the same held-out missions.
 """
 
 import sys
