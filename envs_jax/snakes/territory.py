@@ -5,6 +5,8 @@ territory of a snake, cells that it reaches before any other, is what the strong
 competition count (CarlossShi/Competition_3v3snakes).
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +104,7 @@ def reach(board: Board, game: Game, first: Array, others: Array) -> tuple[Array,
     others = _spread(board, others) & free[:, None]
     mine = room & ~others[:, None]
 
-    def further(carry: tuple[Array, ...], leaves: Array) -> tuple[tuple[Array, ...], Array]:
+    def further(carry: Any, leaves: Array) -> tuple[Any, Array]:
         free, others, room, mine = carry
         free = free | leaves
         room = _spread(board, room) & free[:, None, None]
@@ -123,7 +125,7 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     free, leave = _leaving(board, game)
     cells = _neighbours(board, game, agents) & free[:, None, None]
 
-    def further(carry: tuple[Array, ...], row: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
+    def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
         free, cells, found = carry
         k, leaves = row
         free = free | leaves
@@ -132,7 +134,8 @@ def survival(board: Board, game: Game, agents: int) -> Array:
         return (free, cells, jnp.where(dead, jnp.minimum(found, k), found)), None
 
     found = jnp.where(_count(cells) < 1, 1, FAR)
-    return jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1), leave))[0][2]
+    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1), leave))
+    return found
 
 
 def careful(board: Board, game: Game, agents: int, open_: Array, length: int) -> Array:

@@ -113,9 +113,8 @@ def _pay(env: Settings, game: Game, engine: Array, hit: Array, caused: Array, ag
             return engine.astype(jnp.float32)
         own, others = _both(env, engine)
         return jnp.broadcast_to((own - others).astype(jnp.float32)[None], engine[:agents].shape)
-    if env.reward == "duel":
-        lives = engine[:agents] - hit[:agents].astype(jnp.int32)
-        return (lives + caused[:agents]).astype(jnp.float32)
+    if env.reward in ("lives", "duel"):
+        return reward.lives(engine[:agents], hit[:agents], caused[:agents], env.loss_weight)
     own, others = _both(env, rules.score(game))
     code = reward.lead_code(own, others, done) if env.teams == 2 else jnp.zeros_like(own)
     return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)

@@ -67,6 +67,9 @@ class Settings(Environment):
     )
     observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}", choices=OBSERVATIONS)
     reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}", choices=reward.NAMES)
+    loss_weight: float = setting(
+        1.0, "factor on the points that a snake loses by its death, in the rewards lives and duel", between=(0, 1000)
+    )
     masks: bool = setting(False, "provide action masks, for --masking")
     careful_masks: int = setting(
         0,
