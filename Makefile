@@ -46,6 +46,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 docs: $(INSTALLED)
+	$(BIN)/python -m bench.tables --check
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "the documentation is in build/site"
 

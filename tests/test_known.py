@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -206,10 +205,3 @@ def test_our_environment_behind_the_interface_of_brax():
         inner, timestep = env.step(inner, jnp.array([action]))
         np.testing.assert_array_equal(state.obs, timestep.observation[0])
         assert state.reward == timestep.reward[0]
-
-
-def test_the_table_of_the_page():
-    """docs/results.md shows the table of the committed figures."""
-    root = Path(__file__).parents[1]
-    rows = json.loads((root / "bench/results/known_cpu.json").read_text())["rows"]
-    assert "\n".join(table(rows)) in (root / "docs/results.md").read_text()

@@ -1,0 +1,122 @@
+"""What the templates of bench.tables call: reading figures, and filters that format them.
+
+Filters of numbers take one or several; several are joined by commas.
+"""
+
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.harness import measure
+from bench.studies import known
+from bench.studies.learning import first_at
+from jaxrl.report.console import format_si
+
+RESULTS: Path = measure.RESULTS
+_CITED = Path(__file__).with_name("cited.yaml")
+
+Entry = Mapping[str, Any]  # "mean", "ci95", "std" of a score: numbers, or curves over the episode
+
+
+def read(name: str) -> Any:
+    """Read bench/results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def form(values: float | Iterable[float], spec: str, scale: float = 1) -> str:
+    """Return numbers times a scale, in a format of Python."""
+    return ", ".join(f"{scale * value:{spec}}" for value in _several(values))
+
+
+def percent(shares: float | Iterable[float]) -> str:
+    """Return shares as percentages of three digits, without the sign."""
+    return form(shares, ".3g", 100)
+
+
+def thousands(numbers: float | Iterable[float]) -> str:
+    """Return numbers in thousands: "154, 138 k"."""
+    return form(numbers, ".0f", 1e-3) + " k"
+
+
+def between(values: Iterable[float], spec: str, scale: float = 1) -> str:
+    """Return "1 to 3", the range of values, or one number where both ends look the same."""
+    values = list(values)
+    low, high = (form(end, spec, scale) for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def mean_range(values: Iterable[float], spec: str, scale: float = 1, unit: str = "") -> str:
+    """Return "2 (1 to 3)", mean and range, or the mean alone where both ends look the same."""
+    values = list(values)
+    mean, ends = form(statistics.fmean(values), spec, scale) + unit, between(values, spec, scale)
+    return f"{mean} ({ends})" if " to " in ends else mean
+
+
+def interval(entries: Entry | Iterable[Entry], spec: str = ".3f", scale: float = 1, deviation: bool = False) -> str:
+    """Return mean and half of the 95 % interval, with `deviation` also the standard deviation, at the end of curves."""
+    cells = []
+    for entry in [entries] if isinstance(entries, Mapping) else entries:
+        last = {key: value[-1] if isinstance(value, list) else value for key, value in entry.items()}
+        cells.append(f"{form(last['mean'], spec, scale)} ± {form(last['ci95'], spec, scale)}")
+        cells[-1] += f" ({form(last['std'], spec, scale)})" if deviation else ""
+    return ", ".join(cells)
+
+
+def seconds_to(found: Entry, score: float) -> list[float]:
+    """Return the seconds of training after which the curves of a learning study first reach a score, if they do."""
+    points = [first_at(curve, score, found.get("score_mode", "max")) for curve in found["curves"]]
+    return [point["seconds"] for point in points if point]
+
+
+def first_above(curve: Entry, score: float) -> str:
+    """Return the environment steps after which the mean of a sweep's curve first reaches a score, or "never"."""
+    steps = [at for at, mean in zip(curve["env_steps"], curve["mean"], strict=True) if mean >= score]
+    return thousands(steps[0]) if steps else "never"
+
+
+def scores(variant: Entry, column: str) -> list[float]:
+    """Return a column of an ablation for one variant, by seed."""
+    return [trial["scores"][column] for trial in variant["seeds"].values()]
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines of at most 120 characters, without breaks in code."""
+    code = re.sub("`[^`]*`", lambda found: found[0].replace(" ", "\0"), " ".join(text.split()))
+    return textwrap.fill(code, 120, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+
+
+def link(text: str, name: str) -> str:
+    """Return a link from a page of docs/ to bench/results/NAME.json."""
+    return f"[{text}](../bench/results/{name}.json)"
+
+
+def within(rows: Iterable[Entry]) -> str:
+    """Return "all 66", or "64 of 66" where two are not as near as is allowed."""
+    held = [row["within"] for row in rows]
+    return f"all {len(held)}" if all(held) else f"{sum(held)} of {len(held)}"
+
+
+def _several(values: float | Iterable[float]) -> list[float]:
+    return [values] if isinstance(values, int | float) else list(values)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(form, percent, thousands, between, mean_range, interval, format_si),
+        *(seconds_to, first_above, scores, within, wrapped),
+    )
+}
+FILTERS |= {"mean": lambda values: statistics.fmean(values), "median": lambda values: statistics.median(values)}
+GLOBALS: dict[str, Any] = {
+    "read": read,
+    "link": link,
+    "known_table": known.table,
+    "cited": yaml.safe_load(_CITED.read_text()),
+}
