@@ -1,4 +1,4 @@
-"""The observation obs_heading, careful masks and the reward duel, against searches cell by cell and by hand."""
+"""obs_heading, careful masks, the reward duel and the opponent territory, against searches cell by cell and by hand."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 import envs_jax
 from bench.reference.snakes.segments import from_segments
-from envs_jax.snakes import full, heading, reward, rules, territory
+from envs_jax.snakes import full, heading, opponents, reward, rules, territory
 from envs_jax.snakes.board import Board
 
 BOARD = Board(6, 8)
@@ -44,7 +44,7 @@ def around(cell):
 
 
 def floods(bodies, beans, snake, moves):
-    """Room and territory by direction after each of the moves, two lists of four sizes for each, found cell by cell."""
+    """Room and territory by direction after each of the moves, two lists of four sets for each, found cell by cell."""
     late = [any(cell in beans for cell in around(body[0])) for body in bodies]
     leaves = {cell: len(body) - j + late[i] for i, body in enumerate(bodies) for j, cell in enumerate(body)}
     room, mine = [{cell} for cell in around(bodies[snake][0])], [{cell} for cell in around(bodies[snake][0])]
@@ -63,12 +63,12 @@ def floods(bodies, beans, snake, moves):
             others = others | (grown(others) - set().union(*mine))
             room = [grown(cells) for cells in room]
             mine = [cells | (grown(cells) - others) for cells in mine]
-        found.append(([len(cells) for cells in room], [len(cells) for cells in mine]))
+        found.append((room, mine))
     return found
 
 
-def hundredths(counts, most):
-    return np.minimum(np.round(np.array(counts) * 100 / most), 100).tolist()
+def hundredths(sets, most):
+    return np.minimum(np.round(np.array(list(map(len, sets))) * 100 / most), 100).tolist()
 
 
 def test_territory_is_what_a_snake_reaches_first():
@@ -86,6 +86,35 @@ def test_territory_is_what_a_snake_reaches_first():
                 assert flags.tolist() == [100 * x for x in met]
             lead = sum(map(len, BODIES[:2])) - sum(map(len, BODIES[2:]))
             assert rest.tolist() == [100, 2 * lead]
+
+
+def claim(bodies, beans, snake):
+    """The direction of the opponent `territory`: the best of four by what it must prefer, in this order."""
+    found = floods(bodies, beans, snake, 20)
+
+    def rank(d):
+        meals = [k for k, (_, mine) in enumerate(found) if mine[d] & set(beans)]
+        if meals and len(found[-1][1][d]) >= min(20, len(bodies[snake])):
+            return 0, meals[0], d
+        return 1, -len(found[-1][1][d]), -len(found[-1][0][d]), d
+
+    return min((d for d in range(4) if found[-1][0][d]), key=rank, default=0)
+
+
+def test_the_opponent_territory_takes_beans_that_it_reaches_first():
+    rng = np.random.default_rng(0)
+    games, wanted = [], []
+    for _ in range(60):
+        bodies = [body[:: rng.choice([1, -1])] for body in BODIES]
+        free = sorted({(r, c) for r in range(6) for c in range(8)} - set().union(*bodies))
+        beans = [free[k] for k in rng.choice(len(free), rng.integers(4), replace=False)]
+        games.append(from_segments(BOARD, bodies, DIRECTIONS, beans, 3))
+        wanted.append([claim(bodies, beans, snake) for snake in range(2, 4)])
+    game, level = jax.tree.map(lambda *x: jnp.asarray(np.stack(x, -1)), *games), opponents.NAMES.index("territory")
+    levels, word = jnp.full(len(games), level), jnp.zeros(len(games), jnp.uint32)
+    chosen = jax.jit(lambda game: opponents.act(BOARD, game, slice(2, 4), levels, word, (level,)))(game)
+    np.testing.assert_array_equal(np.asarray(chosen).T, wanted)
+    assert len(np.unique(wanted)) == 4
 
 
 def moved(cell, kind):
