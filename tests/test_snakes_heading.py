@@ -210,6 +210,13 @@ def test_a_duel_pays_what_opponents_lose():
     assert reward.caused(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
 
 
+def test_lost_points_count_by_the_weight():
+    """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of an opponent alone."""
+    engine, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
+    assert reward.lives(engine, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
+    assert reward.lives(engine, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
+
+
 def test_collisions_are_the_cells_that_kill():
     bodies = [
         [(2, 2), (3, 2), (4, 2)],
@@ -246,7 +253,15 @@ def test_a_game_pays_its_duels():
     assert (more >= 0).all() and more.max() > 0 and (more == np.round(more)).all()
 
 
-def test_one_team_has_no_duels():
-    for settings in ({"reward": "duel"}, {"careful_masks": 5}):
-        with pytest.raises(ValueError, match="are for 2 teams"):
-            envs_jax.make("snakes", snakes=5, teams=1, **settings)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"snakes": 5, "teams": 1, "reward": "duel"}, "are for 2 teams"),
+        ({"snakes": 5, "teams": 1, "careful_masks": 5, "masks": True}, "are for 2 teams"),
+        ({"careful_masks": 5}, "add masks true"),
+        ({"loss_weight": 2.0, "reward": "score"}, "has no loss_weight"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        envs_jax.make("snakes", **settings)
