@@ -259,7 +259,7 @@ def test_a_game_pays_its_duels():
         ({"snakes": 5, "teams": 1, "reward": "duel"}, "are for 2 teams"),
         ({"snakes": 5, "teams": 1, "careful_masks": 5, "masks": True}, "are for 2 teams"),
         ({"careful_masks": 5}, "add masks true"),
-        ({"loss_weight": 2.0, "reward": "score"}, "has no loss_weight"),
+        ({"loss_weight": 2.0, "reward": "score"}, "is for the rewards lives and duel"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, words):

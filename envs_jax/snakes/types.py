@@ -103,7 +103,7 @@ class Settings(Environment):
             raise ValueError(f"snakes: careful_masks {self.careful_masks} changes masks, which are off: add masks true")
         if self.loss_weight != 1.0 and self.reward not in ("lives", "duel"):
             raise ValueError(
-                f"snakes: the reward {self.reward} has no loss_weight: choose the reward lives or duel, or loss_weight 1"
+                f"snakes: loss_weight is for the rewards lives and duel: choose one of them instead of {self.reward}"
             )
         if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
             raise ValueError(
