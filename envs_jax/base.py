@@ -182,6 +182,8 @@ class EnvSpec:
         num_tasks: number of tasks of the episodes; algorithms may keep something for each, by `TimeStep.task`.
         task_names: names of these tasks, () where they have none.
         compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
+        action_order: the first n values of an agent's observation are the n actions in the order in which the other
+            values describe them; networks that know it see the other values alone and have their outputs in that order.
     """
 
     name: str
@@ -202,6 +204,7 @@ class EnvSpec:
     num_tasks: int = 1
     task_names: tuple[str, ...] = ()
     compatible_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    action_order: bool = False
 
     def label(self, metric: str) -> str:
         """Return the label of a metric with its unit; "metric/task" is the metric over the episodes of one task."""

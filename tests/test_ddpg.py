@@ -323,6 +323,30 @@ def test_relaxed_actions_approach_drawn_ones() -> None:
     np.testing.assert_allclose(soft, 0.25, atol=0.02)
 
 
+def test_outputs_follow_the_order_of_actions_in_the_observation() -> None:
+    """With `action_order` networks do not see the order; their output k is that of action order[k]."""
+    spec = dataclasses.replace(SNAKES, observation=Box((OBS + ACTIONS,), jnp.int16, 0, 19), action_order=True)
+    ordered, plain = (
+        Ddpg(s, DataParallel(8), **SMALL, action_gradient="expected", num_critics=2) for s in (spec, SNAKES)
+    )
+    params = begun(plain)
+    rng = np.random.default_rng(0)
+    order = rng.permuted(np.tile(np.arange(ACTIONS), (5, AGENTS, 1)), axis=-1)
+    observation = rng.integers(0, 20, (5, AGENTS, OBS))
+    both = jnp.asarray(np.concatenate([order, observation], -1), jnp.int16)
+    for part in ("actor", "critic"):
+        network = getattr(params, part).params
+        outputs = np.asarray(plain.outputs(part, network, jnp.asarray(observation, jnp.int16)))
+        wanted = np.zeros_like(outputs)
+        np.put_along_axis(wanted, np.broadcast_to(order, outputs.shape), outputs, -1)
+        assert len(np.unique(outputs)) == outputs.size
+        np.testing.assert_array_equal(ordered.outputs(part, network, both), wanted)
+    ordered, plain = (Ddpg(s, DataParallel(8), **SMALL) for s in (spec, SNAKES))  # critics see vectors of actions
+    critic, vector = begun(plain).critic.params, rng.random((5, AGENTS, ACTIONS), np.float32)
+    values = plain.outputs("critic", critic, jnp.asarray(observation, jnp.int16), np.take_along_axis(vector, order, -1))
+    np.testing.assert_array_equal(ordered.outputs("critic", critic, both, jnp.asarray(vector)), values)
+
+
 def test_bicnet_mixes_agents_and_ddpg_does_not() -> None:
     boards = np.asarray(seen(4).observation)
     other = boards.copy()

@@ -10,7 +10,7 @@ from envs_jax.base import Array, Discrete, EnvSpec, TimeStep, setting
 from envs_jax.batch import BatchedEnvironment, BatchLast, BatchState, batch_first, batch_last, for_keys
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress, start
-from envs_jax.snakes import baselines, draws, respawn, rules, stale_observation, teams, timesteps
+from envs_jax.snakes import baselines, draws, respawn, reward, rules, stale_observation, teams, timesteps
 from envs_jax.snakes.board import MOST_COLUMNS
 from envs_jax.snakes.types import MOST_ROWS, MOST_SNAKES, MOST_STEPS, TEAMS, Settings, State
 
@@ -38,6 +38,7 @@ class Snakes(Settings):
             metrics={name: metric.reduction for name, metric in metrics.items()},
             labels={name: metric.label for name, metric in metrics.items()},
             score="score_difference" if self.teams == 2 else "score",
+            action_order=self.observation == "obs_heading",
         )
 
     def context(self, progress: Progress) -> Any:
@@ -105,11 +106,15 @@ class Snakes(Settings):
         if self.stale_observation_bug and self.scripted:
             stale = stale_observation.update(board, state.stale, state.game, game, ate, hit)
             state = dataclasses.replace(state, stale=stale)
+        if self.reward == "duel":
+            caused = reward.caused(rules.collisions(board, state.game, direction, ate), hit, state.game.length)
+        else:
+            caused = jnp.zeros_like(engine)
         game = respawn.respawn(board, game, self.fixed_respawn)
         game = draws.refill(board, game, words[:beans])
         state = dataclasses.replace(state, game=game)
-        engine, hit = (teams.swapped(self, x, state.second) for x in (engine, hit))
-        return state, timesteps.show(self, teams.learner_view(self, state), engine, hit)
+        engine, hit, caused = (teams.swapped(self, x, state.second) for x in (engine, hit, caused))
+        return state, timesteps.show(self, teams.learner_view(self, state), engine, hit, caused)
 
     def step_label(self, step: int) -> str:
         return f"{step} step{'' if step == 1 else 's'}"

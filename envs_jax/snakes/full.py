@@ -67,7 +67,7 @@ def leaving(board: Board, game: Game) -> list[Array]:
     return planes
 
 
-def _share(value: Array, most: int) -> Array:
+def share(value: Array, most: int) -> Array:
     """Hundredths of `most`, at most 100 either way."""
     return jnp.clip(jnp.round(value.astype(jnp.float32) * (ONE / most)), -ONE, ONE).astype(jnp.int32)
 
@@ -122,7 +122,7 @@ def _crop(board: Board, game: Game, agents: int, teams: int, leave: list[Array])
     return crop.reshape(PLANES * SIDE * SIDE, agents, *batch)
 
 
-def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
+def columns(board: Board, game: Game, agents: int, teams: int, square: bool = False) -> Array:
     """int8[F, A, ...] with F of `size`; zeros for a snake that could not respawn."""
     there = game.length[:agents] > 0
     leave = leaving(board, game)
@@ -130,9 +130,9 @@ def columns(board: Board, game: Game, agents: int, teams: int) -> Array:
     values = jnp.concatenate(
         [
             _crop(board, game, agents, teams, leave),
-            stage(lambda game: _rest(board, game, agents, teams, leave[0]))(game),
-            _share(behind, 20),
-            _share(behind, 100),
+            stage(lambda game: _rest(board, game, agents, teams, leave[0], square))(game),
+            share(behind, 20),
+            share(behind, 100),
         ]
     )
     return jnp.where(there[None], values, 0).astype(jnp.int8)
@@ -159,13 +159,15 @@ def open_directions(board: Board, game: Game, agents: int) -> Array:
     return open_
 
 
-def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array) -> Array:
+def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array, square: bool) -> Array:
     """int32[F - PLANES S S, A, ...]"""
     head, length = game.head[:agents], game.length[:agents]
     values = [ONE * (game.direction[:agents] == d).astype(jnp.int32) for d in range(4)]
     values += [ONE * taken.astype(jnp.int32) for taken in _blocked(board, game, agents, tails)]
-    values.append(_share(length, 20))
+    values.append(share(length, 20))
     half_h, half_w = max(1, board.height // 2), max(1, board.width // 2)
+    if square:
+        half_h = half_w = max(half_h, half_w)
     values += _beans(board, game, agents, teams, half_h, half_w)
     index = others_of(game, agents, game.head.shape[0] - 1)
     others, lengths = pick(game.head, index), pick(game.length, index)
@@ -173,8 +175,8 @@ def _rest(board: Board, game: Game, agents: int, teams: int, tails: Array) -> Ar
     there = lengths > 0
     mate = (index < game.head.shape[0] // 2) & (teams == 2)
     rows, cols = (jnp.where(there, x, 0) for x in (rows, cols))
-    features = [_share(rows, half_h), _share(cols, half_w), _share(jnp.abs(rows) + jnp.abs(cols), half_h + half_w)]
-    features += [_share(lengths, 20), jnp.where(there, jnp.where(mate, ONE, -ONE), 0)]
+    features = [share(rows, half_h), share(cols, half_w), share(jnp.abs(rows) + jnp.abs(cols), half_h + half_w)]
+    features += [share(lengths, 20), jnp.where(there, jnp.where(mate, ONE, -ONE), 0)]
     return jnp.stack(values + [feature[j] for j in range(len(index)) for feature in features])
 
 
@@ -202,8 +204,8 @@ def _beans(board: Board, game: Game, agents: int, teams: int, half_h: int, half_
             lead.append(jnp.clip(jnp.min(others, 1) - steps[:, :agents], -4, 4) * (ONE // 4))
         there = (beans != NOWHERE)[:, None]
         own = steps[:, :agents]
-        features = [_share(rows[:, :agents], half_h), _share(cols[:, :agents], half_w)]
-        features = [jnp.where(there, x, 0) for x in (*features, _share(own, half_h + half_w), *lead)]
+        features = [share(rows[:, :agents], half_h), share(cols[:, :agents], half_w)]
+        features = [jnp.where(there, x, 0) for x in (*features, share(own, half_h + half_w), *lead)]
         rank = jnp.where(there, own, 1 << 20) * count + counting(count, own[0])
         return jnp.stack(features), jnp.sum((rank[None] < rank[:, None]).astype(jnp.int32), 1)
 

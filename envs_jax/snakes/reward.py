@@ -5,6 +5,7 @@
     v1.1         base + 30 for a meal + 0.1 if the game score falls, else - 50 (the sign is wrong as published)
     v1.1_fixed   base + 30 for a meal + (-50 for a death, else 0.1)
     lives        change of the game score - 1 for a death, so that a death at length 3 counts
+    duel         lives + points that opponents lose by running into the snake, or by meeting it head to head
     score        change of the own team's score minus change of the other's
 
 The base rewards the team for leading, at every step, or for having won, at the last one.
@@ -13,11 +14,11 @@ The base rewards the team for leading, at every step, or for having won, at the 
 import jax.numpy as jnp
 
 from envs_jax.base import Array
-from envs_jax.snakes.board import NOWHERE
+from envs_jax.snakes.board import NOWHERE, total
 from envs_jax.snakes.opponents import squared
-from envs_jax.snakes.rules import Game
+from envs_jax.snakes.rules import START_LENGTH, Game
 
-NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "score")
+NAMES = ("original", "v1.1", "v1.1_fixed", "plus", "lives", "duel", "score")
 _ORIGINAL, _V1_1 = (0, 50, -25, 10, -5), (0, 100, -100, 30, -30)  # by code: level, won, lost, in the lead, behind
 BASE = {"original": _ORIGINAL, "plus": _ORIGINAL, "v1.1": _V1_1, "v1.1_fixed": _V1_1}
 
@@ -35,18 +36,44 @@ def _to_bean(game: Game, agents: int) -> Array:
     return jnp.where(nearest == 1 << 20, 0.0, jnp.sqrt(nearest.astype(jnp.float32)))
 
 
+def caused(collisions: Array, hit: Array, length: Array) -> Array:
+    """int32[n, ...]: points that snakes of the other half lose by running into each snake.
+
+    Args:
+        collisions: bool[n, n, ...], see `rules.collisions`.
+        hit: bool[n, ...].
+        length: int32[n, ...], before the step.
+    """
+    half = len(hit) // 2
+    lost = jnp.where(collisions & hit[None], length[None] - START_LENGTH, 0)
+    return jnp.concatenate([total(lost[:half, half:], 1), total(lost[half:, :half], 1)])
+
+
+def lives(engine: Array, hit: Array, caused: Array, loss_weight: float) -> Array:
+    """float32[A, ...]: the rewards lives, where nothing is caused, and duel.
+
+    Args:
+        engine: int32[A, ...], changes of the game score.
+        hit: bool[A, ...].
+        caused: int32[A, ...], see `caused`, or 0.
+        loss_weight: factor on the points lost by a death.
+    """
+    points = engine.astype(jnp.float32)
+    if loss_weight != 1.0:
+        points = jnp.where(engine < 0, loss_weight * points, points)
+    return points - hit.astype(jnp.float32) + caused.astype(jnp.float32)
+
+
 def shaped(name: str, game: Game, engine: Array, hit: Array, code: Array) -> Array:
     """float32[A, ...]: shaped rewards.
 
     Args:
-        name: one of NAMES but "score".
+        name: one of `BASE`.
         game: after the step.
         engine: int32[A, ...], changes of the game score.
         hit: bool[A, ...].
         code: int32[...], see `lead_code`.
     """
-    if name == "lives":
-        return (engine - hit.astype(jnp.int32)).astype(jnp.float32)
     base = jnp.zeros(code.shape, jnp.float32)
     for number, value in enumerate(BASE[name]):
         base = jnp.where(code == number, jnp.float32(value), base)

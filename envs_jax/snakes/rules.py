@@ -136,6 +136,23 @@ def move(board: Board, game: Game, direction: Array) -> tuple[Game, Array, Array
     return moved, reward, hit, ate
 
 
+def collisions(board: Board, game: Game, direction: Array, ate: Array) -> Array:
+    """bool[n, n, ...]: [i, j] whether snake j ran into snake i, or they met head to head.
+
+    Args:
+        board: its size.
+        game: before the step.
+        direction: int32[n, ...], the resolved directions.
+        ate: bool[n, ...], see `move`.
+    """
+    snakes, batch = game.head.shape[0], game.steps.shape
+    head = board.beside(game.head, direction)
+    body = game.body & ~jnp.where(ate[None], jnp.uint32(0), board.mark(game.tail))
+    into = union(body[:, :, None] & board.mark(head)[:, None]) != 0
+    met = (head[:, None] == head[None]) & constant(~np.eye(snakes, dtype=bool), batch)
+    return into | met
+
+
 def _without(beans: Array, eaten: Array) -> Array:
     """The beans int32[K, ...] that are not eaten, bool[K, ...], moved up in their order."""
     kept = (beans != NOWHERE) & ~eaten

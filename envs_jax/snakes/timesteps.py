@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from envs_jax.base import Array, Box, Reduction, TimeStep
-from envs_jax.snakes import full, observation, reward, rules
+from envs_jax.snakes import full, heading, observation, reward, rules, territory
 from envs_jax.snakes.board import total
 from envs_jax.snakes.rules import Game
 from envs_jax.snakes.teams import half_turn
@@ -53,23 +53,27 @@ def observation_box(env: Settings) -> Box:
         "obs30": Box((30,)),
         "obs35": Box((35,)),
         "obs_full": Box((full.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
+        "obs_heading": Box((heading.size(env.snakes, env.beans),), jnp.int8, low=-full.ONE, high=full.ONE),
     }
     return boxes[env.observation]
 
 
-def show(env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None) -> TimeStep:
+def show(
+    env: Settings, game: Game, engine: Array | None = None, hit: Array | None = None, caused: Array | None = None
+) -> TimeStep:
     """Return the time step of a game for a team, its own snakes first.
 
-    Changes of the game score int32[n, ...] and deaths bool[n, ...] are those of the step before, if any.
+    Changes of the game score int32[n, ...], deaths bool[n, ...] and `reward.caused` int32[n, ...] are those of the
+    step before, if any.
     """
     stuck, late = rules.ended(env.board, game, env.max_steps)
-    start = engine is None or hit is None
-    if engine is None or hit is None:
-        engine, hit = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool)
+    start = engine is None
+    if engine is None or hit is None or caused is None:
+        engine, hit, caused = jnp.zeros_like(game.head), jnp.zeros_like(game.head, bool), jnp.zeros_like(game.head)
         stuck = jnp.zeros_like(stuck)
     done = stuck | late
     truncated = late & ~stuck if env.time_limit == "truncate" else jnp.zeros_like(done)
-    paid = of_agents(env, functools.partial(_pay, done=done), game, engine, hit)
+    paid = of_agents(env, functools.partial(_pay, done=done), game, engine, hit, caused)
     sums = [_both(env, x) for x in (rules.score(game), hit.astype(jnp.int32), (engine > 0).astype(jnp.int32))]
     return TimeStep(
         observation=stage(functools.partial(of_agents, env, observe))(game),
@@ -102,13 +106,15 @@ def of_agents(env: Settings, of_team: Callable[..., Array], game: Game, *arrays:
     return jnp.concatenate([of_team(env, game, *arrays, half), of_team(env, *other, half)])
 
 
-def _pay(env: Settings, game: Game, engine: Array, hit: Array, agents: int, *, done: Array) -> Array:
+def _pay(env: Settings, game: Game, engine: Array, hit: Array, caused: Array, agents: int, *, done: Array) -> Array:
     """float32[agents, ...]"""
     if env.reward == "score":
         if env.teams == 1:
             return engine.astype(jnp.float32)
         own, others = _both(env, engine)
         return jnp.broadcast_to((own - others).astype(jnp.float32)[None], engine[:agents].shape)
+    if env.reward in ("lives", "duel"):
+        return reward.lives(engine[:agents], hit[:agents], caused[:agents], env.loss_weight)
     own, others = _both(env, rules.score(game))
     code = reward.lead_code(own, others, done) if env.teams == 2 else jnp.zeros_like(own)
     return reward.shaped(env.reward, game, engine[:agents], hit[:agents], code)
@@ -116,13 +122,16 @@ def _pay(env: Settings, game: Game, engine: Array, hit: Array, agents: int, *, d
 
 def open_directions(env: Settings, game: Game, agents: int) -> Array:
     """bool[A, 4, ...]: the directions that agents may choose."""
-    return full.open_directions(env.board, game, agents)
+    open_ = full.open_directions(env.board, game, agents)
+    return territory.careful(env.board, game, agents, open_, env.careful_masks) if env.careful_masks else open_
 
 
 def observe(env: Settings, game: Game, agents: int) -> Array:
     """[A, F, ...]: observations."""
     if env.observation == "obs_full":
         return jnp.moveaxis(full.columns(env.board, game, agents, env.teams), 0, 1)
+    if env.observation == "obs_heading":
+        return jnp.moveaxis(heading.columns(env.board, game, agents, env.teams, env.max_steps), 0, 1)
     layouts = {"obs26": observation.classic, "obs30": observation.extended_30, "obs35": observation.extended_35}
     columns = layouts[env.observation](env.board, game, agents)
     dtype = observation_box(env).dtype

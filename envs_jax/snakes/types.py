@@ -11,12 +11,13 @@ from envs_jax.snakes.room import always_room
 from envs_jax.snakes.rules import Game
 
 SIDES = ("first", "second", "both")
-OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full")
+OBSERVATIONS = ("obs26", "obs30", "obs35", "obs_full", "obs_heading")
 TEAMS = "2: the first half of the snakes plays the second half; 1: every snake for itself, all learn"
 MOST_SNAKES = 14
 MOST_BEANS = 32
 MOST_STEPS = 1_000_000
 MOST_ROWS = 64
+MOST_CELLS = MOST_ROWS * MOST_COLUMNS
 
 
 @pytree
@@ -66,7 +67,16 @@ class Settings(Environment):
     )
     observation: str = setting("obs26", f"observation: {', '.join(OBSERVATIONS)}", choices=OBSERVATIONS)
     reward: str = setting("original", f"reward: {', '.join(reward.NAMES)}", choices=reward.NAMES)
+    loss_weight: float = setting(
+        1.0, "factor on the points that a snake loses by its death, in the rewards lives and duel", between=(0, 1000)
+    )
     masks: bool = setting(False, "provide action masks, for --masking")
+    careful_masks: int = setting(
+        0,
+        "masks also close directions of sure death and cells where heads can meet: those of mates of lower index, and "
+        "for snakes of at least this length those of opponents; 0 = never",
+        between=(0, MOST_CELLS),
+    )
     time_limit: str = setting(
         "terminate",
         "how max_steps ends a game: terminate (as published) or truncate",
@@ -84,6 +94,16 @@ class Settings(Environment):
             raise ValueError(
                 f"snakes: a board of {self.height} x {self.width} may have no room for the start of {self.snakes} "
                 "snakes; choose a larger board or fewer snakes"
+            )
+        if self.teams == 1 and (self.reward == "duel" or self.careful_masks):
+            raise ValueError(
+                "snakes: the reward duel and careful_masks are for 2 teams: choose the reward lives and careful_masks 0"
+            )
+        if self.careful_masks and not self.masks:
+            raise ValueError(f"snakes: careful_masks {self.careful_masks} changes masks, which are off: add masks true")
+        if self.loss_weight != 1.0 and self.reward not in ("lives", "duel"):
+            raise ValueError(
+                f"snakes: loss_weight is for the rewards lives and duel: choose one of them instead of {self.reward}"
             )
         if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
             raise ValueError(

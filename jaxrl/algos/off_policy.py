@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, Box, TimeStep
+from envs_jax.base import Array, Box, Discrete, TimeStep
 from envs_jax.progress import Progress, add, total
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, MemoryNeeds, Phase, Trajectory, setting
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
@@ -27,6 +27,13 @@ def means(**arrays: Float32[Array, "N A"]) -> dict[str, Float32[Array, ""]]:
     """Return the means of several metrics in one pass, without gradients."""
     stacked = jax.lax.stop_gradient(jnp.stack(list(arrays.values())))
     return dict(zip(arrays, stacked.mean((1, 2)), strict=True))
+
+
+def reordered(values: Array, order: Array, inverse: bool = False) -> Array:
+    """Return values [..., N, A, n] of the actions 0 .. n - 1 in the order [N, A, n]; or from that order (`inverse`)."""
+    places = jax.nn.one_hot(order.astype(jnp.int32), order.shape[-1], dtype=values.dtype)  # [N, A, place, action]
+    places = jnp.expand_dims(places, range(values.ndim - order.ndim))
+    return jnp.sum(places * (values[..., None] if inverse else values[..., None, :]), axis=-2 if inverse else -1)
 
 
 def when_due(period: int, number: Array, update: Callable[[], Any], kept: Any) -> Any:
@@ -248,7 +255,7 @@ class OffPolicy(Algorithm):
             actor_outputs, critic_outputs: per agent.
             critic_inputs: of an agent, besides the observation.
         """
-        agents, size = self.spec.num_agents, math.prod(self.box.shape)
+        agents, size = self.spec.num_agents, math.prod(self.box.shape) - self._ordered
         of = lambda part: functools.partial(module, part)  # noqa: E731
         actor = self.make_network("actor", actor_outputs, of("actor"), (1, agents, size), leading=2)
         critic = self.make_network("critic", critic_outputs, of("critic"), (1, agents, size + critic_inputs), leading=2)
@@ -261,11 +268,19 @@ class OffPolicy(Algorithm):
         [N, A, n] Q(o, x) float32[C, N, A].
         """
         inputs = observation.reshape(*observation.shape[:2], -1).astype(jnp.float32)
+        order, inputs = inputs[..., : self._ordered], inputs[..., self._ordered :]
         if self.scale_observation:
             inputs = inputs / self._largest
-        if action is None:
-            return self.networks[part].apply(params, inputs)
-        return self.networks[part].apply(params, jnp.concatenate([inputs, action], axis=-1))[..., 0]
+        if action is not None:
+            action = reordered(action, order) if self._ordered else action
+            return self.networks[part].apply(params, jnp.concatenate([inputs, action], axis=-1))[..., 0]
+        outputs = self.networks[part].apply(params, inputs)
+        return reordered(outputs, order, inverse=True) if self._ordered else outputs
+
+    @property
+    def _ordered(self) -> int:
+        """Return how many values of an observation are the order of its actions, see `EnvSpec.action_order`."""
+        return self.spec.action.n if self.spec.action_order and isinstance(self.spec.action, Discrete) else 0
 
     @property
     def _largest(self) -> float:

@@ -50,6 +50,11 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
             f"the {format_name} format is for the library's own networks, not for {type(module).__name__}: choose "
             "--format stablehlo"
         )
+    if algo.spec.action_order:
+        raise UsageError(
+            f"the {format_name} format cannot put outputs in the order that the observation gives (action_order): "
+            "choose --format stablehlo, or train on another observation"
+        )
     scaled = getattr(algo, "scale_observation", False)
     settings = {"kind": kinds[type(module)], "scale": max(abs(box.low), abs(box.high)) if scaled else 1.0}
     settings |= {"axes": len(box.shape), "inputs": math.prod(box.shape), "depth": module.depth}

@@ -1,0 +1,172 @@
+"""What lies beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
+
+All of it floods the board move by move: a cell can be entered from the move on at which its body has left it. The
+territory of a snake, cells that it reaches before any other, is what the strongest public heuristic agents of the
+competition count (CarlossShi/Competition_3v3snakes).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array
+from envs_jax.batch import constant
+from envs_jax.snakes import full
+from envs_jax.snakes.board import NOWHERE, Board, total, union
+from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
+from envs_jax.stages import stage
+
+NEAR, FAR = 5, 20  # moves
+COLUMNS = 5 * 4 + 2
+
+
+def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -> Array:
+    """int8[COLUMNS, A, ...]: whole hundredths as in `full`; the first five rows by direction of the first move.
+
+    room         cells that the snake reaches within FAR moves
+    near, far    its territory within NEAR moves and within FAR moves
+    opponents    the neighbour cell lies beside an opponent's head
+    mates        the same for the heads of the own team
+    time         share of the game that is left
+    lead         own team's score minus the other's, at most 50
+    """
+    half, there = game.head.shape[0] // 2, game.length > 0
+    heads = board.mark(jnp.where(there, game.head, NOWHERE))  # [H, n, ...]
+    own, everyone = heads[:, :agents], union(heads, 1)[:, None]
+    mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own) & ~own
+    first = _neighbours(board, game, slice(agents))
+
+    def touches(heads: Array) -> Array:
+        near = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
+        return (union(first & near[:, None]) != 0).astype(jnp.int32) * full.ONE
+
+    room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
+    scores = score(game)
+    lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
+    left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
+    values = [
+        full.share(room, 100),
+        full.share(near, 20),
+        full.share(far, 100),
+        touches(everyone & ~own & ~mates),
+        touches(mates),
+        full.share(left, max_steps)[None],
+        full.share(jnp.broadcast_to(lead, left.shape), 50)[None],
+    ]
+    return jnp.where(there[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
+
+
+def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
+    """uint32[H, 4, m, ...]: the cell beside each head of these snakes by direction."""
+    head = game.head[snakes]
+    return jnp.stack([board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)], 1)
+
+
+def _spread(board: Board, cells: Array) -> Array:
+    return union(jnp.stack([cells, *(board.seen_from(cells, d) for d in range(4))]))
+
+
+def _count(cells: Array) -> Array:
+    return total(jax.lax.population_count(cells).astype(jnp.int32))
+
+
+def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
+    """uint32[H, ...]: cells to enter in the first move; uint32[FAR - 1, H, ...]: those left before each later one."""
+    planes = full.leaving(board, game)
+    low, high = game.toward[:, 0], game.toward[:, 1]
+    ways = (~(low | high), low & ~high, ~low & high, low & high)
+    heads = union(board.mark(jnp.where(game.length > 0, game.head, NOWHERE)), 1)
+
+    def step(cells: Array, _: None) -> tuple[Array, Array]:
+        moving = cells & ~heads
+        cells = union(jnp.stack([board.seen_from(moving & way, d ^ 1) for d, way in enumerate(ways)]))
+        return cells, cells
+
+    _, late = jax.lax.scan(step, planes[-1], None, length=FAR - len(planes))
+    return ~body_plane(game) & board.full_row | planes[0], jnp.concatenate([jnp.stack(planes[1:]), late])
+
+
+class Reach(NamedTuple):
+    """What snakes reach, int32[4, m, ...] each, by direction of the first move; see `reach`."""
+
+    room: Array  # cells within FAR moves
+    near: Array  # cells of the snake's territory within NEAR moves
+    far: Array  # the same within FAR moves
+    bean: Array  # the move in which the snake comes to the first bean of its territory; FAR + 1 if to none
+
+
+def reach(board: Board, game: Game, snakes: slice) -> Reach:
+    """Return what snakes reach if all others spread in all directions; a cell reached in the same move is nobody's.
+
+    Args:
+        board: its size.
+        game: its state.
+        snakes: which m snakes.
+    """
+    beans = bean_plane(board, game)[:, None, None]
+    heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
+    free, leave = _leaving(board, game)
+    room = _neighbours(board, game, snakes) & free[:, None, None]
+    others = _spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
+    mine = room & ~others[:, None]
+
+    def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
+        free, others, room, mine = carry
+        free = free | leaves
+        room = _spread(board, room) & free[:, None, None]
+        others = others | _spread(board, others) & free[:, None] & ~union(mine, 1)
+        mine = mine | _spread(board, mine) & free[:, None, None] & ~others[:, None]
+        return (free, others, room, mine), (_count(mine), _count(mine & beans))
+
+    begun = free, others, room, mine
+    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, begun, leave)
+    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0)
+    return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
+
+
+def survival(board: Board, game: Game, agents: int) -> Array:
+    """int32[4, A, ...]: the move in which a snake dies for sure, by direction of the first; FAR if none is known.
+
+    A snake of length k or more cannot make k moves if it can reach fewer than k cells with them, as it does not leave
+    any of these cells before.
+    """
+    free, leave = _leaving(board, game)
+    cells = _neighbours(board, game, slice(agents)) & free[:, None, None]
+
+    def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
+        free, cells, found = carry
+        k, leaves = row
+        free = free | leaves
+        cells = _spread(board, cells) & free[:, None, None]
+        dead = (_count(cells) < k) & (k <= game.length[None, :agents])
+        return (free, cells, jnp.where(dead, jnp.minimum(found, k), found)), None
+
+    found = jnp.where(_count(cells) < 1, 1, FAR)
+    (_, _, found), _ = jax.lax.scan(further, (free, cells, found), (jnp.arange(2, FAR + 1), leave))
+    return found
+
+
+def careful(board: Board, game: Game, agents: int, open_: Array, length: int) -> Array:
+    """bool[A, 4, ...]: those of the open directions that are left without dangers, one danger after the other.
+
+    A danger closes directions as far as others stay open: dying sooner than after other directions, see `survival`; a
+    cell that a mate of a lower index can enter; one that an opponent can enter, for snakes of at least this length.
+    """
+    snakes, batch = game.head.shape[0], game.steps.shape
+    around = jnp.stack([board.beside(game.head, jnp.full_like(game.head, d)) for d in range(4)], 1)  # [n, 4, ...]
+
+    def entered(others: np.ndarray) -> Array:
+        """bool[A, 4, ...]: one of the others bool[A, n] can enter the cell, too."""
+        met = around[:agents, :, None, None] == around[None, None]  # [A, 4, n, 4, ...]
+        return jnp.any(met & constant(others[:, None, :, None], batch), (2, 3))
+
+    index = np.arange(snakes)
+    mates, opponents = index[None] < index[:agents, None], np.repeat(index[None] >= snakes // 2, agents, 0)
+    moves = jnp.where(open_, jnp.moveaxis(survival(board, game, agents), 0, 1), 0)
+    open_ = open_ & (moves == jnp.max(moves, 1, keepdims=True))
+    for danger in (entered(mates), entered(opponents) & (game.length[:agents] >= length)[:, None]):
+        clear = open_ & ~danger
+        open_ = jnp.where(jnp.any(clear, 1, keepdims=True), clear, open_)
+    return open_
