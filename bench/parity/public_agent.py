@@ -98,18 +98,17 @@ def play(
     return ended | {"points": ended["win"] + ended["draw"] / 2}, errors
 
 
-def player(name: str) -> tuple[str, EvalPolicy, str]:
-    """Return a run or a scripted player as (its name in the table, its environment and policies, its policy's name).
+def player(name: str) -> tuple[EvalPolicy, str]:
+    """Return a run's directory or a scripted player as (its environment and policies, its policy's name).
 
     Raises UserError.
     """
     if Path(name).is_dir():
-        run = policies.load_run(name)
-        return str(run.run_name), run, "sampled"
+        return policies.load_run(name), "sampled"
     env = make("snakes_3v3")
     if name not in env.baselines:
         raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
-    return name, policies.load(None, env.name, dataclasses.asdict(env)), name
+    return policies.load(None, env.name, dataclasses.asdict(env)), name
 
 
 @exit_on_error
@@ -129,13 +128,6 @@ def main(argv: Sequence[str]) -> int:
     agent = load_agent(flags.agent)
     agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
     rows: dict[str, Any] = {}
-    for title, subject, name in players:
-        random.seed(seed)  # the agent draws from the global generator
-        ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
-        rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
-        means = [f"{metric} {found['mean']:.3f} ± {found['ci95']:.3f}" for metric, found in rows[title].items()]
-        print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
-        rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
     result = measure.header("parity.public_agent", argv, quick=False) | {
         "notes": [],  # scores do not depend on how busy the machine is
         "agent": {"file": flags.agent.name, "sha256": hashlib.sha256(flags.agent.read_bytes()).hexdigest()},
@@ -143,9 +135,15 @@ def main(argv: Sequence[str]) -> int:
         "seed": seed,
         "players": rows,
     }
-    if flags.out:
-        measure.write(result, Path(flags.out))
-        print(f"wrote {flags.out}")
+    for title, (subject, name) in zip(flags.players, players, strict=True):
+        random.seed(seed)  # the agent draws from the global generator
+        ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
+        rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
+        means = [f"{metric} {found['mean']:.3f} ± {found['ci95']:.3f}" for metric, found in rows[title].items()]
+        print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
+        rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
+        if flags.out:
+            measure.write(result, Path(flags.out))
     return 0
 
 
