@@ -1,0 +1,151 @@
+"""python -m bench.parity.public_agent PLAYER ... --agent FILE: games against a public agent of the Jidi platform.
+
+FILE is the agent's program, a submission.py of 3v3 snakes with a function `my_controller`, from its own repository; it
+is called as the platform calls it, once per snake and step. Each player is a run's directory (its policy, sampled) or a
+scripted player, such as level2. Both sides, the rules of jaxrl's environment; prints a table with 95 % intervals.
+
+The strongest heuristic agent that was found, its commit in the figures:
+https://github.com/CarlossShi/Competition_3v3snakes, agent/submit/submission.py
+"""
+
+import dataclasses
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.harness import measure
+from bench.parity.agent_games import Controller, controlled, load_agent
+from bench.reference.snakes import oracle
+from envs_jax.base import make
+from envs_jax.batch import start_statistics, update_statistics, where
+from envs_jax.snakes.segments import to_segments
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import parse_int
+from jaxrl.common.errors import UserError
+from jaxrl.evaluation import policies
+from jaxrl.evaluation.league import rules_of
+from jaxrl.evaluation.policies import EvalPolicy
+from jaxrl.evaluation.rollouts import held_out_key, keys_of_step, learned, scripted
+from jaxrl.evaluation.statistics import interval
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.runtime.trainer import key_of_env
+
+METRICS = ("score", "opponent_score", "score_difference", "win", "draw", "points", "deaths", "opponent_deaths")
+
+
+def play(
+    subject: EvalPolicy, name: str, controller: Controller, games: int, seed: int, say: Callable[[str], None] = print
+) -> tuple[dict[str, np.ndarray], int]:
+    """Play held-out games of the first team's policy against a controller, all at once.
+
+    Args:
+        subject: the environment and its policies.
+        name: one of its policies.
+        controller: plays the other team; where it raises an error, its snake moves up.
+        games: their number.
+        seed: of the held-out games.
+        say: receives a line now and then.
+
+    Returns:
+        {metric: float32[games]} at the end of each game, with "points": 1 for a win, 0.5 for a draw.
+        number of calls of the controller that raised an error.
+    """
+    subject = subject.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
+    env, half, context = subject.env, subject.settings["snakes"] // 2, rules_of(subject).outside
+    policy = learned(subject.algo, "sample") if name == "sampled" and subject.algo else scripted(env, name)
+    rule = oracle.Settings(*(subject.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
+    keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
+    state, timestep = jax.jit(env.reset)(keys, context)
+
+    @jax.jit
+    def step(params: Any, state: Any, timestep: Any, statistics: Any, theirs: Any, t: Any) -> Any:
+        action, _ = policy(params, (), state, timestep, keys_of_step(keys, t))
+        state, new = env.step_without_reset(state, jnp.concatenate([action, theirs], 1), context)
+        kept = where(timestep.done, (timestep, statistics), (new, update_statistics(env.spec, statistics, new)))
+        return state, *kept
+
+    errors = 0
+
+    def call(seen: dict[Any, Any], space: Any, continuous: bool) -> list[list[int]]:
+        nonlocal errors
+        try:
+            return controller(seen, space, continuous)
+        except Exception:  # of a program that is not ours
+            errors += 1
+            return [[1, 0, 0, 0]]
+
+    agents = [controlled(call) for _ in range(games)]
+    statistics = start_statistics(timestep)
+    for t in range(subject.settings["max_steps"]):
+        now, second = jax.tree.map(np.asarray, (state.env.game, state.env.second))
+        theirs = np.zeros((games, half), np.int32)
+        for i in np.flatnonzero(~np.asarray(timestep.done)):
+            bodies, directions, beans = to_segments(env.env.board, jax.tree.map(lambda x, i=i: x[i], now))
+            game = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
+            theirs[i] = agents[i](game, 0 if second[i] else 1)
+        state, timestep, statistics = step(subject.params, state, timestep, statistics, theirs, np.uint32(t))
+        if (t + 1) % 20 == 0:
+            say(f"{name}, step {t + 1}: score difference {np.mean(statistics.metrics['score_difference']):.2f}")
+    ended = {metric: np.asarray(value) for metric, value in statistics.metrics.items()}
+    return ended | {"points": ended["win"] + ended["draw"] / 2}, errors
+
+
+def player(name: str) -> tuple[EvalPolicy, str]:
+    """Return a run's directory or a scripted player as (its environment and policies, its policy's name).
+
+    Raises UserError.
+    """
+    if Path(name).is_dir():
+        return policies.load_run(name), "sampled"
+    env = make("snakes_3v3")
+    if name not in env.baselines:
+        raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
+    return policies.load(None, env.name, dataclasses.asdict(env)), name
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    enable_compilation_cache()
+    parser = measure.parser("python -m bench.parity.public_agent", __doc__)
+    parser.add_argument("players", nargs="+", metavar="PLAYER", help="directory of a run, or a scripted player")
+    parser.add_argument("--agent", required=True, metavar="FILE", type=Path, help="the public agent's submission.py")
+    parser.add_argument("--games", default="200", metavar="N", help="games of each player (default: 200)")
+    parser.add_argument("--seed", default="0", metavar="N", help="seed of the held-out games (default: 0)")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write")
+    flags = parser.parse_args(list(argv))
+    games, seed = parse_int(flags.games, "--games", 1, 100_000), parse_int(flags.seed, "--seed", 0, 2**32 - 1)
+    players = [player(name) for name in flags.players]
+    agent = load_agent(flags.agent)
+    agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
+    rows: dict[str, Any] = {}
+    result = measure.header("parity.public_agent", argv, quick=False) | {
+        "notes": [],  # scores do not depend on how busy the machine is
+        "agent": {"file": flags.agent.name, "sha256": hashlib.sha256(flags.agent.read_bytes()).hexdigest()},
+        "games": games,
+        "seed": seed,
+        "players": rows,
+    }
+    for title, (subject, name) in zip(flags.players, players, strict=True):
+        random.seed(seed)  # the agent draws from the global generator
+        ended, errors = play(subject, name, agent.my_controller, games, seed, lambda line: print(line, file=sys.stderr))
+        rows[title] = {metric: interval(ended[metric]) for metric in METRICS}
+        means = [f"{metric} {found['mean']:.3f} ± {found['ci95']:.3f}" for metric, found in rows[title].items()]
+        print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
+        rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
+        if flags.out:
+            measure.write(result, Path(flags.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
