@@ -302,8 +302,8 @@ def _account(
     @stage
     def flags(kind: Array, old: Array, new: Array) -> Array:
         """Count 2 where a flag becomes true, 1 where it stays, 0 where it becomes false: no byte is negative."""
-        (_, old), (_, new) = read_word(old), read_word(new)
-        changes = [1 + new[name].astype(jnp.int32) - old[name].astype(jnp.int32) for name in ("predicted", "seen")]
+        were, are = read_word(old)[1], read_word(new)[1]
+        changes = [1 + are[name].astype(jnp.int32) - were[name].astype(jnp.int32) for name in ("predicted", "seen")]
         return pack_flags(*(f for change in changes for f in (change, jnp.where(kind == 2, change, 1))))
 
     terrain = jax.tree.map(lambda leaf: at(leaf, b), survey.terrain)
