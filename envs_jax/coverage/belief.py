@@ -9,7 +9,6 @@ it until the next update.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -182,7 +181,7 @@ class Storage:
         """
         return self.clip(value, bound) + gain
 
-    def growth(self, stored: Array, gain: Array, gains: Sequence[Any]) -> Array:
+    def growth(self, stored: Array, gain: Array, gains: np.ndarray) -> Array:
         """float32: change of the probability of clipped cells by `fuse`; a gain is 0 or one of the two `gains`."""
         odds = jnp.exp(-self.log_odds(self.clip(self.value(stored))))  # of class 0
         factors = [jnp.float32(math.exp(-float(one) / self.unit)) for one in gains]
