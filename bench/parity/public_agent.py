@@ -59,6 +59,7 @@ def play(
         number of calls of the controller that raised an error.
     """
     subject = subject.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
+    snakes: Any = subject.env.env
     env, half, context = subject.env, subject.settings["snakes"] // 2, rules_of(subject).outside
     policy = learned(subject.algo, "sample") if name == "sampled" and subject.algo else scripted(env, name)
     rule = oracle.Settings(*(subject.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
@@ -88,8 +89,8 @@ def play(
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.second))
         theirs = np.zeros((games, half), np.int32)
         for i in np.flatnonzero(~np.asarray(timestep.done)):
-            bodies, directions, beans = to_segments(env.env.board, jax.tree.map(lambda x, i=i: x[i], now))
-            game = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
+            bodies, directions, beans = to_segments(snakes.board, jax.tree.map(lambda x, i=i: x[i], now))
+            game: Any = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
             theirs[i] = agents[i](game, 0 if second[i] else 1)
         state, timestep, statistics = step(subject.params, state, timestep, statistics, theirs, np.uint32(t))
         if (t + 1) % 20 == 0:
@@ -105,10 +106,10 @@ def player(name: str) -> tuple[EvalPolicy, str]:
     """
     if Path(name).is_dir():
         return policies.load_run(name), "sampled"
-    env = make("snakes_3v3")
+    env: Any = make("snakes_3v3")
     if name not in env.baselines:
         raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
-    return policies.load(None, env.name, dataclasses.asdict(env)), name
+    return policies.load(None, "snakes_3v3", dataclasses.asdict(env)), name
 
 
 @exit_on_error
