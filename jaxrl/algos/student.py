@@ -211,7 +211,7 @@ class Student(Sac, MultiStage):
         An episode's limit is a share of `guide_steps`, from the multiples of the golden ratio, which spread evenly.
         """
         drawn = (memory.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
-        return memory.step < self.guide_steps * self.help_left(progress) * drawn
+        return memory.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
 
     # Protocol
 
