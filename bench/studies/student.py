@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 
 import jaxrl
 from bench.harness import measure
@@ -58,9 +57,10 @@ def teacher(runs: str, say: measure.Say) -> str:
     return str(made.directory)
 
 
-def train(arm: str, teacher: str, seeds: int, runs: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def train(arm: str, teacher: str, seeds: int, runs: str) -> dict[str, Any]:
     """Train one arm; its entry of the result."""
-    settings = ARMS[arm] | changes | ({} if ARMS[arm] == NOTHING else {"teacher": teacher})
+    settings = ARMS[arm]
+    helper = {} if ARMS[arm] == NOTHING else {"teacher": teacher}
     clock: list[tuple[float, float]] = []
 
     def note(block: Mapping[str, Any]) -> None:
@@ -68,8 +68,9 @@ def train(arm: str, teacher: str, seeds: int, runs: str, changes: Mapping[str, A
 
     began = time.process_time()
     ended = jaxrl.train(
-        "student", preset="student_sparse", seed=1, num_seeds=seeds, devices=1, runs=runs, callbacks=[note], **settings
-    )
+        "student", preset="student_sparse", seed=1, num_seeds=seeds, devices=1, runs=runs, callbacks=[note],
+        **settings, **helper,
+    )  # fmt: skip
     folders = [ended.directory / trial.folder for trial in trials(read_training_run(ended.directory)[1])]
     curves = [learning_curves.curve(read_metrics(folder), METRIC) for folder in folders]
     return {
@@ -110,20 +111,18 @@ def main(argv: Sequence[str]) -> int:
     flags.add_argument("--seeds", default="5", metavar="N", help="seeds of each arm (default: 5)")
     flags.add_argument("--runs", default="runs", metavar="DIR", help="where runs are kept (default: runs)")
     flags.add_argument("--out", metavar="FILE", help="JSON file to extend (default: a new one under bench/results/)")
-    flags.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other settings of all students")
     parsed = flags.parse_args(list(argv))
     for arm in parsed.arms:
         if arm not in ARMS:
             raise UsageError(f"unknown arm {short_repr(arm)}: {closest(arm, tuple(ARMS))}")
     seeds = parse_int(parsed.seeds, "--seeds", 1, 100)
-    changes = {name: yaml.safe_load(value) for name, value in (word.split("=", 1) for word in parsed.set)}
     path = measure.output(parsed.out, KIND)
     result = measure.read(path) if path.exists() else measure.header(f"studies.{KIND}", argv, quick=False)
-    result.setdefault("arms", {})
+    result |= {"score": SCORE, "seeds": list(range(1, seeds + 1)), "arms": result.get("arms", {})}
     helped = any(ARMS[arm] != NOTHING for arm in parsed.arms)
     run = parsed.teacher or (teacher(parsed.runs, measure.say) if helped else "")
     for arm in parsed.arms:
-        entry = train(arm, run, seeds, parsed.runs, changes)
+        entry = train(arm, run, seeds, parsed.runs)
         result["arms"][arm] = entry
         measure.write(result, path)
         measure.say(f"{arm}: {entry['env_steps']} steps, {entry['seconds']} CPU seconds, {entry['failed']} failed")
