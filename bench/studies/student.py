@@ -32,7 +32,7 @@ KIND = "student"
 SCORE = 0.9  # share of the selection episodes
 METRIC = "eval/success"
 TASKS = ("reach", "above")  # of the workers
-WORKER = {"preset": "sac", "total_env_steps": 250_000, "eval_every": 500, "eval_episodes": 64}
+WORKER: dict[str, Any] = {"preset": "sac", "total_env_steps": 250_000, "eval_every": 500, "eval_episodes": 64}
 COLLECTIVE: dict[str, Any] = {
     "task": ",".join(TASKS), "reward": "sparse", "success_radius": 0.02, "goals": "uniform",
     "learner_steps": 51_328, "worker_steps": 34_218, "transformer_updates": 2000, "actor_updates": 5000,
@@ -60,7 +60,7 @@ def teacher(runs: str, say: measure.Say) -> str:
 def train(arm: str, teacher: str, seeds: int, runs: str) -> dict[str, Any]:
     """Train one arm; its entry of the result."""
     settings = ARMS[arm]
-    helper = {} if ARMS[arm] == NOTHING else {"teacher": teacher}
+    helper: dict[str, Any] = {} if ARMS[arm] == NOTHING else {"teacher": teacher}
     clock: list[tuple[float, float]] = []
 
     def note(block: Mapping[str, Any]) -> None:
