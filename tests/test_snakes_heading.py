@@ -235,22 +235,22 @@ def test_collisions_are_the_cells_that_kill():
 
 
 def test_a_game_pays_its_duels():
+    """What a team gets beside its score and deaths is points that the other team loses by deaths in the same step."""
     env = envs_jax.make("snakes", reward="duel", opponent="1", max_steps=100)
-    lives = envs_jax.make("snakes", reward="lives", opponent="1", max_steps=100)
-    keys = jax.random.split(jax.random.key(1), 8)
 
-    def paid(env):
-        def one(key):
-            def step(carry, k):
-                state, _ = env.step(carry, jax.random.randint(jax.random.fold_in(key, k), (3,), 0, 4, jnp.int32))
-                return state, _.reward
+    def one(key):
+        def step(state, k):
+            action = jax.random.randint(jax.random.fold_in(key, k), (3,), 0, 4, jnp.int32)
+            state, timestep = env.step(state, action)
+            return state, (timestep.reward.sum(), timestep.metrics)
 
-            return jax.lax.scan(step, env.reset(key)[0], jnp.arange(100))[1]
+        return jax.lax.scan(step, env.reset(key)[0], jnp.arange(100))[1]
 
-        return np.asarray(jax.jit(jax.vmap(one))(keys))
-
-    more = paid(env) - paid(lives)
-    assert (more >= 0).all() and more.max() > 0 and (more == np.round(more)).all()
+    paid, metrics = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 8))
+    own, other, meals = (np.asarray(metrics[name]) for name in ("score", "opponent_score", "opponent_meals"))
+    more = np.asarray(paid) - np.diff(own, prepend=0) + np.asarray(metrics["deaths"])
+    lost = meals - np.diff(other, prepend=0)
+    assert (more >= 0).all() and (more <= lost).all() and more.max() > 0 and (more == np.round(more)).all()
 
 
 @pytest.mark.parametrize(
