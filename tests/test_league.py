@@ -130,7 +130,8 @@ def test_runs_meet_each_with_its_own_eyes(two):
 def test_each_scripted_player_is_the_level_of_its_name():
     wanted = load(None, "snakes_1v1", dataclasses.asdict(make("snakes_1v1", max_steps=STEPS)))
     opponents = league.set_for_matches(wanted).env.env.match_rules.opponents
-    levels = {"random": "0", "level1": "1", "level2": "2", "level3": "3", "level4": "4", "evasion": "evasion"}
+    levels = {"random": "0", **{f"level{k}": str(k) for k in range(1, 5)}}
+    levels |= {"evasion": "evasion", "territory": "territory"}
     assert list(opponents) == list(levels)
     for name, context in opponents.items():
         np.testing.assert_array_equal(context, wanted.with_env_settings({"opponent": levels[name]}).context)

@@ -1,4 +1,4 @@
-"""The observation obs_heading, careful masks and the reward duel, against searches cell by cell and by hand."""
+"""obs_heading, careful masks, the reward duel and the opponent territory, against searches cell by cell and by hand."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 import envs_jax
 from bench.reference.snakes.segments import from_segments
-from envs_jax.snakes import full, heading, reward, rules, territory
+from envs_jax.snakes import full, heading, opponents, reward, rules, territory
 from envs_jax.snakes.board import Board
 
 BOARD = Board(6, 8)
@@ -44,7 +44,7 @@ def around(cell):
 
 
 def floods(bodies, beans, snake, moves):
-    """Room and territory by direction after each of the moves, two lists of four sizes for each, found cell by cell."""
+    """Room and territory by direction after each of the moves, two lists of four sets for each, found cell by cell."""
     late = [any(cell in beans for cell in around(body[0])) for body in bodies]
     leaves = {cell: len(body) - j + late[i] for i, body in enumerate(bodies) for j, cell in enumerate(body)}
     room, mine = [{cell} for cell in around(bodies[snake][0])], [{cell} for cell in around(bodies[snake][0])]
@@ -63,12 +63,12 @@ def floods(bodies, beans, snake, moves):
             others = others | (grown(others) - set().union(*mine))
             room = [grown(cells) for cells in room]
             mine = [cells | (grown(cells) - others) for cells in mine]
-        found.append(([len(cells) for cells in room], [len(cells) for cells in mine]))
+        found.append((room, mine))
     return found
 
 
-def hundredths(counts, most):
-    return np.minimum(np.round(np.array(counts) * 100 / most), 100).tolist()
+def hundredths(sets, most):
+    return np.minimum(np.round(np.array(list(map(len, sets))) * 100 / most), 100).tolist()
 
 
 def test_territory_is_what_a_snake_reaches_first():
@@ -86,6 +86,35 @@ def test_territory_is_what_a_snake_reaches_first():
                 assert flags.tolist() == [100 * x for x in met]
             lead = sum(map(len, BODIES[:2])) - sum(map(len, BODIES[2:]))
             assert rest.tolist() == [100, 2 * lead]
+
+
+def claim(bodies, beans, snake):
+    """The direction of the opponent `territory`: the best of four by what it must prefer, in this order."""
+    found = floods(bodies, beans, snake, 20)
+
+    def rank(d):
+        meals = [k for k, (_, mine) in enumerate(found) if mine[d] & set(beans)]
+        if meals and len(found[-1][1][d]) >= min(20, len(bodies[snake])):
+            return 0, meals[0], d
+        return 1, -len(found[-1][1][d]), -len(found[-1][0][d]), d
+
+    return min((d for d in range(4) if found[-1][0][d]), key=rank, default=0)
+
+
+def test_the_opponent_territory_takes_beans_that_it_reaches_first():
+    rng = np.random.default_rng(0)
+    games, wanted = [], []
+    for _ in range(60):
+        bodies = [body[:: rng.choice([1, -1])] for body in BODIES]
+        free = sorted({(r, c) for r in range(6) for c in range(8)} - set().union(*bodies))
+        beans = [free[k] for k in rng.choice(len(free), rng.integers(4), replace=False)]
+        games.append(from_segments(BOARD, bodies, DIRECTIONS, beans, 3))
+        wanted.append([claim(bodies, beans, snake) for snake in range(2, 4)])
+    game, level = jax.tree.map(lambda *x: jnp.asarray(np.stack(x, -1)), *games), opponents.NAMES.index("territory")
+    levels, word = jnp.full(len(games), level), jnp.zeros(len(games), jnp.uint32)
+    chosen = jax.jit(lambda game: opponents.act(BOARD, game, slice(2, 4), levels, word, (level,)))(game)
+    np.testing.assert_array_equal(np.asarray(chosen).T, wanted)
+    assert len(np.unique(wanted)) == 4
 
 
 def moved(cell, kind):
@@ -181,6 +210,13 @@ def test_a_duel_pays_what_opponents_lose():
     assert reward.caused(jnp.asarray(collisions), hit, length).tolist() == [5, 1, 2, 0]
 
 
+def test_lost_points_count_by_the_weight():
+    """A meal, a death at length 7 in which an opponent lost 2 points, one at length 3, one of an opponent alone."""
+    engine, hit, caused = jnp.array([1, -4, 0, 0]), jnp.array([False, True, True, False]), jnp.array([0, 2, 0, 5])
+    assert reward.lives(engine, hit, caused, 1.0).tolist() == [1, -3, -1, 5]
+    assert reward.lives(engine, hit, caused, 2.5).tolist() == [1, -9, -1, 5]
+
+
 def test_collisions_are_the_cells_that_kill():
     bodies = [
         [(2, 2), (3, 2), (4, 2)],
@@ -199,25 +235,33 @@ def test_collisions_are_the_cells_that_kill():
 
 
 def test_a_game_pays_its_duels():
+    """What a team gets beside its score and deaths is points that the other team loses by deaths in the same step."""
     env = envs_jax.make("snakes", reward="duel", opponent="1", max_steps=100)
-    lives = envs_jax.make("snakes", reward="lives", opponent="1", max_steps=100)
-    keys = jax.random.split(jax.random.key(1), 8)
 
-    def paid(env):
-        def one(key):
-            def step(carry, k):
-                state, _ = env.step(carry, jax.random.randint(jax.random.fold_in(key, k), (3,), 0, 4, jnp.int32))
-                return state, _.reward
+    def one(key):
+        def step(state, k):
+            action = jax.random.randint(jax.random.fold_in(key, k), (3,), 0, 4, jnp.int32)
+            state, timestep = env.step(state, action)
+            return state, (timestep.reward.sum(), timestep.metrics)
 
-            return jax.lax.scan(step, env.reset(key)[0], jnp.arange(100))[1]
+        return jax.lax.scan(step, env.reset(key)[0], jnp.arange(100))[1]
 
-        return np.asarray(jax.jit(jax.vmap(one))(keys))
+    paid, metrics = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 8))
+    own, other, meals = (np.asarray(metrics[name]) for name in ("score", "opponent_score", "opponent_meals"))
+    more = np.asarray(paid) - np.diff(own, prepend=0) + np.asarray(metrics["deaths"])
+    lost = meals - np.diff(other, prepend=0)
+    assert (more >= 0).all() and (more <= lost).all() and more.max() > 0 and (more == np.round(more)).all()
 
-    more = paid(env) - paid(lives)
-    assert (more >= 0).all() and more.max() > 0 and (more == np.round(more)).all()
 
-
-def test_one_team_has_no_duels():
-    for settings in ({"reward": "duel"}, {"careful_masks": 5}):
-        with pytest.raises(ValueError, match="are for 2 teams"):
-            envs_jax.make("snakes", snakes=5, teams=1, **settings)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"snakes": 5, "teams": 1, "reward": "duel"}, "are for 2 teams"),
+        ({"snakes": 5, "teams": 1, "careful_masks": 5, "masks": True}, "are for 2 teams"),
+        ({"careful_masks": 5}, "add masks true"),
+        ({"loss_weight": 2.0, "reward": "score"}, "is for the rewards lives and duel"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        envs_jax.make("snakes", **settings)

@@ -17,7 +17,7 @@ from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import tables
 
 POLICIES = ("learned", "sampled", "random", "ig_sequential", "lawnmower_5", "lawnmower_10", "lawnmower_15")
-PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion")
+PLAYERS = ("random", "level1", "level2", "level3", "level4", "evasion", "territory")
 
 
 def on_screen(lines: list[Any], width: int) -> list[str]:

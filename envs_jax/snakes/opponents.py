@@ -1,8 +1,8 @@
 """Scripted opponents, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
 
-They act on the state before the step. Each takes the bean nearest to its head by plain distance, not across the
-edge, and compares its four neighbour cells by their plain distance to that bean; ties go to up, down, left, right in
-this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
+They act on the state before the step. Each but `territory` takes the bean nearest to its head by plain distance, not
+across the edge, and compares its four neighbour cells by their plain distance to that bean. Ties go to up, down, left,
+right in this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
 
     0         random
     1         the nearest cell, blocked or not
@@ -10,6 +10,11 @@ this order, and to the earlier bean. `blocked` is a neighbour cell that holds an
     3         the smallest distance + 5 if blocked
     4         like 2, but several snakes may want the same bean
     evasion   like 1 among the cells with a way on that no earlier direction has claimed, else among all
+    territory towards the nearest bean that it reaches before all other snakes, through a territory of at least as many
+              cells as its own length (or 20); if there is none, to the most territory, then room; see `territory.reach`
+
+The last one follows the core of the strongest public heuristic agent found, CarlossShi/Competition_3v3snakes, which
+also shares beans among its snakes, moves several of them at once and, when long, follows its own tail.
 
 `exclusive`: 3, 4 and evasion choose their beans in turn too, as 2 does. A new opponent is one more entry of
 `OPPONENTS`, at its end.
@@ -21,8 +26,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from envs_jax.base import Array
+from envs_jax.snakes import territory
 from envs_jax.snakes.board import COLUMN_STEP, NOWHERE, ROW_STEP, Board, bit, choose, column, counting, row
 from envs_jax.snakes.rules import Game, body_plane
+from envs_jax.snakes.territory import Reach
 
 _FAR = 1 << 20
 
@@ -103,6 +110,8 @@ class View(NamedTuple):
     cost_in_turn: list[Array]  # the same where snakes choose their beans in turn, each its own
     cost_as_set: list[Array]  # one of these two, see `exclusive` in the module's docstring
     draw: Array  # int32[m, ...], 0 to 3, random
+    reach: Callable[[], Reach]  # what the snakes reach, computed only by opponents that ask for it
+    length: Array  # int32[m, ...]
 
 
 def _nearest(view: View) -> Array:
@@ -113,6 +122,13 @@ def _evade(view: View) -> Array:
     safe = _evasive(view.board, view.near)
     none = ~(safe[0] | safe[1] | safe[2] | safe[3])
     return _first_of([one | none for one in safe], view.cost_as_set)
+
+
+def _claim(view: View) -> Array:
+    room, _, mine, bean = view.reach()
+    safe = (bean <= territory.FAR) & (mine >= jnp.minimum(view.length, territory.FAR)[None])
+    cost = jnp.where(safe, bean, _FAR - 1 - (mine << 10) - room)  # at most 841 cells lie within 20 moves
+    return _first_of(list(room > 0), list(cost))
 
 
 class Opponent(NamedTuple):
@@ -130,6 +146,7 @@ OPPONENTS = (
     Opponent("3", "level3", lambda view: _weigh(view.blocked, view.cost_as_set)),
     Opponent("4", "level4", lambda view: _first_of([~x for x in view.blocked], view.cost_as_set)),
     Opponent("evasion", "evasion", _evade),
+    Opponent("territory", "territory", _claim),
 )
 NAMES = tuple(opponent.name for opponent in OPPONENTS)
 
@@ -166,6 +183,8 @@ def act(
         cost_in_turn=in_turn,
         cost_as_set=in_turn if exclusive else alone,
         draw=(word[None] >> shift).astype(jnp.int32) & 3,
+        reach=lambda: territory.reach(board, game, snakes),
+        length=game.length[snakes],
     )
     chosen = [OPPONENTS[k].choose(view) if k in used else jnp.zeros_like(heads) for k in range(len(OPPONENTS))]
     action = choose(level[None], chosen) if len(used) > 1 else chosen[used[0]]

@@ -5,7 +5,7 @@ territory of a snake, cells that it reaches before any other, is what the strong
 competition count (CarlossShi/Competition_3v3snakes).
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from envs_jax.base import Array
 from envs_jax.batch import constant
 from envs_jax.snakes import full
 from envs_jax.snakes.board import NOWHERE, Board, total, union
-from envs_jax.snakes.rules import Game, body_plane, score
+from envs_jax.snakes.rules import Game, bean_plane, body_plane, score
 from envs_jax.stages import stage
 
 NEAR, FAR = 5, 20  # moves
@@ -36,13 +36,13 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     heads = board.mark(jnp.where(there, game.head, NOWHERE))  # [H, n, ...]
     own, everyone = heads[:, :agents], union(heads, 1)[:, None]
     mates = (union(heads[:, :half], 1)[:, None] if teams == 2 else own) & ~own
-    first = _neighbours(board, game, agents)
+    first = _neighbours(board, game, slice(agents))
 
     def touches(heads: Array) -> Array:
         near = union(jnp.stack([board.seen_from(heads, d) for d in range(4)]))
         return (union(first & near[:, None]) != 0).astype(jnp.int32) * full.ONE
 
-    room, near, far = stage(lambda *x: reach(board, game, *x))(first, everyone & ~own)
+    room, near, far, _ = stage(lambda game: reach(board, game, slice(agents)))(game)
     scores = score(game)
     lead = total(scores[:half])[None] - total(scores[half:])[None] if teams == 2 else scores[:agents]
     left = jnp.broadcast_to(max_steps - game.steps[None], game.head[:agents].shape)
@@ -58,9 +58,9 @@ def columns(board: Board, game: Game, agents: int, teams: int, max_steps: int) -
     return jnp.where(there[None, :agents], jnp.concatenate(values), 0).astype(jnp.int8)
 
 
-def _neighbours(board: Board, game: Game, agents: int) -> Array:
-    """uint32[H, 4, A, ...]: the cell beside each head by direction."""
-    head = game.head[:agents]
+def _neighbours(board: Board, game: Game, snakes: slice) -> Array:
+    """uint32[H, 4, m, ...]: the cell beside each head of these snakes by direction."""
+    head = game.head[snakes]
     return jnp.stack([board.mark(board.beside(head, jnp.full_like(head, d))) for d in range(4)], 1)
 
 
@@ -88,32 +88,42 @@ def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
     return ~body_plane(game) & board.full_row | planes[0], jnp.concatenate([jnp.stack(planes[1:]), late])
 
 
-def reach(board: Board, game: Game, first: Array, others: Array) -> tuple[Array, Array, Array]:
-    """int32[4, A, ...] three times: room, territory in NEAR moves and in FAR moves, by direction of the first.
+class Reach(NamedTuple):
+    """What snakes reach, int32[4, m, ...] each, by direction of the first move; see `reach`."""
 
-    A cell that several snakes reach in the same move is nobody's.
+    room: Array  # cells within FAR moves
+    near: Array  # cells of the snake's territory within NEAR moves
+    far: Array  # the same within FAR moves
+    bean: Array  # the move in which the snake comes to the first bean of its territory; FAR + 1 if to none
+
+
+def reach(board: Board, game: Game, snakes: slice) -> Reach:
+    """Return what snakes reach if all others spread in all directions; a cell reached in the same move is nobody's.
 
     Args:
         board: its size.
         game: its state.
-        first: uint32[H, 4, A, ...], the neighbour cells of each head.
-        others: uint32[H, A, ...], the heads of all other snakes.
+        snakes: which m snakes.
     """
+    beans = bean_plane(board, game)[:, None, None]
+    heads = board.mark(jnp.where(game.length > 0, game.head, NOWHERE))
     free, leave = _leaving(board, game)
-    room = first & free[:, None, None]
-    others = _spread(board, others) & free[:, None]
+    room = _neighbours(board, game, snakes) & free[:, None, None]
+    others = _spread(board, union(heads, 1)[:, None] & ~heads[:, snakes]) & free[:, None]
     mine = room & ~others[:, None]
 
-    def further(carry: Any, leaves: Array) -> tuple[Any, Array]:
+    def further(carry: Any, leaves: Array) -> tuple[Any, tuple[Array, Array]]:
         free, others, room, mine = carry
         free = free | leaves
         room = _spread(board, room) & free[:, None, None]
         others = others | _spread(board, others) & free[:, None] & ~union(mine, 1)
         mine = mine | _spread(board, mine) & free[:, None, None] & ~others[:, None]
-        return (free, others, room, mine), _count(mine)
+        return (free, others, room, mine), (_count(mine), _count(mine & beans))
 
-    (_, _, room, _), counts = jax.lax.scan(further, (free, others, room, mine), leave)
-    return _count(room), counts[NEAR - 2], counts[-1]
+    begun = free, others, room, mine
+    (_, _, room, _), (cells, eaten) = jax.lax.scan(further, begun, leave)
+    missed = jnp.sum((jnp.concatenate([_count(mine & beans)[None], eaten]) == 0).astype(jnp.int32), 0)
+    return Reach(_count(room), cells[NEAR - 2], cells[-1], 1 + missed)
 
 
 def survival(board: Board, game: Game, agents: int) -> Array:
@@ -123,7 +133,7 @@ def survival(board: Board, game: Game, agents: int) -> Array:
     any of these cells before.
     """
     free, leave = _leaving(board, game)
-    cells = _neighbours(board, game, agents) & free[:, None, None]
+    cells = _neighbours(board, game, slice(agents)) & free[:, None, None]
 
     def further(carry: Any, row: tuple[Array, Array]) -> tuple[Any, None]:
         free, cells, found = carry

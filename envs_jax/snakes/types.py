@@ -99,6 +99,12 @@ class Settings(Environment):
             raise ValueError(
                 "snakes: the reward duel and careful_masks are for 2 teams: choose the reward lives and careful_masks 0"
             )
+        if self.careful_masks and not self.masks:
+            raise ValueError(f"snakes: careful_masks {self.careful_masks} changes masks, which are off: add masks true")
+        if self.loss_weight != 1.0 and self.reward not in ("lives", "duel"):
+            raise ValueError(
+                f"snakes: loss_weight is for the rewards lives and duel: choose one of them instead of {self.reward}"
+            )
         if self.observation in ("obs30", "obs35") and (self.snakes, self.beans, self.teams) != (6, 5, 2):
             raise ValueError(
                 f"snakes: {self.observation} is published for 2 teams, 6 snakes and 5 beans, not {self.teams}, "
