@@ -26,6 +26,7 @@ from bench.parity.agent_games import Controller, controlled, load_agent
 from bench.reference.snakes import oracle
 from envs_jax.base import make
 from envs_jax.batch import start_statistics, update_statistics, where
+from envs_jax.snakes.board import Board
 from envs_jax.snakes.segments import to_segments
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
@@ -59,8 +60,8 @@ def play(
         number of calls of the controller that raised an error.
     """
     subject = subject.with_env_settings({"opponent": "self", "side": "both", "stale_observation_bug": False})
-    snakes: Any = subject.env.env
     env, half, context = subject.env, subject.settings["snakes"] // 2, rules_of(subject).outside
+    board = Board(subject.settings["height"], subject.settings["width"])
     policy = learned(subject.algo, "sample") if name == "sampled" and subject.algo else scripted(env, name)
     rule = oracle.Settings(*(subject.settings[x] for x in ("height", "width", "snakes", "beans", "max_steps")))
     keys = jax.vmap(key_of_env, in_axes=(None, 0))(held_out_key(seed, "evaluation"), jnp.arange(games))
@@ -89,7 +90,7 @@ def play(
         now, second = jax.tree.map(np.asarray, (state.env.game, state.env.second))
         theirs = np.zeros((games, half), np.int32)
         for i in np.flatnonzero(~np.asarray(timestep.done)):
-            bodies, directions, beans = to_segments(snakes.board, jax.tree.map(lambda x, i=i: x[i], now))
+            bodies, directions, beans = to_segments(board, jax.tree.map(lambda x, i=i: x[i], now))
             game: Any = SimpleNamespace(state=oracle.State(bodies, directions, beans, t + 1), settings=rule)
             theirs[i] = agents[i](game, 0 if second[i] else 1)
         state, timestep, statistics = step(subject.params, state, timestep, statistics, theirs, np.uint32(t))
@@ -109,7 +110,7 @@ def player(name: str) -> tuple[EvalPolicy, str]:
     env: Any = make("snakes_3v3")
     if name not in env.baselines:
         raise UserError(f"{name} is neither the directory of a run nor one of {', '.join(env.baselines)}")
-    return policies.load(None, "snakes_3v3", dataclasses.asdict(env)), name
+    return policies.load(None, env.name, dataclasses.asdict(env)), name
 
 
 @exit_on_error
