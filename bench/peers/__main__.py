@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,10 @@ class Worker:
         return {"skipped": f"the process ended with {self._process.wait()}: {lines[-1] if lines else ''}"[:200]}
 
 
-def environments(request: Request, say: measure.Say) -> dict[str, Any]:
-    """Measure environments; the entries "peers" and "rows" of a result."""
-    peers, found = {}, []
+def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
+    """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
+    peers: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     for copies in request.num_envs:
         workers = {peer: Worker(peer, python, request.core) for peer, python in request.pythons.items()}
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
@@ -121,7 +122,7 @@ def environments(request: Request, say: measure.Say) -> dict[str, Any]:
             row |= _speed(samples[1:])
         for worker in workers.values():
             worker.close()
-    return {"peers": peers, "rows": found}
+        yield {"peers": peers, "rows": found}
 
 
 def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,9 +134,10 @@ def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return measure.rate(times["cpu"], 1) | {"wall_rate": 1 / times["wall"].median}
 
 
-def learners(request: Request, say: measure.Say) -> dict[str, Any]:
-    """Train; the entries "peers" and "rows" of a result."""
-    peers, found = {}, []
+def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
+    """Train; yield the entries "peers" and "rows" of a result after each run."""
+    peers: dict[str, Any] = {}
+    found: list[dict[str, Any]] = []
     for seed in range(1, request.seeds + 1):
         for algo in request.algos:
             for peer, python in request.pythons.items():
@@ -150,7 +152,7 @@ def learners(request: Request, say: measure.Say) -> dict[str, Any]:
                 seconds = row.get("cpu_to_score")
                 reached = f"the score after {seconds:.0f} s" if seconds else row.get("skipped", "the score not reached")
                 say(f"{algo}, {peer}, seed {seed}: {reached}, {row.get('updates_per_second') or 0:.0f} updates/s")
-    return {"peers": peers, "rows": found}
+                yield {"peers": peers, "rows": found}
 
 
 # Command line
@@ -232,8 +234,9 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
     result = measure.header(KIND, argv, parsed.quick) | {"work": parsed.work}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
-    result |= {"environments": environments, "learners": learners}[parsed.work](request, measure.say)
-    measure.write(result, path)
+    for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
+        measure.write(result | part, path)  # so that what is there outlives an interruption
+    result |= part
     print(rows(result))
     return 0
 

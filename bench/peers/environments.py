@@ -27,12 +27,12 @@ class Measured:
     """An environment that has been compiled.
 
     Attributes:
-        advance: makes a number of steps of all copies, and waits for them.
+        advance: makes a number of steps of all copies, and waits for them; in JAX it returns what is carried.
         copies, agents: numbers.
         facts: "compile_seconds", "bytes_per_copy" (state and last observation) and "temporary_bytes_per_copy".
     """
 
-    advance: Callable[[int], None]
+    advance: Callable[[int], Any]
     copies: int
     agents: int
     facts: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -84,9 +84,10 @@ def _compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> 
     took = time.process_time() - began
     held, number = [start(key)], [0]
 
-    def advance(steps: int) -> None:
+    def advance(steps: int) -> Any:
         number[0] += 1
         held[0] = jax.block_until_ready(program(held[0], jax.random.PRNGKey(number[0]), np.int32(steps)))
+        return held[0]
 
     memory = program.memory_analysis()
     facts = {"compile_seconds": took, "bytes_per_copy": size / copies}
