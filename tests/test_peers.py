@@ -15,6 +15,7 @@ from bench.peers import __main__ as command
 from bench.peers import environments, installs, learners, tables
 from bench.peers.environments import Measured, Skipped, open_environment
 from bench.peers.installs import Peer
+from bench.studies import scaling
 from jaxrl.common.errors import UserError
 
 FAKE = """
@@ -128,7 +129,7 @@ def test_the_loop_steps():
     def step(carry, key):
         return carry[0] + 1, carry[1] + jax.random.uniform(key)
 
-    made = environments._compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
+    made = environments.compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
     made.advance(5)
     count, total = made.advance(7)
     drawn = [
@@ -217,6 +218,24 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
 def test_table_of_what_could_not_be_measured():
     data = {"work": "environments", "rows": [{"peer": "a", "environment": "b", "num_envs": 1, "skipped": "why"}]}
     assert tables.rows(data).splitlines()[-1] == "| a | b | why |  |  |  |"
+
+
+def test_scaling(monkeypatch, tmp_path):
+    """One row for each point, those that do not fit with the reason; two devices carry half of the copies each."""
+    tiny = "tests.helpers.tiny:Corridor"
+    monkeypatch.setattr(scaling, "LEAST", 1e-3)
+    monkeypatch.setattr(
+        scaling, "AXES", {"devices": scaling.Axis("devices", (1, 2), lambda _: {"corridor": (tiny, {}, 4)})}
+    )
+    out = tmp_path / "out.json"
+    assert scaling.main(["devices", "--rounds", "2", "--core", "-1", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["value"], row["num_envs"], len(row["samples"])) for row in rows] == [(1, 4, 2), (2, 4, 2)]
+    assert rows[0]["bytes_per_copy"] == rows[1]["bytes_per_copy"] and rows[0]["rate"] > 0
+    assert (tmp_path / "out_devices.png").exists()
+    rows = scaling.run("devices", scaling.AXES["devices"], 1, 1, lambda sentence: None)
+    assert [row["skipped"] for row in rows] == ["needs about 0 GiB"] * 2
+    assert scaling.main(["height"]) == 2
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ def open_environment(peer: str, name: str, copies: int, limit: float) -> Measure
     if peer == "pufferlib":
         return _puffer(name, copies)
     reset, step, agents = GAMES[peer](name, copies)
-    return _compiled(reset, step, copies, agents, limit)
+    return compiled(reset, step, copies, agents, limit)
 
 
 # JAX
@@ -66,7 +66,8 @@ def open_environment(peer: str, name: str, copies: int, limit: float) -> Measure
 Game = tuple[Callable[[Any], Any], Callable[[Any, Any], Any], int]  # key -> carry; carry, key -> carry; agents
 
 
-def _compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> Measured:
+def compiled(reset: Any, step: Any, copies: int, agents: int, limit: float) -> Measured:
+    """Return a game, compiled. Raises Skipped: it does not fit into `limit` bytes."""
     import jax
 
     key = jax.random.PRNGKey(0)
@@ -105,7 +106,8 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _ours(name: str, copies: int) -> Game:
+def ours(name: str, copies: int, **settings: Any) -> Game:
+    """Return one of our environments: a row of OURS, or any registered name with its settings."""
     import jax
     import jax.numpy as jnp
 
@@ -113,8 +115,8 @@ def _ours(name: str, copies: int) -> Game:
     from envs_jax.base import Discrete
     from envs_jax.batch import batched
 
-    env_name, settings = OURS.get(name, (name, {}))
-    env = batched(envs_jax.make(env_name, **settings))
+    env_name, usual = OURS.get(name, (name, {}))
+    env = batched(envs_jax.make(env_name, **usual | settings))
     action, agents = env.spec.action, env.spec.num_agents
 
     def reset(key: Any) -> Any:
@@ -199,7 +201,7 @@ def _jaxmarl(name: str, copies: int) -> Game:
 
 
 GAMES: dict[str, Callable[[str, int], Game]] = {
-    "ours": _ours, "gymnax": _gymnax, "jumanji": _jumanji, "jaxmarl": _jaxmarl,
+    "ours": ours, "gymnax": _gymnax, "jumanji": _jumanji, "jaxmarl": _jaxmarl,
 }  # fmt: skip
 
 

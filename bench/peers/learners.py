@@ -87,7 +87,8 @@ def scored(name: str, act: Act) -> float:
     seen = np.stack([env.reset(seed=HELD_OUT + n)[0] for n, env in enumerate(envs)]).astype(np.float32)
     total, running = np.zeros(EPISODES), np.ones(EPISODES, bool)
     while running.any():
-        action = np.asarray(act(None, types.SimpleNamespace(observation=jnp.asarray(seen)[:, None]), None)[0])[:, 0]
+        timestep: Any = types.SimpleNamespace(observation=jnp.asarray(seen)[:, None])
+        action = np.asarray(act(None, timestep, None)[0])[:, 0]
         for n in np.flatnonzero(running):
             seen[n], reward, terminated, truncated, _ = envs[n].step(action[n])
             total[n] += float(reward)
