@@ -32,7 +32,7 @@ for line in sys.stdin:
     elif request["learn"] == "td3":
         sys.exit("no such file")
     else:
-        found = {"scores": [{"env_steps": 50, "return": -10.0}], "updates_per_second": 7.0,
+        found = {"scores": [], "env_steps_to_score": 50, "updates_per_second": 7.0,
                  "cpu_to_score": 3.0 * request["seed"], "compile_seconds": 1.0}
     print(json.dumps(found), flush=True)
 """
@@ -172,9 +172,11 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
 
     monkeypatch.setattr(learners, "scored", slow)
     clock = learners.Clock(learners.PENDULUM, -200.0)
-    assert [clock.look(n, n, score) for n, score in enumerate((-300.0, -200.0))] == [False, True]
-    assert [row["return"] for row in clock.rows] == [-300.0, -200.0]
-    assert clock.rows[1]["cpu"] < 0.1
+    monkeypatch.setattr(learners, "LOOKS", 3)
+    assert [clock.look(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
+    assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
+    assert clock.reached == clock.rows[1]
+    assert clock.rows[2]["cpu"] < 0.1
 
 
 def test_score_of_a_constant_policy():
@@ -205,13 +207,13 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
         {"env_steps": n, "updates": n, "cpu": cpu, "compile": 0.5, "return": -300.0 + n}
         for n, cpu in ((0, 1.0), (10, 2.0), (30, 4.0), (110, 8.0))
     ]
-    clock = types.SimpleNamespace(rows=rows, look=lambda *_: False)
+    clock = types.SimpleNamespace(rows=rows, look=lambda *_: False, reached=rows[-1])
     monkeypatch.setattr(learners, "Clock", lambda task, target: clock)
     monkeypatch.setattr(learners, "LEARNERS", {"fake": train})
     found = learners.learn("fake", "sac", 1, quick=False)
     assert found["updates_per_second"] == pytest.approx(15.0)
     assert found["cpu_to_score"] == 8.0 and math.isclose(found["compile_seconds"], 0.5)
-    rows[-1]["return"] = -200.5
+    clock.reached = None
     assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
 
 

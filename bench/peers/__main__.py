@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -232,7 +233,8 @@ def main(argv: Sequence[str]) -> int:
         quick=parsed.quick,
     )
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
-    result = measure.header(KIND, argv, parsed.quick) | {"work": parsed.work}
+    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in argv]  # no path of this machine
+    result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
         measure.write(result | part, path)  # so that what is there outlives an interruption

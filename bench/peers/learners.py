@@ -26,6 +26,7 @@ from bench.studies.known_task import Act, Stop, Task, Watch
 
 EPISODES = 32
 HELD_OUT = 2**20  # seed of the first episode that scores
+LOOKS = 7  # at least: five times between scores
 ENVS, STEPS, MINIBATCHES, EPOCHS = 8, 128, 4, 4  # of ppo: rollouts of 1,024 steps in minibatches of 256
 
 PENDULUM = Task(
@@ -67,7 +68,7 @@ class Clock:
             self._compiling += duration_secs
 
     def look(self, env_steps: int, updates: int, act: Act) -> bool:
-        """Score; return whether to stop."""
+        """Score; return whether to stop: the score has been reached, and the speed is known."""
         self._spent += np.array([time.process_time(), time.perf_counter()]) - self._since
         self._running = False
         score = scored(self.task.gymnasium, act)
@@ -76,7 +77,12 @@ class Clock:
         row = {"env_steps": env_steps, "updates": updates, "cpu": cpu, "compile": compiling, "return": score}
         self.rows.append(row)
         self._running, self._since = True, np.array([time.process_time(), time.perf_counter()])
-        return score >= self.target
+        return self.reached is not None and len(self.rows) >= LOOKS
+
+    @property
+    def reached(self) -> dict[str, float] | None:
+        """Return the first row with the score, None where there is none."""
+        return next((row for row in self.rows if row["return"] >= self.target), None)
 
 
 def scored(name: str, act: Act) -> float:
@@ -97,11 +103,11 @@ def scored(name: str, act: Act) -> float:
 
 
 def learn(peer: str, algo: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Train until a score is reached or the steps are used up.
+    """Train until a score is reached, and `LOOKS` times scored, or the steps are used up.
 
     Returns:
         the scores, "updates_per_second" (median over the times between scores, without the first, which compiles),
-        "cpu_to_score", None where it is not reached, and "compile_seconds".
+        "cpu_to_score" and "env_steps_to_score", None where it is not reached, and "compile_seconds".
     """
     task, target, every = TASKS[algo]
     if quick:
@@ -113,12 +119,13 @@ def learn(peer: str, algo: str, seed: int, quick: bool) -> dict[str, Any]:
     rows = clock.rows
     # The first updates, and compilation, lie before the second score at the latest.
     between = [(b["updates"] - a["updates"]) / (b["cpu"] - a["cpu"]) for a, b in itertools.pairwise(rows[1:])]
-    reached = rows[-1]["return"] >= target
+    reached = clock.reached
     return {
         "scores": rows,
         "target": target if np.isfinite(target) else None,
         "updates_per_second": float(np.median(between)) if between else None,
-        "cpu_to_score": rows[-1]["cpu"] if reached else None,
+        "cpu_to_score": reached["cpu"] if reached else None,
+        "env_steps_to_score": reached["env_steps"] if reached else None,
         "compile_seconds": rows[-1]["compile"],
     }
 

@@ -56,7 +56,7 @@ def _learners(found: list[dict[str, Any]]) -> Iterator[list[str]]:
         speeds = [row["updates_per_second"] for row in runs if row["updates_per_second"]]
         reached = [row for row in runs if row["cpu_to_score"] is not None]
         seconds = sorted(row["cpu_to_score"] for row in reached)
-        steps = [row["scores"][-1]["env_steps"] for row in reached]
+        steps = [row["env_steps_to_score"] for row in reached]
         yield [
             algo,
             peer,
