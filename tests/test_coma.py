@@ -13,6 +13,7 @@ from helpers.tiny import Corridor
 
 from envs_jax import Box, Discrete, EnvSpec, TimeStep
 from envs_jax.progress import Progress, count, start
+from jaxrl.algos import team
 from jaxrl.algos.base import AlgoState, Learner, Phase, Trajectory
 from jaxrl.algos.coma import Coma, ComaParameters
 from jaxrl.algos.coma_original import ComaOriginal, OriginalParameters, ipp_marl_targets
@@ -357,10 +358,13 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
 # ---------------------------------------------------------------- networks
 
 
-@pytest.mark.parametrize("shape", [pytest.param((11, 11, 3), marks=pytest.mark.long), (9, 12, 2)])
-def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "stride"), [pytest.param((11, 11, 3), 1, marks=pytest.mark.long), ((9, 12, 2), 1), ((11, 12, 2), 2)]
+)
+def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int], stride: int) -> None:
     x = np.random.default_rng(0).random((3, *shape), np.float32)
-    stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3) for method in get_args(networks.Convolution)}
+    ways = get_args(networks.Convolution)
+    stacks = {method: networks.ConvStack(5, 8, methods=(method,) * 3, stride=stride) for method in ways}
     params = jax.jit(stacks["conv"].init)(jax.random.key(1), x)
 
     @jax.jit
@@ -380,6 +384,24 @@ def test_ways_to_convolve_agree_in_value_and_gradient(shape: tuple[int, int, int
         close(outputs[method], outputs["conv"], 1e-6)
         jax.tree.map(lambda a, b: close(a, b, 2e-6, 1e-5), results[method], results["conv"])
     assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(results["conv"][1]))
+
+
+@pytest.mark.parametrize("method", get_args(networks.Convolution))
+def test_stride_leaves_out_outputs(method: networks.Convolution) -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = rng.random((2, 11, 12, 3), np.float32), rng.random((5, 4, 3, 6), np.float32)
+    every, second = (jax.jit(functools.partial(networks.convolve, method=method, stride=s))(x, kernel) for s in (1, 2))
+    assert second.shape == (2, 4, 5, 6)
+    close(second, every[:, ::2, ::2], 1e-5)
+
+
+def test_images_too_small_for_the_stride_are_refused() -> None:
+    network = functools.partial(
+        team.network, 5, hidden_size=8, depth=1, initializer="he", convolution="auto", dtype=None
+    )
+    assert network((11, 11, 2), stride=2).stride == 2
+    with pytest.raises(ValueError, match=r"at least 11 x 11 pixels, not 10 x 12: choose --stride 1"):
+        network((10, 12, 2), stride=2)
 
 
 def test_networks_return_float32_whatever_they_compute_in() -> None:

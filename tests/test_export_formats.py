@@ -78,7 +78,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "ppo": lambda: made_ppo(Corridor(num_agents=2), normalize_observation="always"),
     "ppo_box": lambda: made_ppo(PointMass(num_agents=2, box=0.5), normalize_observation="always"),
     "ppo_box_plain": lambda: made_ppo(PointMass(), normalize_observation="never"),
-    "ppo_images": lambda: made_ppo(make("coverage", q=5), normalize_observation="always"),
+    "ppo_images": lambda: made_ppo(make("coverage", q=5), stride=2, normalize_observation="always"),
     "student": taught,
     "collective": lambda: made(make("reach", horizon=9), Collective, **SMALL),
     "own_network": lambda: made(PointMass(), Sac, custom=Custom({"actor": Plain}), **OFF),

@@ -94,6 +94,7 @@ class Coma(Algorithm):
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
+    stride: int = setting(1, "of the first convolution; 2 takes a fifth of the arithmetic", between=(1, 100))
     convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
@@ -261,7 +262,7 @@ class Coma(Algorithm):
     @functools.cached_property
     def nets(self) -> TeamNetworks:
         """Return the networks, which act and give values."""
-        sizes = self.hidden_size, self.depth, self.initializer, self.convolution, self.layout.compute_dtype
+        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
         return TeamNetworks.make(self.spec, self.make_network, self.dueling, *sizes)
 
     @property

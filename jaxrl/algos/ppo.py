@@ -123,6 +123,7 @@ class Ppo(Algorithm):
     initializer: Literal["torch", "he", "xavier", "orthogonal"] = setting(
         "orthogonal", "orthogonal, he: with a small last layer; torch: PyTorch's default; xavier: uniform"
     )
+    stride: int = setting(1, "of the first convolution; 2 takes a fifth of the arithmetic", between=(1, 100))
     convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
@@ -262,7 +263,7 @@ class Ppo(Algorithm):
 
     @functools.cached_property
     def nets(self) -> ActorCritic:
-        sizes = self.hidden_size, self.depth, self.initializer, self.convolution, self.layout.compute_dtype
+        sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
         return ActorCritic.make(self.spec, self.make_network, self.critic, self.initial_std, *sizes)
 
     @property

@@ -35,18 +35,25 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
 
 
 def network(
-    outputs: int, shape: tuple[int, ...], hidden_size: int, depth: int, initializer: Any, convolution: Any, dtype: Any
-) -> Any:
+    outputs: int, shape: tuple[int, ...], hidden_size: int, depth: int, initializer: Any, stride: int,
+    convolution: Any, dtype: Any,
+) -> Any:  # fmt: skip
     """Return a network for vectors or images; `convolution` "auto" selects by backend and hidden_size."""
     if len(shape) not in (1, 3):
         raise ValueError(f"coma needs vectors or images (H, W, C) as observations, not arrays of shape {shape}")
     if len(shape) == 1:
         return networks.MLP(outputs, hidden_size, depth, initializer, dtype)
+    smallest = networks.smallest_side(stride)
+    if stride > 1 and min(shape[:2]) < smallest:
+        raise ValueError(
+            f"stride {stride} needs images of at least {smallest} x {smallest} pixels, not {shape[0]} x {shape[1]}: "
+            "choose --stride 1"
+        )
     if convolution == "auto":
         methods = networks.convolution_methods(hidden_size, jax.default_backend())
     else:
         methods = (convolution,) * 3
-    return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype)
+    return networks.ConvStack(outputs, hidden_size, depth, initializer, methods, dtype, stride)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

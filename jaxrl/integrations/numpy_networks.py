@@ -17,8 +17,8 @@ def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndar
 
     Args:
         weights: by name.
-        settings: "kind" (team, mlp or conv), "scale", "axes" (of an observation), "depth", and for a team
-            "rectify_first", "layer_norm", "communication".
+        settings: "kind" (team, mlp or conv), "scale", "axes" (of an observation), "depth", for images
+            "stride", and for a team "rectify_first", "layer_norm", "communication".
         x: numbers.
     """
     x = np.asarray(x, np.float32)
@@ -26,7 +26,7 @@ def network(weights: dict[str, np.ndarray], settings: dict[str, Any], x: np.ndar
     if settings["kind"] == "team":
         return _team(weights, settings, x.reshape(*lead, -1) / np.float32(settings["scale"]))
     if settings["kind"] == "conv":
-        x = _convolutions(weights, x.reshape(-1, *x.shape[len(lead) :]))
+        x = _convolutions(weights, x.reshape(-1, *x.shape[len(lead) :]), settings["stride"])
     x = x.reshape(int(np.prod(lead)), -1)
     for layer in range(settings["depth"]):
         x = np.maximum(_dense(weights, x, f"head_fc{layer + 1}"), 0)
@@ -72,12 +72,14 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * (np.tanh(x * np.float32(0.5)) + np.float32(1))  # the sigmoid, without overflow
 
 
-def _convolutions(weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+def _convolutions(weights: dict[str, np.ndarray], x: np.ndarray, stride: int) -> np.ndarray:
     """Return the convolutions of `ConvStack` of images [N, H, W, C], each with ReLU."""
     for layer in (1, 2, 3):
         kernel = weights[f"conv{layer}_kernel"]
         height, width, channels, features = kernel.shape
         patches = np.lib.stride_tricks.sliding_window_view(x, (height, width), (1, 2))  # [N, H', W', C, h, w]
+        if layer == 1:
+            patches = patches[:, ::stride, ::stride]
         rows = patches.transpose(0, 1, 2, 4, 5, 3).reshape(-1, height * width * channels)
         x = (rows @ kernel.reshape(-1, features)).reshape(*patches.shape[:3], features)
         x = np.maximum(x + weights[f"conv{layer}_bias"], 0)

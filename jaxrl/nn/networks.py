@@ -1,5 +1,6 @@
 """Networks. Parameters are float32; matmuls and convolutions run in the compute dtype."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -37,8 +38,8 @@ Initialisation = Literal["torch", "he", "xavier", "orthogonal"]
 Convolution = Literal["conv", "dense", "patches"]
 
 
-def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
-    """Valid convolution with stride 1, channels last.
+def convolve(x: Array, kernel: Array, method: Convolution, stride: int = 1) -> Array:
+    """Valid convolution, channels last.
 
     Args:
         x: [N, H, W, C].
@@ -47,63 +48,81 @@ def convolve(x: Array, kernel: Array, method: Convolution) -> Array:
             compiled loops, matrix products are many times faster: "dense" multiplies each band of h rows by the
             kernel written as one banded matrix (best for few channels, where the wasted zeros cost less than small
             products); "patches" gathers the pixels under the kernel and wastes nothing.
+        stride: pixels between neighbouring outputs, along both axes.
 
     Returns:
-        [N, H - h + 1, W - w + 1, F].
+        [N, (H - h) // stride + 1, (W - w) // stride + 1, F].
     """
-    height, width = x.shape[1] - kernel.shape[0] + 1, x.shape[2] - kernel.shape[1] + 1
-    h, _, channels, features = kernel.shape
+    h, w, channels, features = kernel.shape
+    height, width = _outputs(x.shape[1], h, stride), _outputs(x.shape[2], w, stride)
     if height == width == 1:  # a 1 x 1 convolution is a matrix product
         product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
         return product.reshape(x.shape[0], 1, 1, features)
     if method == "conv":
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        strides = stride, stride
+        return jax.lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     if method == "patches":
-        return _convolve_patches(x.transpose(1, 2, 0, 3), kernel).transpose(2, 0, 1, 3)
+        return _convolve_patches(x.transpose(1, 2, 0, 3), kernel, stride).transpose(2, 0, 1, 3)
+    rest = x.shape[2] - w
     shifted = jnp.stack(  # [width, h, W, C, F]: the kernel slid along the row
-        [jnp.pad(kernel, ((0, 0), (k, width - 1 - k), (0, 0), (0, 0))) for k in range(width)], axis=0
+        [jnp.pad(kernel, ((0, 0), (k * stride, rest - k * stride), (0, 0), (0, 0))) for k in range(width)], axis=0
     )
     matrix = shifted.transpose(1, 2, 3, 0, 4).reshape(h * x.shape[2] * channels, width * features)
-    bands = jnp.stack([x[:, k : k + h].reshape(x.shape[0], -1) for k in range(height)], axis=1)
+    bands = jnp.stack([x[:, k * stride : k * stride + h].reshape(x.shape[0], -1) for k in range(height)], axis=1)
     return (bands @ matrix).reshape(x.shape[0], height, width, features)
 
 
-@jax.custom_vjp
-def _convolve_patches(x: Array, kernel: Array) -> Array:
-    """`convolve` of x [H, W, N, C] into [H - h + 1, W - w + 1, N, F].
+def _outputs(inputs: int, taps: int, stride: int) -> int:
+    """Return the number of outputs of a valid convolution along one axis."""
+    return (inputs - taps) // stride + 1
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve_patches(x: Array, kernel: Array, stride: int) -> Array:
+    """`convolve` of x [H, W, N, C] into [H', W', N, F].
 
     With the pixels first, the pixels under one kernel entry are a few contiguous blocks of memory. The gradient of x is
     accumulated entry by entry in place; automatic differentiation would build a gradient of all patches.
     """
     h, w, channels, features = kernel.shape
-    return _patches(x, h, w) @ kernel.reshape(h * w * channels, features)
+    return _patches(x, h, w, stride) @ kernel.reshape(h * w * channels, features)
 
 
-def _patches(x: Array, h: int, w: int) -> Array:
-    """[H, W, N, C] -> [H - h + 1, W - w + 1, N, h w C]."""
-    height, width = x.shape[0] - h + 1, x.shape[1] - w + 1
-    return jnp.concatenate([x[i : i + height, j : j + width] for i in range(h) for j in range(w)], axis=-1)
+def _under(i: int, j: int, height: int, width: int, stride: int) -> tuple[slice, slice]:
+    """Return the pixels under entry (i, j) of a kernel, where there are height x width outputs."""
+    return slice(i, i + (height - 1) * stride + 1, stride), slice(j, j + (width - 1) * stride + 1, stride)
 
 
-def _patches_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve_patches(x, kernel), (x, kernel)
+def _patches(x: Array, h: int, w: int, stride: int) -> Array:
+    """[H, W, N, C] -> [H', W', N, h w C]."""
+    height, width = _outputs(x.shape[0], h, stride), _outputs(x.shape[1], w, stride)
+    return jnp.concatenate([x[_under(i, j, height, width, stride)] for i in range(h) for j in range(w)], axis=-1)
 
 
-def _patches_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _patches_forward(x: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve_patches(x, kernel, stride), (x, kernel)
+
+
+def _patches_backward(stride: int, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, kernel = kept
     h, w, channels, features = kernel.shape
     height, width, samples, _ = gradient.shape
     rows = gradient.reshape(-1, features)
-    along_kernel = _patches(x, h, w).reshape(-1, h * w * channels).T @ rows
+    along_kernel = _patches(x, h, w, stride).reshape(-1, h * w * channels).T @ rows
     along_x = jnp.zeros_like(x)
     for i in range(h):
         for j in range(w):
             block = (rows @ kernel[i, j].T).reshape(height, width, samples, channels)
-            along_x = along_x.at[i : i + height, j : j + width].add(block)
+            along_x = along_x.at[_under(i, j, height, width, stride)].add(block)
     return along_x, along_kernel.reshape(kernel.shape)
 
 
 _convolve_patches.defvjp(_patches_forward, _patches_backward)
+
+
+def smallest_side(stride: int) -> int:
+    """Return the least side of an image that `ConvStack` takes: one pixel is left for the last convolution."""
+    return 5 + (4 - 1) * stride
 
 
 def convolution_methods(hidden_size: int, platform: str) -> tuple[Convolution, Convolution, Convolution]:
@@ -117,7 +136,8 @@ class ConvStack(nn.Module):
     """Three convolutions and a dense head, as in Westheider et al. 2023: 5 x 5, 4 x 4, then the remaining image.
 
     An 11 x 11 x C input becomes 7 x 7, 4 x 4, then 1 x 1 by `hidden_size` channels, `depth` dense layers, `outputs`.
-    Smaller or larger images fit as long as 2 x 2 pixels are left for the last convolution (side 9 or more).
+    With a first convolution of `stride` 2 it becomes 4 x 4, then 1 x 1, and the last convolution is one more dense
+    layer. Other images fit if a pixel is left for the last convolution.
     """
 
     outputs: int
@@ -126,6 +146,7 @@ class ConvStack(nn.Module):
     initializer: Initialisation = "torch"
     methods: tuple[Convolution, Convolution, Convolution] = ("conv", "conv", "conv")
     dtype: Any = jnp.float32
+    stride: int = 1
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -135,7 +156,7 @@ class ConvStack(nn.Module):
             h, w = (size, size) if size else x.shape[1:3]
             shape = (h, w, x.shape[3], self.hidden_size)
             kernel, bias = _parameters(self, f"conv{layer + 1}", shape, h * w * x.shape[3], self.initializer)
-            x = _rectify(convolve(x, kernel, method), bias)
+            x = _rectify(convolve(x, kernel, method, 1 if layer else self.stride), bias)
         head = _Head(self.outputs, self.hidden_size, self.depth, self.initializer, self.dtype, name="head")
         return head(x.reshape(x.shape[0], -1))
 
@@ -169,9 +190,10 @@ def activation_bytes(net: nn.Module, shape: tuple[int, ...]) -> int:
     values = 0
     if isinstance(net, ConvStack):
         height, side, channels = shape
-        for size, method in zip((5, 4), net.methods, strict=False):
-            height, side = height - size + 1, side - size + 1
-            widened = {"conv": size, "patches": side * size**2, "dense": (side + size - 1) * size}[method]
+        for size, method, stride in zip((5, 4), net.methods, (net.stride, 1), strict=False):
+            columns = side
+            height, side = _outputs(height, size, stride), _outputs(side, size, stride)
+            widened = {"conv": size, "patches": side * size**2, "dense": columns * size}[method]
             values += height * widened * channels + height * side * hidden_size
             channels = hidden_size
         values += height * side * channels
