@@ -45,7 +45,8 @@ def fake(monkeypatch, tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/fake.py"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(installs, "PEERS", {"fake": Peer((), ("game", "board"), ("sac", "td3"))})
+    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), note="a remark")
+    monkeypatch.setattr(installs, "PEERS", {"fake": peer})
     return ["--python", f"fake={python}", "--core", "-1", "--out", str(tmp_path / "out.json")]
 
 
@@ -54,6 +55,7 @@ def test_environments_of_a_worker(fake, tmp_path, capsys):
     assert command.main(["environments", "--num_envs", "1,64", "--rounds", "2", *fake]) == 0
     table = capsys.readouterr().out.splitlines()
     assert table[2] == "| fake | game | 200 | one copy at a time | 600 | 40 | 2 |"
+    assert table[-1] == "- fake: fake 1.0, a remark"
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["peers"]["fake"]["packages"] == {"fake": "1.0"}
     row = data["rows"][0]
@@ -68,6 +70,24 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| sac | fake | 7 | 6 (3, 9) | 1 | 50 | 3 of 3 |"
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
+
+
+def test_rows_are_added(fake, tmp_path, capsys):
+    """What is there is not measured again, and how it came about stays in the record."""
+    out = tmp_path / "out.json"
+    assert command.main(["environments", "--num_envs", "1", "--rounds", "2", *fake]) == 0
+    data = json.loads(out.read_text())
+    data["rows"][0]["rate"] = 7.0
+    out.write_text(json.dumps(data))
+    capsys.readouterr()
+    assert command.main(["environments", "--num_envs", "1,2", "--rounds", "3", "--add", *fake]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("| fake | game | 7 | 200 |")
+    added = json.loads(out.read_text())
+    assert [len(row["samples"]) for row in added["rows"]] == [2, 2, 3, 3]
+    assert [call["command"] for call in added["earlier"]] == [data["command"]]
+    words = ["learners", "--algos", "sac", "--seeds", "2", *fake[:-1], str(tmp_path / "sac.json")]
+    assert command.main(words) == command.main([*words, "--add"]) == 0
+    assert len(json.loads((tmp_path / "sac.json").read_text())["rows"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,8 +129,8 @@ def test_make_says_what_pip_says(monkeypatch, tmp_path):
 def test_versions_are_pinned():
     """All but our own package, and what pip chooses for others, have one version."""
     for peer in installs.PEERS.values():
-        loose = [word for word in peer.packages if "==" not in word and not word.startswith(("-e", "/"))]
-        assert set(loose) <= {"six", "packaging", "tyro"}
+        loose = {word for word in peer.packages if "==" not in word and not word.startswith(("-", "/"))}
+        assert loose <= {"six", "packaging", "tyro"} or peer.packages[0] == "--no-deps"
         assert set(peer.learners) <= set(installs.ALL)
 
 
@@ -179,6 +199,17 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
     assert clock.rows[2]["cpu"] < 0.1
 
 
+def test_two_compilers_at_once_count_once(monkeypatch):
+    """Programs that are compiled in two threads, one from 1 to 4 s, the other from 2 to 3 s, take 3 of 10 s."""
+    monkeypatch.setattr(learners, "scored", lambda name, act: 0.0)
+    clock = learners.Clock(learners.PENDULUM, -200.0)
+    clock._compiles += [(2.0, 3.0), (1.0, 4.0)]
+    monkeypatch.setattr(clock, "_spent", np.array([5.0, 10.0]))
+    clock._since = np.array([environments.time.process_time(), environments.time.perf_counter()])
+    clock.look(1, 1, None)
+    assert clock.rows[0]["compile"] == pytest.approx(1.5, rel=0.05)
+
+
 def test_score_of_a_constant_policy():
     """Pushing a cart one way ends an episode within ten steps of reward 1; left and right balance longer."""
     pytest.importorskip("gymnasium")
@@ -218,8 +249,14 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
 
 
 def test_table_of_what_could_not_be_measured():
-    data = {"work": "environments", "rows": [{"peer": "a", "environment": "b", "num_envs": 1, "skipped": "why"}]}
-    assert tables.rows(data).splitlines()[-1] == "| a | b | why |  |  |  |"
+    data = {
+        "work": "environments", "machine": {"processor": "a processor", "cores": 2, "started": "2026-01-02 03:04:05"},
+        "peers": {"jidi": {"packages": {}}},
+        "rows": [{"peer": "jidi", "environment": "b", "num_envs": 1, "skipped": "why"}],
+    }  # fmt: skip
+    lines = tables.rows(data).splitlines()
+    assert lines[2] == "| jidi | b | why |  |  |  |"
+    assert lines[4] == "a processor, one of 2 cores, 2026-01-02:"
 
 
 def test_scaling(monkeypatch, tmp_path):

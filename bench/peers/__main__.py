@@ -27,7 +27,7 @@ from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
 
 KIND = "peers"
-SIZES = "1,64,1024,16384"
+SIZES = "1,16,256,4096,16384"
 WORK = ("environments", "learners")
 
 
@@ -44,6 +44,7 @@ class Request:
         limit: bytes that one environment may use.
         algos, seeds: of learners.
         quick: a rehearsal.
+        rows, peers: of an earlier call; its rows are not measured again.
     """
 
     pythons: Mapping[str, Path]
@@ -55,6 +56,12 @@ class Request:
     algos: Sequence[str]
     seeds: int
     quick: bool
+    rows: Sequence[dict[str, Any]] = ()
+    peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def has(self, **key: Any) -> bool:
+        """Return whether an earlier call has measured a row."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
 
 
 class Worker:
@@ -102,14 +109,19 @@ class Worker:
 
 def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
-    peers: dict[str, Any] = {}
-    found: list[dict[str, Any]] = []
+    peers, found = dict(request.peers), list(request.rows)
     for copies in request.num_envs:
-        workers = {peer: Worker(peer, python, request.core) for peer, python in request.pythons.items()}
+        workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
-        for peer, worker in workers.items():
+        for peer, python in request.pythons.items():
+            names = installs.PEERS[peer].environments
+            left = [name for name in names if not request.has(peer=peer, environment=name, num_envs=copies)]
+            if not left:
+                continue
+            worker = Worker(peer, python, request.core)
+            workers.append(worker)
             peers[peer] = worker.hello
-            for name in installs.PEERS[peer].environments:
+            for name in left:
                 facts = worker.ask(open=name, copies=copies, limit=request.limit)
                 row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
                 say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
@@ -121,7 +133,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
                 samples.append(worker.ask(sample=row["environment"], seconds=request.least))
         for row, _, samples in opened:
             row |= _speed(samples[1:])
-        for worker in workers.values():
+        for worker in workers:
             worker.close()
         yield {"peers": peers, "rows": found}
 
@@ -137,12 +149,12 @@ def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
     """Train; yield the entries "peers" and "rows" of a result after each run."""
-    peers: dict[str, Any] = {}
-    found: list[dict[str, Any]] = []
+    peers, found = dict(request.peers), list(request.rows)
     for seed in range(1, request.seeds + 1):
         for algo in request.algos:
             for peer, python in request.pythons.items():
-                if algo not in installs.PEERS[peer].learners:
+                known = request.has(peer=peer, algo=algo, seed=seed)
+                if known or algo not in installs.PEERS[peer].learners:
                     continue
                 worker = Worker(peer, python, request.core)
                 peers[peer] = worker.hello
@@ -170,6 +182,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory_gb", default="4", metavar="X", help="GiB that one environment may use (default: 4)")
     parser.add_argument("--algos", default=",".join(installs.ALL), metavar="A,B", help="of learners (default: all)")
     parser.add_argument("--seeds", default="3", metavar="N", help="of learners (default: 3)")
+    parser.add_argument("--add", action="store_true", help="keep the rows that --out has, and measure what is missing")
     parser.add_argument("--table", metavar="FILE", help="print the table of a result, instead of measuring")
     measure.add_common(parser, SIZES)
 
@@ -200,6 +213,12 @@ def pythons(parsed: argparse.Namespace) -> dict[str, Path]:
     return found
 
 
+def _earlier(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call that adds rows keeps of a result: its rows, and how they came about."""
+    call = {"command": result["command"], "started": result["machine"]["started"], "load": result["machine"]["load"]}
+    return {"peers": result["peers"], "rows": result["rows"], "earlier": [*result.get("earlier", []), call]}
+
+
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
@@ -221,6 +240,12 @@ def main(argv: Sequence[str]) -> int:
     algos = _words(parsed.algos)
     if unknown := [algo for algo in algos if algo not in installs.ALL]:
         raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
+    path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
+    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in argv]  # no path of this machine
+    result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
+    result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
+    if parsed.add and path.exists():
+        result |= _earlier(measure.read(path))
     request = Request(
         pythons=pythons(parsed),
         core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
@@ -231,14 +256,12 @@ def main(argv: Sequence[str]) -> int:
         algos=algos,
         seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
         quick=parsed.quick,
+        rows=result["rows"],
+        peers=result["peers"],
     )
-    path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
-    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in argv]  # no path of this machine
-    result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work}
-    result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
-        measure.write(result | part, path)  # so that what is there outlives an interruption
-    result |= part
+        result |= part
+        measure.write(result, path)  # so that what is there outlives an interruption
     print(rows(result))
     return 0
 

@@ -54,7 +54,11 @@ PEERS = {
         note="the original of snakes, github.com/jidiai/Competition_3v3snakes, with its observation and greedy player",
     ),
     "pufferlib": Peer(
-        ("pufferlib==3.0.0",), ("puffer_snake",), note="6 snakes on 20 x 30 cells, views of 11 x 11, in C"
+        (
+            "--no-deps", "pufferlib==2.0.2", "numpy==1.26.4", "gymnasium==0.29.1", "gym==0.26.2", "gym-notices",
+            "cloudpickle", "farama-notifications", "typing_extensions", "pettingzoo==1.24.1",
+        ),
+        ("snake",), note="the last version with a wheel; 6 snakes on 10 x 20 cells, views of 11 x 11, in C",
     ),
     "jumanji": Peer(("jax==0.10.2", "jumanji==1.1.2"), ("Snake-v1",), note="one snake on 12 x 12 cells"),
     "jaxmarl": Peer(

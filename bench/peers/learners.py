@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import runpy
 import sys
@@ -58,14 +59,23 @@ class Clock:
     def __init__(self, task: Task, target: float) -> None:
         self.task, self.target = task, target
         self.rows: list[dict[str, float]] = []
-        self._compiling, self._running = 0.0, True  # wall seconds
+        self._compiles, self._running = list[tuple[float, float]](), True  # from, to
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         self._spent = np.zeros(2)  # CPU and wall seconds
         self._since = np.array([time.process_time(), time.perf_counter()])
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and self._running:
-            self._compiling += duration_secs
+            now = time.perf_counter()
+            self._compiles.append((now - duration_secs, now))
+
+    def _compiling(self) -> float:
+        """Return the wall seconds in which a compiler ran, in one thread or in several."""
+        total, until = 0.0, -math.inf
+        for began, ended in sorted(self._compiles):
+            total += max(ended - max(began, until), 0.0)
+            until = max(until, ended)
+        return total
 
     def look(self, env_steps: int, updates: int, act: Act) -> bool:
         """Score; return whether to stop: the score has been reached, and the speed is known."""
@@ -73,7 +83,7 @@ class Clock:
         self._running = False
         score = scored(self.task.gymnasium, act)
         cpu, wall = (float(seconds) for seconds in self._spent)
-        compiling = cpu * min(self._compiling / wall, 1.0)
+        compiling = cpu * min(self._compiling() / wall, 1.0)
         row = {"env_steps": env_steps, "updates": updates, "cpu": cpu, "compile": compiling, "return": score}
         self.rows.append(row)
         self._running, self._since = True, np.array([time.process_time(), time.perf_counter()])

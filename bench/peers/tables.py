@@ -4,15 +4,28 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from bench.peers import installs
 from jaxrl.report.console import format_si
 
 
 def rows(data: dict[str, Any]) -> str:
-    """Return the table of a result as Markdown."""
+    """Return the table of a result as Markdown, with the machine and the versions below it."""
     make = _environments if data["work"] == "environments" else _learners
     head, *lines = make(data["rows"])
     body = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body])
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body, "", *_remarks(data)])
+
+
+def _remarks(data: dict[str, Any]) -> Iterator[str]:
+    """Yield the machine, then versions and remark of each library that has rows."""
+    machine = data["machine"]
+    yield f"{machine['processor']}, one of {machine['cores']} cores, {machine['started'][:10]}:"
+    yield ""
+    for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
+        own, found = installs.PEERS[peer], data["peers"][peer]["packages"]
+        names = [name for name in found if any(word.startswith(f"{name}==") for word in own.packages)]
+        versions = [f"{name} {found[name]}" for name in names]
+        yield f"- {peer}: {', '.join([*versions, own.note] if own.note else versions)}"
 
 
 def _environments(found: list[dict[str, Any]]) -> Iterator[list[str]]:
