@@ -250,13 +250,13 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
 
 def test_table_of_what_could_not_be_measured():
     data = {
-        "work": "environments", "machine": {"processor": "a processor", "cores": 2, "started": "2026-01-02 03:04:05"},
+        "work": "environments", "machine": {"processor": "AMD EPYC", "started": "2026-01-02 03:04:05"},
         "peers": {"jidi": {"packages": {}}},
         "rows": [{"peer": "jidi", "environment": "b", "num_envs": 1, "skipped": "why"}],
     }  # fmt: skip
     lines = tables.rows(data).splitlines()
     assert lines[2] == "| jidi | b | why |  |  |  |"
-    assert lines[4] == "a processor, one of 2 cores, 2026-01-02:"
+    assert lines[4] == "One core, AMD EPYC, 2026-01-02:"
 
 
 def test_scaling(monkeypatch, tmp_path):

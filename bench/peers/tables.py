@@ -19,7 +19,7 @@ def rows(data: dict[str, Any]) -> str:
 def _remarks(data: dict[str, Any]) -> Iterator[str]:
     """Yield the machine, then versions and remark of each library that has rows."""
     machine = data["machine"]
-    yield f"{machine['processor']}, one of {machine['cores']} cores, {machine['started'][:10]}:"
+    yield f"One core, {machine['processor']}, {machine['started'][:10]}:"
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
         own, found = installs.PEERS[peer], data["peers"][peer]["packages"]
