@@ -153,6 +153,8 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
 
     name, settings = settings_of(task, algo)
     settings |= {"total_env_steps": task.steps, "devices": 1, "eval_every": 0}
+    if algo != "ppo":  # after random steps, all updates that they are worth would follow
+        settings |= {"random_steps": 0, "learning_starts": task.random_steps}
     run = build_run(changed(base(name, None, task.env), settings, "the peers"))
     compiled, phases, envs = compile_run(run, None, lambda sentence: None), run.algo.phases, run.trainer.layout.num_envs
     assert compiled.start is not None
