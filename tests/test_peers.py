@@ -80,11 +80,13 @@ def test_rows_are_added(fake, tmp_path, capsys):
     data["rows"][0]["rate"] = 7.0
     out.write_text(json.dumps(data))
     capsys.readouterr()
-    assert command.main(["environments", "--num_envs", "1,2", "--rounds", "3", "--add", *fake]) == 0
-    assert capsys.readouterr().out.splitlines()[2].startswith("| fake | game | 7 | 200 |")
+    for only in (["--only", "board"], []):
+        assert command.main(["environments", "--num_envs", "1,2", "--rounds", "3", "--add", *only, *fake]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("| fake | game | 7 |  |")
     added = json.loads(out.read_text())
     assert [len(row["samples"]) for row in added["rows"]] == [2, 2, 3, 3]
-    assert [call["command"] for call in added["earlier"]] == [data["command"]]
+    assert [row["environment"] for row in added["rows"]] == ["game", "board", "board", "game"]
+    assert (added["earlier"][0]["command"], len(added["earlier"])) == (data["command"], 2)
     words = ["learners", "--algos", "sac", "--seeds", "2", *fake[:-1], str(tmp_path / "sac.json")]
     assert command.main(words) == command.main([*words, "--add"]) == 0
     assert len(json.loads((tmp_path / "sac.json").read_text())["rows"]) == 2
@@ -99,6 +101,7 @@ def test_rows_are_added(fake, tmp_path, capsys):
         ("learners --peers brax", "brax has no virtual environment: make it with python -m bench.peers --make brax"),
         ("learners --python brax=nowhere", "brax=nowhere is neither an interpreter nor a virtual environment"),
         ("learners --algos dqn", "there is no dqn"),
+        ("environments --only snake-v1", "there is no environment 'snake-v1'"),
         ("planes", "say what to measure: environments or learners"),
         ("", "say what to measure: environments or learners"),
     ],

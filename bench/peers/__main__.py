@@ -22,6 +22,7 @@ from bench.harness import measure
 from bench.harness.timing import Timing
 from bench.peers import installs
 from bench.peers.tables import rows
+from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError
@@ -39,6 +40,7 @@ class Request:
         pythons: {peer: its interpreter}.
         core: that all workers share, -1 = any.
         num_envs: copies.
+        only: environments, all if there is none.
         rounds: samples of each environment.
         least: CPU seconds per sample.
         limit: bytes that one environment may use.
@@ -50,6 +52,7 @@ class Request:
     pythons: Mapping[str, Path]
     core: int
     num_envs: Sequence[int]
+    only: Sequence[str]
     rounds: int
     least: float
     limit: int
@@ -114,7 +117,7 @@ def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]
         workers: list[Worker] = []
         opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
         for peer, python in request.pythons.items():
-            names = installs.PEERS[peer].environments
+            names = [name for name in installs.PEERS[peer].environments if name in request.only or not request.only]
             left = [name for name in names if not request.has(peer=peer, environment=name, num_envs=copies)]
             if not left:
                 continue
@@ -180,6 +183,7 @@ def _flags(parser: argparse.ArgumentParser) -> None:
                         "virtual environment for a library, instead of making one")  # fmt: skip
     parser.add_argument("--core", default="0", metavar="N", help="core of all workers, -1 = any (default: 0)")
     parser.add_argument("--memory_gb", default="4", metavar="X", help="GiB that one environment may use (default: 4)")
+    parser.add_argument("--only", default="", metavar="A,B", help="environments to measure (default: all)")
     parser.add_argument("--algos", default=",".join(installs.ALL), metavar="A,B", help="of learners (default: all)")
     parser.add_argument("--seeds", default="3", metavar="N", help="of learners (default: 3)")
     parser.add_argument("--add", action="store_true", help="keep the rows that --out has, and measure what is missing")
@@ -240,6 +244,10 @@ def main(argv: Sequence[str]) -> int:
     algos = _words(parsed.algos)
     if unknown := [algo for algo in algos if algo not in installs.ALL]:
         raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
+    only = [word.strip() for word in parsed.only.split(",") if word.strip()]  # names hold spaces
+    every = {name for peer in installs.PEERS.values() for name in peer.environments}
+    if unknown := [name for name in only if name not in every]:
+        raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in argv]  # no path of this machine
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
@@ -250,6 +258,7 @@ def main(argv: Sequence[str]) -> int:
         pythons=pythons(parsed),
         core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
+        only=only,
         rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
         least=1e-3 if parsed.quick else 0.3,
         limit=measure.gibibytes_of(parsed.memory_gb),
