@@ -249,7 +249,8 @@ def main(argv: Sequence[str]) -> int:
     if unknown := [name for name in only if name not in every]:
         raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
-    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in argv]  # no path of this machine
+    words = [word.replace(f"{installs.ROOT}{os.sep}", "") for word in argv]  # no path of this machine
+    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     if parsed.add and path.exists():

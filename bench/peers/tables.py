@@ -23,7 +23,7 @@ def _remarks(data: dict[str, Any]) -> Iterator[str]:
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
         own, found = installs.PEERS[peer], data["peers"][peer]["packages"]
-        names = [name for name in found if any(word.startswith(f"{name}==") for word in own.packages)]
+        names = [name for name in found if any(word.startswith(f"{name.replace('_', '-')}==") for word in own.packages)]
         versions = [f"{name} {found[name]}" for name in names]
         yield f"- {peer}: {', '.join([*versions, own.note] if own.note else versions)}"
 
