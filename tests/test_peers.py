@@ -202,15 +202,16 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
     assert clock.rows[2]["cpu"] < 0.1
 
 
-def test_two_compilers_at_once_count_once(monkeypatch):
-    """Programs that are compiled in two threads, one from 1 to 4 s, the other from 2 to 3 s, take 3 of 10 s."""
+def test_seconds_of_the_compiler(monkeypatch):
+    """Of 5 CPU seconds in 10 s, a compiler that ran for 4 s took 2; then it has all of 3 CPU seconds in 1 s."""
+    times = iter([(0.0, 0.0), (5.0, 10.0), (8.0, 11.0), (9.0, 12.0), (9.5, 13.0)])
+    monkeypatch.setattr(learners, "_now", lambda: np.array(next(times)))
     monkeypatch.setattr(learners, "scored", lambda name, act: 0.0)
     clock = learners.Clock(learners.PENDULUM, -200.0)
-    clock._compiles += [(2.0, 3.0), (1.0, 4.0)]
-    monkeypatch.setattr(clock, "_spent", np.array([5.0, 10.0]))
-    clock._since = np.array([environments.time.process_time(), environments.time.perf_counter()])
+    for seconds in (4.0, 1.5):
+        clock._listen("/jax/core/compile/backend_compile_duration", seconds)
     clock.look(1, 1, None)
-    assert clock.rows[0]["compile"] == pytest.approx(1.5, rel=0.05)
+    assert (clock.rows[0]["cpu"], clock.rows[0]["compile"]) == (9.0, 5.0)
 
 
 def test_score_of_a_constant_policy():

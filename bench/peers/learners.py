@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import os
 import runpy
 import sys
@@ -59,40 +58,38 @@ class Clock:
     def __init__(self, task: Task, target: float) -> None:
         self.task, self.target = task, target
         self.rows: list[dict[str, float]] = []
-        self._compiles, self._running = list[tuple[float, float]](), True  # from, to
+        self._spent, self._compiling, self._running = 0.0, 0.0, True
         jax.monitoring.register_event_duration_secs_listener(self._listen)
-        self._spent = np.zeros(2)  # CPU and wall seconds
-        self._since = np.array([time.process_time(), time.perf_counter()])
+        self._since = self._mark = _now()
 
     def _listen(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and self._running:
-            now = time.perf_counter()
-            self._compiles.append((now - duration_secs, now))
-
-    def _compiling(self) -> float:
-        """Return the wall seconds in which a compiler ran, in one thread or in several."""
-        total, until = 0.0, -math.inf
-        for began, ended in sorted(self._compiles):
-            total += max(ended - max(began, until), 0.0)
-            until = max(until, ended)
-        return total
+            # of the CPU seconds since the compiler ended last, those in which it ran: the load changes with time
+            now = _now()
+            cpu, wall = now - self._mark
+            self._compiling += float(cpu * min(duration_secs / wall, 1.0))
+            self._mark = now
 
     def look(self, env_steps: int, updates: int, act: Act) -> bool:
         """Score; return whether to stop: the score has been reached, and the speed is known."""
-        self._spent += np.array([time.process_time(), time.perf_counter()]) - self._since
+        self._spent += float((_now() - self._since)[0])
         self._running = False
         score = scored(self.task.gymnasium, act)
-        cpu, wall = (float(seconds) for seconds in self._spent)
-        compiling = cpu * min(self._compiling() / wall, 1.0)
-        row = {"env_steps": env_steps, "updates": updates, "cpu": cpu, "compile": compiling, "return": score}
-        self.rows.append(row)
-        self._running, self._since = True, np.array([time.process_time(), time.perf_counter()])
+        row = {"env_steps": env_steps, "updates": updates, "cpu": self._spent, "compile": self._compiling}
+        self.rows.append(row | {"return": score})
+        self._since = self._mark = _now()
+        self._running = True
         return self.reached is not None and len(self.rows) >= LOOKS
 
     @property
     def reached(self) -> dict[str, float] | None:
         """Return the first row with the score, None where there is none."""
         return next((row for row in self.rows if row["return"] >= self.target), None)
+
+
+def _now() -> Any:
+    """Return CPU and wall seconds, float64[2]."""
+    return np.array([time.process_time(), time.perf_counter()])
 
 
 def scored(name: str, act: Act) -> float:

@@ -126,7 +126,7 @@ def learning(say: measure.Say) -> list[dict[str, Any]]:
         task = dataclasses.replace(learners.CARTPOLE, ours=learners.CARTPOLE.ours | changes)
         clock = learners.Clock(task, learners.TASKS["ppo"][1])
         learners.LEARNERS["ours"]("ppo", task, 1, learners.Watch(2 * copies * steps, clock.look))
-        found = clock.reached or {"skipped": f"a return of {clock.rows[-1]['return']:.0f} at the end"}
+        found: dict[str, Any] = clock.reached or {"skipped": f"a return of {clock.rows[-1]['return']:.0f} at the end"}
         rows.append({"axis": "learning", "value": copies, "curve": "PPO on CartPole-v1", **found})
         say(f"learning, {copies} copies: {found.get('skipped', 'learned')}")
     return rows
