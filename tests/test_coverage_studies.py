@@ -43,7 +43,7 @@ def test_wrong_inputs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
     assert plans.main(["--config", "sac", "--out", out]) == 2
     assert "plans are searched for coverage" in capfd.readouterr().err
     assert generalisation.main(["nowhere", "--settings", "colour", "--out", out]) == 2
-    assert "choose from num_agents" in capfd.readouterr().err
+    assert "choose from start, num_agents" in capfd.readouterr().err
     assert small_to_large.main(["--runs", str(tmp_path), "--out", out]) == 1
     assert "exists: name a new folder" in capfd.readouterr().err
     assert not Path(out).exists()
