@@ -1,6 +1,7 @@
 """python -m bench.studies.student alone guided --teacher RUN: steps and CPU seconds until a student succeeds.
 
-Each arm trains the preset `student_sparse` with several seeds in one program; they differ in the teacher's help alone.
+Each arm trains the preset `student_sparse` with several seeds in one program; they differ in the teacher's help, and
+`alone` may take twice the steps, over which its learning rates fall.
 The teacher is a run of collective; without --teacher its workers and the collective are trained first. The seeds of an
 arm are added to FILE (--out) as soon as the arm has ended.
 
@@ -39,11 +40,16 @@ COLLECTIVE: dict[str, Any] = {
 }  # fmt: skip
 NOTHING: dict[str, Any] = {"teacher_weight": 0.0, "guide_steps": 0}
 ARMS: dict[str, dict[str, Any]] = {
-    "alone": NOTHING,
+    "alone": NOTHING | {"total_env_steps": 240_000},  # twice the preset's
     "guided": {},
     "bonus": NOTHING | {"teacher_weight": 1.0},
     "imitation": NOTHING | {"imitation_episodes": 32, "imitation_updates": 5000},
 }
+
+
+def helped(arm: str) -> bool:
+    """Return whether an arm has a teacher."""
+    return arm != "alone"
 
 
 def teacher(runs: str, say: measure.Say) -> str:
@@ -60,7 +66,7 @@ def teacher(runs: str, say: measure.Say) -> str:
 def train(arm: str, teacher: str, seeds: int, runs: str) -> dict[str, Any]:
     """Train one arm; its entry of the result."""
     settings = ARMS[arm]
-    helper: dict[str, Any] = {} if ARMS[arm] == NOTHING else {"teacher": teacher}
+    helper: dict[str, Any] = {"teacher": teacher} if helped(arm) else {}
     clock: list[tuple[float, float]] = []
 
     def note(block: Mapping[str, Any]) -> None:
@@ -119,8 +125,7 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, KIND)
     result = measure.read(path) if path.exists() else measure.header(f"studies.{KIND}", argv, quick=False)
     result |= {"score": SCORE, "seeds": list(range(1, seeds + 1)), "arms": result.get("arms", {})}
-    helped = any(ARMS[arm] != NOTHING for arm in parsed.arms)
-    run = parsed.teacher or (teacher(parsed.runs, measure.say) if helped else "")
+    run = parsed.teacher or (teacher(parsed.runs, measure.say) if any(map(helped, parsed.arms)) else "")
     for arm in parsed.arms:
         entry = train(arm, run, seeds, parsed.runs)
         result["arms"][arm] = entry
