@@ -221,6 +221,7 @@ def test_twenty_games_by_the_original_rules(tmp_path: Path) -> None:
 def refused(env: str, sentence: str, algo: type = Ddpg, **changes: Any) -> None:
     made = make(env, **changes)
     sizes: Any = {"hidden_size": 4, "buffer_size": 64, "batch_size": 8} if algo is Ddpg else {}
+    sizes |= {"masking": True} if changes.get("masks") else {}
     with pytest.raises(UserError, match=sentence) as caught:
         jidi_settings(made, algo(made.spec, DataParallel(8), **sizes), False)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
@@ -233,6 +234,8 @@ def test_what_the_platform_cannot_run_is_refused() -> None:
     refused("snakes_1v1", "1v1 on 10 x 20|10 x 20 cells and beans 5", height=10, width=20)
     refused("snakes_3v3", "10 x 20 cells and beans 3", beans=3)
     refused("snakes_3v3", "plays both teams", opponent="outside")
+    refused("snakes_3v3", "has no careful masks: train with careful_masks 0", masks=True, careful_masks=9)
+    refused("snakes_3v3", "in the order that the observation gives", observation="obs_heading")
 
 
 RUN = "--config ddpg_competition --env snakes_1v1 --hidden_size 8 --batch_size 8 --buffer_size 800 --total_env_steps 8"
