@@ -1,26 +1,28 @@
 """Jittable reinforcement-learning environments: pure functions from (state, action) to (state, timestep)."""
 
-from envs_jax.base import (
-    ADAPTERS,
-    Array,
-    Box,
-    Discrete,
-    Environment,
-    EnvSpec,
-    TimeStep,
-    make,
-    pytree,
-    register,
-    registered,
-    restart,
-    setting,
-    termination,
-    transition,
-    truncation,
-)
-from envs_jax.batch import batched
-from envs_jax.progress import Progress
-from envs_jax.testing import check_env
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from envs_jax.settings import ADAPTERS, register, registered, setting
+
+if TYPE_CHECKING:
+    from envs_jax.base import (
+        Array,
+        Box,
+        Discrete,
+        Environment,
+        EnvSpec,
+        TimeStep,
+        make,
+        pytree,
+        restart,
+        termination,
+        transition,
+        truncation,
+    )
+    from envs_jax.batch import batched
+    from envs_jax.progress import Progress
+    from envs_jax.testing import check_env
 
 __all__ = [
     "Array",
@@ -42,6 +44,22 @@ __all__ = [
     "transition",
     "truncation",
 ]
+
+_MODULES = {"batched": "batch", "Progress": "progress", "check_env": "testing"}  # of all others: base
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs JAX on first access, so that commands start quickly."""
+    if name in ("base", "batch", "progress", "testing"):
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'base')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 register("coverage", "envs_jax.coverage.env:Coverage")
 register("reach", "envs_jax.reach.env:Reach")

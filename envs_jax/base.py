@@ -6,9 +6,8 @@ environment as pure functions (no batch axis, no auto-reset); `envs_jax.batch` b
 
 import dataclasses
 import difflib
-import importlib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -16,6 +15,20 @@ import jax.numpy as jnp
 
 from envs_jax.matches import MatchRules
 from envs_jax.progress import Progress
+from envs_jax.settings import ADAPTERS as ADAPTERS
+from envs_jax.settings import LARGEST as LARGEST
+from envs_jax.settings import MOST_COMPARED, registry
+from envs_jax.settings import Bounds as Bounds
+from envs_jax.settings import check_bounds as check_bounds
+from envs_jax.settings import check_settings as check_settings
+from envs_jax.settings import closest as closest
+from envs_jax.settings import decorated as decorated
+from envs_jax.settings import format_bound as format_bound
+from envs_jax.settings import load as load
+from envs_jax.settings import register as register
+from envs_jax.settings import registered as registered
+from envs_jax.settings import setting as setting
+from envs_jax.settings import short_repr as short_repr
 
 T = TypeVar("T")
 Array = jax.Array
@@ -28,54 +41,7 @@ def pytree(cls: type[T]) -> type[T]:
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
 
 
-Bounds = tuple[float, float]
-LARGEST = 1e18  # bound of numbers that have none of their own
 SMALLEST_IMAGE = 9  # pixels on a side that convolutions take; smaller images are flattened
-
-
-def setting(
-    default: Any, text: str, flag: bool = True, between: Bounds | None = None, choices: Collection[str] = ()
-) -> Any:
-    """A dataclass field with a one-line explanation, the help of its command-line flag (if it is to have one).
-
-    `between` are the smallest and the largest number that it may be, `choices` all words, see `check_settings`.
-    """
-    metadata = {"help": text, "flag": flag, "between": between, "choices": choices}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def check_bounds(name: str, value: float | tuple[float, ...], between: Bounds | None) -> None:
-    """Raise ValueError unless a number, or each of several, lies between the bounds."""
-    low, high = between or (-LARGEST, LARGEST)
-    numbers = value if isinstance(value, tuple) else (value,)
-    if not all(low <= number <= high for number in numbers):
-        raise ValueError(
-            f"{name} must lie between {format_bound(low)} and {format_bound(high)}, not {short_repr(value)}"
-        )
-
-
-def format_bound(number: float) -> str:
-    """Format a bound: whole numbers with commas, others in six digits."""
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
-
-
-def check_settings(instance: Any) -> None:
-    """Raise ValueError unless all fields of a dataclass are within the bounds or choices of their `setting`."""
-    for field in dataclasses.fields(instance):
-        value, choices = getattr(instance, field.name), field.metadata.get("choices")
-        if field.metadata.get("between"):
-            check_bounds(field.name, value, field.metadata["between"])
-        if choices and value not in choices:
-            raise ValueError(f"unknown {field.name} {short_repr(value)}: {closest(str(value), choices)}")
-
-
-def short_repr(value: Any, most: int = 80) -> str:
-    """Return the `repr` of a user's value for error messages, cut to `most` characters."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # of integers with thousands of digits, of deep lists
-        text = f"a value too large to show of type {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,72 +279,18 @@ class Environment:
         return None
 
 
-_REGISTRY: dict[str, str] = {}
-ADAPTERS: dict[str, str] = {}  # {library: path of the class whose `of(name)` is the class of "library:Name"}
-
-
-def register(name: str, path: str) -> None:
-    """Make `make(name)` find the class at `path` ("module:Class"). Raises ValueError for a name in use."""
-    if _REGISTRY.get(name, path) != path:
-        raise ValueError(f"environment name '{name}' is already registered for {_REGISTRY[name]}")
-    _REGISTRY[name] = path
-
-
-def registered() -> tuple[str, ...]:
-    """Return the names of all registered environments."""
-    return tuple(sorted(_REGISTRY))
-
-
-def closest(name: str, names: Any) -> str:
-    """Return half a sentence that suggests the closest of `names`, or lists them all where they are few."""
-    word, known = name[:_MOST_COMPARED], sorted(names)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean '{near[0]}'?"
-    if len(listed := ", ".join(known)) <= _MOST_LISTED:
-        return f"choose from: {listed}"
-    return f"the closest of {len(known)} are {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0.0))}"
-
-
-_MOST_COMPARED, _MOST_LISTED = 100, 250  # characters
-
-
-def load(path: str, what: str) -> type:
-    """Import "module:Class". Raises ValueError where it does not exist."""
-    module, _, attribute = path.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ValueError(f"{what} {short_repr(path)} is not a class: write module:Class, such as my_games:Corridor")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
-            raise  # the module exists, one of its imports does not
-        raise ValueError(
-            f"{what} {short_repr(path)}: there is no module {short_repr(module)} on the Python path"
-        ) from None
-    except AttributeError:
-        raise ValueError(
-            f"{what} {short_repr(path)}: module {short_repr(module)} has no {short_repr(attribute)}"
-        ) from None
-
-
-def decorated(cls: type) -> bool:
-    """Return whether a class is a dataclass whose own settings are fields: without the decorator they stay `Field`s."""
-    return dataclasses.is_dataclass(cls) and not any(isinstance(x, dataclasses.Field) for x in vars(cls).values())
-
-
 def find(name: str) -> type[Environment]:
     """Return the class of a registered name, an adapter's "library:Name" or "module:Class". Raises ValueError."""
     library, colon, its_name = name.partition(":")
     if colon and library in ADAPTERS:
         adapter: Any = load(ADAPTERS[library], "adapter")
         return adapter.of(its_name)
-    near = difflib.get_close_matches(library[:_MOST_COMPARED], ADAPTERS, n=1)
+    near = difflib.get_close_matches(library[:MOST_COMPARED], ADAPTERS, n=1)
     if colon and near and not its_name.isidentifier():
         raise ValueError(f"unknown environment {short_repr(name)}: did you mean '{near[0]}:{its_name}'?")
-    if ":" not in name and name not in _REGISTRY:
-        raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, _REGISTRY)}")
-    cls = load(name if ":" in name else _REGISTRY[name], "environment")
+    if ":" not in name and name not in registry:
+        raise ValueError(f"unknown environment {short_repr(name)}: {closest(name, registry)}")
+    cls = load(name if ":" in name else registry[name], "environment")
     if not (isinstance(cls, type) and issubclass(cls, Environment) and decorated(cls)):
         raise ValueError(
             f"environment {short_repr(name)} must be a frozen dataclass that subclasses envs_jax.Environment"

@@ -6,6 +6,7 @@ reset is one branch taken once per episode; otherwise it is a branch taken when 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax.base import Array, Environment, EnvSpec, TimeStep, pytree
-from envs_jax.progress import Progress
+from envs_jax.progress import Progress, start
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
@@ -50,6 +51,13 @@ class BatchedEnvironment:
     @property
     def spec(self) -> EnvSpec:
         return self.env.spec
+
+    @functools.cached_property
+    def shapes(self) -> tuple[BatchState, TimeStep]:
+        """Return ShapeDtypeStructs [1, ...] of what `reset` returns for one copy."""
+        context = jax.eval_shape(self.context, jax.eval_shape(start))
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+        return jax.eval_shape(self.reset, keys, context)
 
     def context(self, progress: Progress) -> Any:
         """See `Environment.context`."""

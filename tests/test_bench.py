@@ -14,7 +14,7 @@ from helpers.tiny import Corridor
 from bench import compare, env_throughput, systems, train_throughput
 from bench.harness import flops, measure, plots, rates, rollout_timing
 from bench.harness.timing import Timing
-from bench.studies import convolution, learning
+from bench.studies import convolution, learning, student
 from bench.systems import coverage
 from envs_jax.base import make
 from envs_jax.batch import batched
@@ -577,3 +577,13 @@ def test_learning_reads_selections_or_hundreds_of_training_games(tmp_path, capsy
         (run / "evaluation.json").write_text(damaged)
         assert learning.main([str(run), "--name", "c"]) == 1
         assert "evaluation.json is damaged: evaluate the run again" in capsys.readouterr().err
+
+
+def test_a_student_that_never_succeeds_counts_as_the_limit():
+    """Seeds at 90 % after 200 steps, and never; a block of 100 steps of both takes 4 CPU seconds, compiling apart."""
+    curves = [[(100, 0.5), (200, 0.95), (300, 0.8)], [(100, 0.0), (200, 0.1), (300, 0.89)]]
+    clock = [(0.0, 70.0), (100.0, 74.0), (200.0, 78.0), (300.0, 82.0)]
+    found = student.reached(curves, clock, seeds=2)
+    assert (found["env_steps"], found["seconds"], found["failed"]) == ([200, 300], [4.0, 6.0], 1)
+    assert found["median"] == 250 and found["interval"]["mean"] == 250
+    assert found["interval"]["ci95"] == pytest.approx(12.706 * 50, rel=1e-4)  # Student's, one degree of freedom

@@ -18,8 +18,8 @@ def test_acting_is_what_collecting_takes_beside_the_environment() -> None:
     assert found["seconds"] == {"environment": 2.0, "acting": 2.0, "learning": 6.0}
     assert found["total"] == 10.0
     assert found["shares"] == {"environment": 0.2, "acting": 0.2, "learning": 0.6}
-    line = iteration.table([found | {"preset": "coma", "code": "here"}]).splitlines()[-1]
-    assert line == "| `coma` | here | 10.00 | 2.00 (20%) | 2.00 (20%) | 6.00 (60%) |"
+    line = iteration.table([found | {"preset": "coma", "code": "here", "about": {"missions": 80}}]).splitlines()[-1]
+    assert line == "| `coma` | here | 80 | 10.00 | 2.00 (20%) | 2.00 (20%) | 6.00 (60%) | 125.0 |"
 
 
 def test_wrong_inputs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bench.studies import known, known_peers
-from bench.studies.known import Task, returns, table
+from bench.studies.known import table
+from bench.studies.known_task import EPISODES, Task, returns, to_box
 from envs_jax.adapters.common import quiet
 from jaxrl.common.errors import UserError
 
@@ -32,8 +33,8 @@ def always(number):
 def test_returns_of_first_episodes_alone():
     """Walking right ends each game with reward 1; the games that follow after the resets do not count."""
     task = Task(CORRIDOR, 0, options={"length": 3, "horizon": 12})
-    np.testing.assert_array_equal(returns(task, always(1), sample=False), np.ones(known.EPISODES, np.float32))
-    np.testing.assert_array_equal(returns(task, always(0), sample=False), np.zeros(known.EPISODES, np.float32))
+    np.testing.assert_array_equal(returns(task, always(1), sample=False), np.ones(EPISODES, np.float32))
+    np.testing.assert_array_equal(returns(task, always(0), sample=False), np.zeros(EPISODES, np.float32))
 
 
 def test_carry_and_keys():
@@ -71,7 +72,7 @@ def test_actions_of_peers_span_the_box():
     """-1, 0 and 1 are the ends and the middle of the environment's own box; what lies outside is clipped."""
     env = Task(POINT, 0, options={"box": 2.0}).make()
     given = jnp.array([[-1.0, 0.0], [1.0, 3.0]])
-    np.testing.assert_array_equal(known_peers.to_box(env, given), [[[-2.0, 0.0]], [[2.0, 2.0]]])
+    np.testing.assert_array_equal(to_box(env, given), [[[-2.0, 0.0]], [[2.0, 2.0]]])
 
 
 def result(task, learner, seed, mean, seconds=10.0):
@@ -127,7 +128,7 @@ def test_our_replay_learners(learner):
     task = Task(POINT, 64, num_envs=4, random_steps=16, hidden_size=8, batch_size=8, ours={"final_lr_fraction": 0.5})
     trained = known.ours(task, 1, learner)
     assert (trained.env_steps, trained.updates) == (64, 64)
-    assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
+    assert returns(task, trained.act, sample=False).shape == (EPISODES,)
 
 
 @pytest.mark.long
@@ -188,7 +189,7 @@ def test_replay_learners_of_others(learner):
         known_peers.load(learner)
         trained = known_peers.LEARNERS[learner](task, 1)
     assert (trained.env_steps, trained.updates) == (64, 64 - 16)
-    assert returns(task, trained.act, sample=False).shape == (known.EPISODES,)
+    assert returns(task, trained.act, sample=False).shape == (EPISODES,)
 
 
 @needs("brax")

@@ -83,6 +83,7 @@ def test_the_compiler_needs_about_what_was_planned() -> None:
     sizes = "--devices 1 --num_envs 256 --capacity 4096 --length 40 --total_env_steps 5120"
     setup, said = setup_of(f"{TINY} {sizes}"), []
     programs = compile_run(setup, None, said.append, Position())
+    programs.compile()
     assert setup.plan.total > 50 * 2**20
     assert 0.5 < programs.peak / setup.plan.total < 1.5
     assert len(said) == 2  # phases

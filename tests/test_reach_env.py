@@ -43,6 +43,7 @@ def begin(env, seed: int = 0):
         ({"goals": "ordered"}, "unknown goals 'ordered': did you mean 'order'?"),
         ({"pool_seed": -1}, "pool_seed must lie between 0"),
         ({"reward": "v3"}, "unknown reward 'v3'"),
+        ({"success_radius": 0.0}, "success_radius must lie between 0.001 and 0.5"),
         ({"weld": "v1"}, "unknown weld 'v1'"),
     ],
 )
@@ -235,6 +236,29 @@ def test_success_by_hand():
         width = np.float32([[0.0] * LANES, [wide] * LANES])
         put = dataclasses.replace(state, point=point, width=width, t=np.full(LANES, steps, np.int32))
         np.testing.assert_array_equal(show(put), np.full(LANES, reached), err_msg=f"{far} m, {wide}, step {steps}")
+
+
+@pytest.mark.parametrize(("kind", "radius"), [("sparse", 0.05), ("sparse", 0.02), ("v2", 0.02)])
+def test_success_and_reward_follow_the_radius(kind, radius):
+    """Tool centres up to 6 cm from the point: against the distances and the formula of the oracle, in float64."""
+    env = make("reach", reward=kind, success_radius=radius)
+    state, timestep = begin(env)
+    assert not np.asarray(timestep.reward).any()
+    pose = jax.jit(dynamics.pose)(state.q)
+    point = np.asarray(pose.tool) + np.random.default_rng(0).uniform(-0.035, 0.035, (3, LANES)).astype(np.float32)
+    put = dataclasses.replace(state, point=point, t=np.ones(LANES, np.int32))
+    shown = jax.tree.map(np.asarray, jax.jit(lambda state: env.show(state, state.frame, pose))(put))
+    tool = oracle.tool_centre(np.asarray(state.q.T, np.float64))
+    near = np.linalg.norm(tool - point.T, axis=1) <= radius
+    assert 0 < near.sum() < LANES
+    np.testing.assert_array_equal(shown.metrics["success"] > 0, near)
+    paid = near if kind == "sparse" else oracle.reward_v2(tool, point.T, radius)
+    np.testing.assert_allclose(shown.reward[0], paid, atol=1e-4)
+
+
+def test_policies_of_the_default_reward_may_guide_where_it_is_sparse():
+    assert make("reach", reward="sparse").spec.compatible_settings == make("reach").spec.compatible_settings
+    assert make("reach", reward="v1").spec.compatible_settings != make("reach").spec.compatible_settings
 
 
 # Scripted policies

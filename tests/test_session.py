@@ -338,8 +338,23 @@ def test_only_what_is_left_of_a_run_is_compiled() -> None:
     unseen = compile_run(setup, None, lambda sentence: None, Position(2, 5, 45, 1280, 157), evaluated=40)
     assert unseen.blocks == [None, None, None] and unseen.evaluate is not None
     left = compile_run(setup, None, said.append, Position(2, 4, 44, 1280, 156), evaluated=40)
+    left.compile()
     assert [block is None for block in left.blocks] == [True, True, False] and left.start is None
     assert [sentence.split(" in ")[0] for sentence in said] == ["compiled phase 'settle'", "compiled the evaluation"]
+
+
+def test_a_new_run_first_compiles_what_its_first_update_needs() -> None:
+    """On a CPU; the rest when it is called."""
+    setup, said = build_run(parse(STUDY.split()).config), []
+    programs = compile_run(setup, None, said.append)
+    learns = [bool(phase.updates) for phase in setup.algo.phases].index(True)
+    ready = [block is not None and block.ready for block in programs.blocks]
+    assert ready == [k <= learns for k in range(len(ready))] and not all(ready)
+    assert programs.start is not None and programs.start.ready
+    assert programs.evaluate is not None and not programs.evaluate.ready
+    peak = programs.peak
+    programs.compile()
+    assert len(said) == len(ready) + 2 and programs.peak >= peak > 0
 
 
 def test_a_rollout_chunk_follows_the_devices() -> None:

@@ -1,6 +1,7 @@
 """The student: agreement, the share of help at its corners, what it adds to rewards, imitation, and SAC without it."""
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_the_teacher_is_asked_about_the_action_taken() -> None:
     assert not act(at_step(50))[2]["rho"].any()
 
 
+def test_the_teacher_begins_each_episode() -> None:
+    """Up to a share of guide_steps, from the fractions of multiples of the golden ratio; then the student goes on."""
+    env = PointMass()
+    settings = {"random_steps": 10, "teacher_constant_steps": 100, "teacher_until_step": 310, "guide_steps": 8}
+    algo = Student(env.spec, DataParallel(8), teacher_weight=0.0, hidden_size=8, batch_size=8, **settings, **TAUGHT)
+    policy = algo.policy(jax.jit(lambda: algo.init(jax.random.key(0), {"teacher": (make_teacher(algo),)}))())
+    _, timestep = jax.jit(jax.vmap(lambda k: env.reset(k, ())))(jax.random.split(jax.random.key(1), 8))
+    timestep = dataclasses.replace(timestep, first=jnp.zeros(8, bool))
+    carry = jax.jit(algo.init_carry)(policy, timestep, jnp.arange(8))
+    keys, numbers = jax.random.split(jax.random.key(2), 8), np.arange(8)
+    act = jax.jit(lambda carry, progress: algo.act(policy, carry, timestep, keys, progress, "explore"))
+    for (step, share), played in itertools.product(((0, 1.0), (110, 1.0), (210, 0.5), (310, 0.0)), range(8)):
+        carry = dataclasses.replace(carry, step=np.full(8, played - 1, np.int32))  # `observe` counts the step
+        action, after, extras = act(carry, at_step(step))
+        taught = np.isclose(np.asarray(action)[:, 0], math.tanh(0.2), atol=1e-6).all(-1)
+        np.testing.assert_array_equal(taught, played < 8 * share * (numbers * 0.6180339887 % 1.0))
+        np.testing.assert_array_equal(after.action, np.asarray(action)[:, 0])
+        assert (np.asarray(extras["rho"])[taught] > 0.999).all()
+
+
 def taught_to_push() -> tuple[Trainer, TrainState]:
     """At the start, with a teacher of high weight that always pushes by tanh(0.2); no steps are random."""
     settings = {
@@ -210,6 +231,7 @@ def test_without_a_teacher_it_is_sac_to_the_bit() -> None:
         ),
         ({"resolved_inputs": ""}, "a student needs a teacher: name a run of collective with --teacher RUN"),
         ({"resolved_inputs": "", "teacher_weight": 0.0, "imitation_episodes": 5}, "a student needs a teacher"),
+        ({"resolved_inputs": "", "teacher_weight": 0.0, "guide_steps": 5}, "a student needs a teacher"),
         ({"imitation_batch": 0}, "imitation_batch must lie between 1 and"),
         ({"resolved_inputs": "null"}, "resolved_inputs is filled in by the run itself: remove it"),
         (

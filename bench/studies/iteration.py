@@ -39,7 +39,7 @@ def measure_preset(preset: str) -> None:
     parts = Parts(setup, least=0.0)
     collect, learn = parts.collecting("s"), parts.learning("s")
     flying = EnvTimer(setup.env, number, stages=("observation",))
-    fly = flying.samplers(least=0.0)[0]
+    fly = flying.samplers(least=1e-9)[0]  # once
 
     def cpu_seconds(function: Callable[[], Any]) -> float:
         began = time.process_time()
@@ -106,10 +106,13 @@ def row(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table."""
-    lines = ["| preset | code | CPU seconds | " + " | ".join(PARTS) + " |", "|---|---|---|" + "---|" * len(PARTS)]
+    head = ["preset", "code", "missions", "CPU seconds", *PARTS, "CPU ms per mission"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for entry in rows:
-        parts = " | ".join(f"{entry['seconds'][part]:.2f} ({entry['shares'][part]:.0%})" for part in PARTS)
-        lines.append(f"| `{entry['preset']}` | {entry['code']} | {entry['total']:.2f} | {parts} |")
+        missions, total = entry["about"]["missions"], entry["total"]
+        parts = [f"{entry['seconds'][part]:.2f} ({entry['shares'][part]:.0%})" for part in PARTS]
+        cells = [f"`{entry['preset']}`", entry["code"], f"{missions}", f"{total:.2f}", *parts]
+        lines.append(f"| {' | '.join(cells)} | {1000 * total / missions:.1f} |")
     return "\n".join(lines)
 
 
@@ -146,7 +149,8 @@ def compare(argv: Sequence[str]) -> int:
     for preset in presets:
         flags.parse(["--config", preset], parser.prog)  # refuses unknown ones
     rounds, path = measure.rounds(parsed.rounds), measure.output(parsed.out, KIND)
-    result = measure.header(f"studies.{KIND}", argv, quick=False) | {"rows": []}
+    shown = ["CHECKOUT" if word == parsed.beside else word for word in argv]  # no path of this machine
+    result = measure.header(f"studies.{KIND}", shown, quick=False) | {"rows": []}
     for preset in presets:
         workers = {code: Worker(folder, preset) for code, folder in codes.items()}
         samples: dict[str, list[dict[str, float]]] = {code: [] for code in codes}

@@ -25,17 +25,14 @@ import numpy as np
 import jaxrl
 from bench.harness import measure
 from bench.studies import known_peers
-from bench.studies.known_peers import Act, Task, Trained
+from bench.studies.known_task import Task, Trained, returns
 from envs_jax.base import Array, Discrete, TimeStep
-from envs_jax.batch import batched
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation.statistics import interval
 
 KIND = "known"
-EPISODES = 128
-HELD_OUT = 2**20  # seed of the episodes of the evaluation
 
 TASKS = {
     "pendulum": Task("gymnax:Pendulum-v1", 30_000, num_envs=4),
@@ -79,8 +76,8 @@ OURS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def ours(task: Task, seed: int, learner: str) -> Trained:
-    """Train with jaxrl, without evaluations in between."""
+def settings_of(task: Task, learner: str) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm and the settings of one of our learners."""
     settings = dict(OURS[learner])
     algo = settings.pop("algo")
     if algo in ("sac", "ddpg"):
@@ -92,7 +89,12 @@ def ours(task: Task, seed: int, learner: str) -> Trained:
         }  # fmt: skip
     if algo == "sac":
         settings["alpha_lr"] = task.learning_rate
-    settings |= task.ours
+    return algo, settings | task.ours
+
+
+def ours(task: Task, seed: int, learner: str) -> Trained:
+    """Train with jaxrl, without evaluations in between."""
+    algo, settings = settings_of(task, learner)
     with tempfile.TemporaryDirectory() as runs:
         result = jaxrl.train(
             algo, task.make(), total_env_steps=task.steps, seed=seed, eval_every=0, devices=1, runs=runs, **settings
@@ -153,34 +155,17 @@ def check(name: str, learner: str) -> None:
         raise UsageError(f"{learner} does not fit {name} (its actions, or its library): choose another learner")
 
 
-def learners() -> dict[str, Callable[[Task, int], Trained]]:
+def learners() -> dict[str, Callable[..., Trained]]:
     """Return all learners by name; those of other libraries need these."""
 
     def of(name: str) -> Callable[[Task, int], Trained]:
         return lambda task, seed: ours(task, seed, name)
 
-    scripted: dict[str, Callable[[Task, int], Trained]] = {"random": random, "best_ratio": best_ratio}
+    scripted: dict[str, Callable[..., Trained]] = {"random": random, "best_ratio": best_ratio}
     return scripted | {name: of(name) for name in OURS} | known_peers.LEARNERS
 
 
 # One run
-
-
-def returns(task: Task, act: Act, sample: bool) -> np.ndarray:
-    """Play held-out episodes and return their returns float32[EPISODES], means over agents."""
-    env = task.make()
-    play = batched(env)
-    reset, step = jax.jit(play.reset), jax.jit(play.step)
-    state, timestep = reset(jax.random.split(jax.random.key(HELD_OUT), EPISODES))
-    total, running, carry = np.zeros(EPISODES, np.float32), np.ones(EPISODES, bool), None
-    for t in range(env.spec.horizon):
-        action, carry = act(carry, timestep, jax.random.key(t) if sample else None)
-        state, timestep = step(state, timestep, action)
-        total += running * np.asarray(timestep.reward).mean(axis=1)
-        running &= ~np.asarray(timestep.terminated | timestep.truncated)
-        if not running.any():
-            break
-    return total
 
 
 def run(name: str, learner: str, seed: int, say: measure.Say) -> dict[str, Any]:

@@ -1,18 +1,19 @@
-"""Tasks and learners of other libraries for `bench.studies.known`: Brax's SAC, SBX's SAC and TD3, JaxMARL's IPPO.
+"""Learners of other libraries for `bench.studies.known` and `bench.peers`.
 
-github.com/google/brax, github.com/araffin/sbx, github.com/FLAIROx/JaxMARL. The libraries are optional. JaxMARL's
-learners are scripts of its repository, not of its package: name a checkout in the environment variable
-JAXMARL_REPOSITORY. They need distrax, hydra-core, matplotlib and wandb.
+Brax's SAC, SAC and TD3 of SBX and Stable-Baselines3, JaxMARL's IPPO: github.com/google/brax, araffin/sbx,
+DLR-RM/stable-baselines3, FLAIROx/JaxMARL. The libraries are optional. JaxMARL's learners are scripts of its repository,
+not of its package: name a checkout in the environment variable JAXMARL_REPOSITORY. They need distrax, hydra-core,
+matplotlib and wandb.
 """
 
-import dataclasses
+import contextlib
 import functools
 import importlib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,60 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import envs_jax
-from envs_jax.base import Array, Box, Discrete, Environment, TimeStep
+from bench.studies.known_task import Act, Stop, Task, Trained, Watch, box_of, to_box
+from envs_jax.base import Array, Discrete, Environment, TimeStep
 from envs_jax.batch import batched, where
-from jaxrl.common.errors import UserError, usage_errors
-
-# (carry or None at the start, TimeStep [B], key or None = greedy) -> actions [B, A, ...], carry
-Act = Callable[[Any, TimeStep, Array | None], tuple[Any, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """Result of a learner.
-
-    Attributes:
-        act: the final policy.
-        env_steps: steps made, all copies together.
-        updates: gradient updates made (of the critic where there is one), as the learner's settings say.
-    """
-
-    act: Act
-    env_steps: int
-    updates: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A known environment.
-
-    Attributes:
-        env: its name.
-        steps: environment steps, all copies together.
-        num_envs: copies, of replay learners.
-        options: settings of the environment.
-        learning_rate, batch_size, hidden_size, gamma, tau: of replay learners; two hidden layers.
-        random_steps: at the start of replay learners (Brax: of its first policy).
-        ours: settings of our learners that differ from `OURS` here.
-    """
-
-    env: str
-    steps: int
-    num_envs: int = 16
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    learning_rate: float = 1e-3
-    batch_size: int = 128
-    hidden_size: int = 128
-    random_steps: int = 1024
-    gamma: float = 0.99
-    tau: float = 0.005
-    ours: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def make(self) -> Environment:
-        """Return the environment."""
-        with usage_errors():
-            return envs_jax.make(self.env, **self.options)
+from jaxrl.common.errors import UserError
 
 
 def module(name: str) -> Any:
@@ -90,21 +41,10 @@ def load(learner: str) -> None:
         module(name)
 
 
-def to_box(env: Environment, action: Any) -> Array:
-    """Return the environment's actions [B, 1, n] of those in [-1, 1] [B, n]."""
-    box = _box(env)
-    return (box.low + (jnp.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (box.high - box.low))[:, None]
-
-
-def _box(env: Environment) -> Box:
-    assert isinstance(env.spec.action, Box)
-    return env.spec.action
-
-
 # Brax
 
 
-def brax_sac(task: Task, seed: int) -> Trained:
+def brax_sac(task: Task, seed: int, watch: Watch | None = None) -> Trained:
     """Train Brax's SAC on its own environment with its own wrappers, else on ours behind its interface."""
     trainer = module("brax.training.agents.sac.train")
     networks = module("brax.training.agents.sac.networks").make_sac_networks
@@ -114,10 +54,32 @@ def brax_sac(task: Task, seed: int) -> Trained:
         game = module("brax.envs").get_environment(name, **task.options)
     else:
         game = _brax_env(env)
-    # Brax 0.14.2 calls a function that jax has dropped, and plays episodes after training that the others do not play.
+    steps_of, acts = [0], list[Act]()
+
+    class Look:
+        """In the place of Brax's evaluation, which plays episodes that the others do not play."""
+
+        def __init__(self, env: Any, make_policy: Any, **kwargs: Any) -> None:
+            self.make_policy = make_policy
+
+        def run_evaluation(self, params: Any, training_metrics: Any) -> Any:
+            policy = jax.jit(self.make_policy(params))
+
+            def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
+                return to_box(env, policy(timestep.observation[:, 0], jax.random.PRNGKey(0))[0]), carry
+
+            acts.append(act)
+            return {}
+
+    def progress(steps: int, metrics: Any) -> None:
+        steps_of.append(steps)
+        if watch is not None and steps and watch.look(steps, steps - task.random_steps, acts[-1]):
+            raise Stop
+
+    # Brax 0.14.2 calls a function that jax has dropped.
     replicated = mock.patch.object(jax, "device_put_replicated", _replicated, create=True)
-    with replicated, mock.patch.object(trainer.acting, "Evaluator", mock.MagicMock()):
-        make_policy, params, _ = trainer.train(
+    with replicated, mock.patch.object(trainer.acting, "Evaluator", Look), contextlib.suppress(Stop):
+        trainer.train(
             environment=game,
             num_timesteps=task.steps,
             episode_length=env.spec.horizon,
@@ -130,16 +92,12 @@ def brax_sac(task: Task, seed: int) -> Trained:
             min_replay_size=task.random_steps,
             grad_updates_per_step=task.num_envs,
             network_factory=functools.partial(networks, hidden_layer_sizes=(task.hidden_size,) * 2),
-            num_evals=0,
+            num_evals=1 + task.steps // watch.every if watch else 0,
+            deterministic_eval=True,
+            progress_fn=progress,
             max_devices_per_host=1,
         )
-    policy = jax.jit(make_policy(params, deterministic=True))
-
-    def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
-        return to_box(env, policy(timestep.observation[:, 0], jax.random.PRNGKey(0))[0]), carry
-
-    updates = math.ceil((task.steps - task.random_steps) / task.num_envs) * task.num_envs
-    return Trained(act, task.random_steps + updates, updates)
+    return Trained(acts[-1], steps_of[-1], steps_of[-1] - task.random_steps)
 
 
 def _replicated(x: Any, devices: Sequence[Any]) -> Any:
@@ -170,28 +128,49 @@ def _brax_env(env: Environment) -> Any:
     return Game()
 
 
-# SBX
+# SBX and Stable-Baselines3
 
 
-def sbx(task: Task, seed: int, algo: str) -> Trained:
-    """Train a replay learner of SBX on all copies at once, one compiled call per step of all."""
-    settings: dict[str, Any] = {"policy_delay": 2} if algo == "TD3" else {}
+def sb3(
+    task: Task,
+    seed: int,
+    watch: Watch | None = None,
+    *,
+    library: str,
+    algo: str,
+    settings: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Train a learner of Stable-Baselines3, or of SBX, which has its interface; one call per step of all copies.
+
+    `settings` stand in the place of those of a replay learner.
+    """
+    own: dict[str, Any] = {
+        "buffer_size": task.steps, "learning_starts": task.random_steps, "batch_size": task.batch_size,
+        "tau": task.tau, "train_freq": 1, "gradient_steps": task.num_envs,
+    }  # fmt: skip
     if algo == "TD3":
         noise = module("stable_baselines3.common.noise").NormalActionNoise
         size = task.make().spec.action.shape
-        settings["action_noise"] = noise(np.zeros(size), np.full(size, 0.1))
-    model = getattr(module("sbx"), algo)(
-        "MlpPolicy", _sb3_env(task, seed), learning_rate=task.learning_rate, buffer_size=task.steps,
-        learning_starts=task.random_steps, batch_size=task.batch_size, tau=task.tau, gamma=task.gamma,
-        train_freq=1, gradient_steps=task.num_envs, policy_kwargs={"net_arch": [task.hidden_size] * 2}, seed=seed,
-        **settings,
+        own |= {"policy_delay": 2, "action_noise": noise(np.zeros(size), np.full(size, 0.1))}
+    if task.gymnasium:
+        env = module("stable_baselines3.common.env_util").make_vec_env(task.gymnasium, task.num_envs, seed)
+    else:
+        env = _sb3_env(task, seed)
+    model = getattr(module(library), algo)(
+        "MlpPolicy", env, learning_rate=task.learning_rate, gamma=task.gamma,
+        policy_kwargs={"net_arch": [task.hidden_size] * 2}, seed=seed, **(own if settings is None else settings),
     )  # fmt: skip
-    model.learn(task.steps)
 
     def act(carry: Any, timestep: TimeStep, key: Array | None) -> tuple[Array, Any]:
         action, _ = model.predict(np.asarray(timestep.observation[:, 0]), deterministic=True)
         return jnp.asarray(action)[:, None], carry
 
+    class Look(module("stable_baselines3.common.callbacks").BaseCallback):  # type: ignore[misc]
+        def _on_step(self) -> bool:
+            due = watch is not None and self.num_timesteps % watch.every < task.num_envs
+            return not (due and watch is not None and watch.look(self.num_timesteps, model._n_updates, act))
+
+    model.learn(task.steps, callback=Look())
     return Trained(act, model.num_timesteps, model._n_updates)
 
 
@@ -199,7 +178,7 @@ def _sb3_env(task: Task, seed: int) -> Any:
     """Return a task as a VecEnv of Stable-Baselines3, which resets copies in the step that ends them."""
     base, spaces = module("stable_baselines3.common.vec_env"), module("gymnasium.spaces")
     env = task.make()
-    shape, action = env.spec.observation.shape, _box(env)
+    shape, action = env.spec.observation.shape, box_of(env)
     play = batched(env)
     reset, step, restart = jax.jit(play.reset), jax.jit(play.step), jax.jit(where)
 
@@ -253,8 +232,9 @@ def _sb3_env(task: Task, seed: int) -> Any:
 # JaxMARL
 
 
-def jaxmarl_ippo(task: Task, seed: int) -> Trained:
+def jaxmarl_ippo(task: Task, seed: int, watch: Watch | None = None) -> Trained:
     """Train IPPO of JaxMARL's repository with the settings published there, but for the total of steps and the map."""
+    del watch  # the script is one program
     recurrent = "SMAX" in task.env
     script = "ippo_rnn_smax" if recurrent else "ippo_ff_mpe"
     code, config = _script(script)
@@ -320,9 +300,9 @@ MODULES = {
     "sbx_td3": ("sbx", "stable_baselines3"),
     "jaxmarl_ippo": ("jaxmarl", "distrax", "hydra", "matplotlib.pyplot", "wandb"),
 }
-LEARNERS: dict[str, Callable[[Task, int], Trained]] = {
+LEARNERS: dict[str, Callable[..., Trained]] = {  # (task, seed, watch)
     "brax_sac": brax_sac,
-    "sbx_sac": functools.partial(sbx, algo="SAC"),
-    "sbx_td3": functools.partial(sbx, algo="TD3"),
+    "sbx_sac": functools.partial(sb3, library="sbx", algo="SAC"),
+    "sbx_td3": functools.partial(sb3, library="sbx", algo="TD3"),
     "jaxmarl_ippo": jaxmarl_ippo,
 }

@@ -1,4 +1,4 @@
-"""python -m bench.studies.learning RUN RUN RUN --name coma_cpu: several seeds of one configuration as one figure.
+"""python -m bench.studies.learning RUN RUN RUN --name coma_quick: several seeds of one configuration as one figure.
 
 Reads what each run wrote: the curve of its selection episodes, or of its training episodes (metrics.jsonl), and its
 held-out evaluation (evaluation.json, made by `jaxrl.evaluate`), and writes bench/results/learning_NAME.json and .png.

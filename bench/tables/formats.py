@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from bench.harness import measure
-from bench.studies import known
+from bench.peers import tables as peers
+from bench.studies import iteration, known
 from bench.studies.learning import first_at
 from jaxrl.report.console import format_si
 
@@ -118,5 +119,7 @@ GLOBALS: dict[str, Any] = {
     "read": read,
     "link": link,
     "known_table": known.table,
+    "iteration_table": iteration.table,
+    "peers_table": peers.rows,
     "cited": yaml.safe_load(_CITED.read_text()),
 }

@@ -11,6 +11,7 @@ import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -89,6 +90,24 @@ def _entropy_table(limit: int) -> np.ndarray:
     return (-p * np.log2(p) - (1.0 - p) * np.log2(1.0 - p)).astype(np.float32)
 
 
+_ENTROPY_BITS = 27  # the other 5 bits of a float32 in [2^-15, 2) are those of 2^-15; entropies are at least 1.4e-3
+_WORD_FLAGS = ("above", "below", "predicted", "seen")  # in the bits above them, see `Storage.word`
+
+
+def read_word(word: Array) -> tuple[Array, dict[str, Array]]:
+    """Entropy float32 and flags bool of cells from `Storage.word`."""
+    bits = (word & (2**_ENTROPY_BITS - 1)) | np.float32(2.0**-15).view(np.int32)
+    flags = {name: (word >> (_ENTROPY_BITS + i)) & 1 == 1 for i, name in enumerate(_WORD_FLAGS)}
+    return jax.lax.bitcast_convert_type(bits, jnp.float32), flags
+
+
+@functools.cache
+def _word_table(storage: "Storage") -> np.ndarray:
+    """int32[65536]: words of all cells stored as int16, lowest first."""
+    with jax.ensure_compile_time_eval():
+        return np.asarray(storage._word(jnp.arange(-(2**15), 2**15, dtype=jnp.int16)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """Representation of log-odds in a map.
@@ -162,6 +181,14 @@ class Storage:
         """
         return self.clip(value, bound) + gain
 
+    def growth(self, stored: Array, gain: Array, gains: np.ndarray) -> Array:
+        """float32: change of the probability of clipped cells by `fuse`; a gain is 0 or one of the two `gains`."""
+        odds = jnp.exp(-self.log_odds(self.clip(self.value(stored))))  # of class 0
+        factors = [jnp.float32(math.exp(-float(one) / self.unit)) for one in gains]
+        bound = math.exp(float(self.limit) / self.unit)
+        new = jnp.clip(odds * jnp.where(gain == gains[1], factors[1], factors[0]), 1.0 / bound, bound)
+        return jnp.where(gain != 0, (odds - new) / ((1.0 + odds) * (1.0 + new)), jnp.float32(0.0))
+
     def log_odds(self, stored: Array) -> Array:
         """float32 log-odds of stored cells, observed or not."""
         value = self.value(stored).astype(jnp.float32)
@@ -190,3 +217,17 @@ class Storage:
     def weight(self, stored: Array, weights: Weights) -> Array:
         """float32: weight of stored cells."""
         return weights.pick(self.above(stored, KNOWN), self.below(stored, 1.0 - KNOWN))
+
+    def word(self, stored: Array) -> Array:
+        """int32: entropy and flags of cells in one word, for `read_word`; of int16 it is read from a table."""
+        if self.name != "int16":
+            return self._word(stored)
+        return jnp.asarray(_word_table(self)).at[stored.astype(jnp.int32) + 2**15].get(mode="promise_in_bounds")
+
+    def _word(self, stored: Array) -> Array:
+        known = self.above(stored, KNOWN), self.below(stored, 1.0 - KNOWN)
+        flags = (*known, self.above(stored, PREDICTED), stored != self.unseen)
+        word = jax.lax.bitcast_convert_type(self.entropy(stored), jnp.int32) & (2**_ENTROPY_BITS - 1)
+        return functools.reduce(
+            jnp.bitwise_or, (flag.astype(jnp.int32) << (_ENTROPY_BITS + i) for i, flag in enumerate(flags)), word
+        )

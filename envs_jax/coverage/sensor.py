@@ -77,14 +77,21 @@ def wrong(noise: Noise, agent: int | Array, level: Array, cells: Array) -> Array
 
 
 def occupied(
-    source: Noise | Array, terrain: Terrain, agent: int | Array, level: Array, rows: Array, columns: Array, n: int
+    source: Noise | Array,
+    terrain: Terrain,
+    agent: int | Array,
+    level: Array,
+    rows: Array,
+    columns: Array,
+    n: int,
+    truth: Array | None = None,
 ) -> Array:
     """bool: whether `agent` at altitude index `level` reads class 1 in the cells (rows, columns).
 
     `source` is the noise, or recorded readings bool[A, n, n]. Rows and columns are int32 of equal rank, e.g. [k, 1] and
-    [1, l]; values are meaningful inside the map only.
+    [1, l]; values are meaningful inside the map only. `truth` bool is the class of the cells where it is known already.
     """
     if not isinstance(source, Noise):
         return source[agent, jnp.clip(rows, 0, n - 1), jnp.clip(columns, 0, n - 1)]
-    truth = ground.truth(terrain, rows, columns)
+    truth = ground.truth(terrain, rows, columns) if truth is None else truth
     return truth ^ wrong(source, agent, level, rows * n + columns)

@@ -47,7 +47,11 @@ class Reach(Settings):
             tie_breakers=("success_at_end", "return"),
             num_tasks=len(self.tasks),
             task_names=tuple(task.name for task in self.tasks),
-            compatible_settings={name: getattr(self, name) for name in ("weld", "reward", "partially_observable")},
+            compatible_settings={
+                "weld": self.weld,
+                "reward": "v2" if self.reward == "sparse" else self.reward,  # its policies may guide sparse ones
+                "partially_observable": self.partially_observable,
+            },
         )
 
     # Environment: one arm, or many in the last axis
@@ -123,9 +127,12 @@ class Reach(Settings):
         start = state.t == 0
         far = reward.distance(pose.tool, state.point)
         grip_error = reward.outside(pose.opening, state.width)
-        paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld))
-        paid = paid * reward.tail(grip_error / reward.MARGIN)
-        success = ((far <= reward.RADIUS) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
+        success = ((far <= self.success_radius) & (grip_error <= 0.0) & ~start).astype(jnp.float32)
+        if self.reward == "sparse":
+            paid = success
+        else:
+            paid = reward.reward_of(self.reward, far, state.point, constants.reset(self.weld), self.success_radius)
+            paid = paid * reward.tail(grip_error / reward.MARGIN)
         goal = jnp.zeros_like(state.goal) if self.partially_observable else state.goal
         return TimeStep(
             observation=observation.observe(state.frame, before, goal)[None],

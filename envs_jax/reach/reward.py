@@ -7,8 +7,8 @@ from envs_jax.base import Array
 from envs_jax.batch import constant
 from envs_jax.reach.constants import Reset
 
-NAMES = ("v2", "v1")
-RADIUS = 0.05  # of success, m
+NAMES = ("v2", "v1", "sparse")
+RADIUS = 0.05  # of success in Meta-World, m
 MOST = 10.0  # v2, a step
 _NOMINAL = np.array([0.0, 0.6, 0.2])  # the hand at the start, approximately, m
 MARGIN = 0.5  # distance of the opening from its range at which a tenth of the reward is left
@@ -26,19 +26,20 @@ def tail(excess: Array) -> Array:
     return 1.0 / (1.0 + 9.0 * beyond * beyond)
 
 
-def reward_of(name: str, far: Array, point: Array, reset: Reset) -> Array:
+def reward_of(name: str, far: Array, point: Array, reset: Reset, radius: float = RADIUS) -> Array:
     """Reward of a distance, formula "v2" (0 to 10) or "v1" (thousands), as in Meta-World's versions of the task.
 
     Args:
-        name: one of NAMES.
+        name: "v2" or "v1".
         far: [...], m from the tool centre to the point.
         point: [3, ...], m.
         reset: state at the start of the episode.
+        radius: distance up to which "v2" pays most, m.
     """
     start = constant(_NOMINAL if name == "v2" else reset.tool_before, point.shape[1:], point.dtype)
     most = distance(point, start)
     if name == "v2":
-        return MOST * tail((far - RADIUS) / most)
+        return MOST * tail((far - radius) / most)
     near = jnp.exp(far * far * (-1 / 0.01)) + jnp.exp(far * far * (-1 / 0.001))
     return jnp.maximum(1000.0 * (most - far) + 1000.0 * near, 0.0)
 

@@ -55,7 +55,14 @@ class Settings(Environment):
         choices=("pool", "order", "uniform"),
     )
     pool_seed: int = setting(0, "seed of the pool of 50 pairs", between=(0, 2**32 - 1))
-    reward: str = setting("v2", "reward function: v2 (0 to 10 per step) or v1 (thousands)", choices=reward.NAMES)
+    success_radius: float = setting(
+        reward.RADIUS, "largest distance of success, m; up to it, reward v2 is 10", between=(0.001, 0.5)
+    )
+    reward: str = setting(
+        "v2",
+        "reward function: v2 (0 to 10 per step), v1 (thousands) or sparse (1 in each step of success, else 0)",
+        choices=reward.NAMES,
+    )
     weld: str = setting(
         "v3",
         "strength of the weld that turns the hand to its target: as in Meta-World v3, or the older v2",

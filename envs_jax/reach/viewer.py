@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs_jax import viewing
-from envs_jax.reach import dynamics, reward
+from envs_jax.reach import dynamics
 from envs_jax.reach.types import TARGET_UNIT, Settings
 from envs_jax.viewing import GREY, SOFT, Drawing, Line, Panel, Record, Shape, Sign, Style
 from envs_jax.viewing.drawing import disc, path, rectangle, trail
@@ -20,7 +20,6 @@ ARM, PATH, POINT, PUCK = "#1f5fa8", "#e2522b", "#3d8f2c", "#c8961a"
 HAND, TOOL = 7, 8  # places in the skeleton
 PUCK_SIZE = 0.02  # radius and half height, m
 METRICS = ("distance", "success", "success_at_end", "return")
-LIMIT = Line(f"success below {100 * reward.RADIUS:.0f} cm", POINT, reward.RADIUS)
 
 
 class View(NamedTuple):
@@ -76,6 +75,7 @@ class Scene:
     goal: np.ndarray  # [3], the goal that is shown to the agent
     puck: np.ndarray  # [3]
     success: np.ndarray  # bool[K]
+    radius: float  # of success, m
     task: str  # its name
 
 
@@ -92,6 +92,7 @@ def scene(record: Record) -> Scene:
         goal=np.asarray(states.goal[0]),
         puck=np.asarray(states.puck[0]),
         success=np.asarray(record.timesteps.metrics["success"]) > 0,
+        radius=env.success_radius,
         task=env.tasks[int(states.task[0])].name,
     )
 
@@ -120,7 +121,7 @@ class ReachViewer(viewing.Viewer):
             legend=[Sign(f"task {shown.task}", "point", "disc"), *LEGEND],
             metrics=[name for name in METRICS if name in record.curves],
             step_labels=step_labels(shown),
-            lines={"distance": (LIMIT,)},
+            lines={"distance": (Line(f"success below {100 * shown.radius:g} cm", POINT, shown.radius),)},
         )
 
 
@@ -139,7 +140,7 @@ def _panel(view: View, shown: Scene) -> Panel:
     def at(k: int) -> list[Shape]:
         arm, (x, y) = arms[k], view.flat(shown.target[k])
         return [
-            disc("reached" if shown.success[k] else "sphere", 1000 * reward.RADIUS, point),
+            disc("reached" if shown.success[k] else "sphere", 1000 * shown.radius, point),
             path("arm", arm[:HAND]),
             path("hand", arm[HAND - 1 :]),
             disc("joint", 10, *arm[:HAND]),

@@ -1,7 +1,11 @@
 """Algorithms by name. Each file has the equations of one algorithm first and its wiring below."""
 
-from envs_jax.base import closest, decorated, load, short_repr
-from jaxrl.algos.base import Algorithm
+from typing import TYPE_CHECKING
+
+from envs_jax.settings import closest, decorated, load, short_repr
+
+if TYPE_CHECKING:
+    from jaxrl.algos.base import Algorithm
 
 ALGORITHMS = {
     "coma": "jaxrl.algos.coma:Coma",
@@ -15,10 +19,12 @@ ALGORITHMS = {
 }
 
 
-def find(name: str) -> type[Algorithm]:
+def find(name: str) -> "type[Algorithm]":
     """Return the class of a registered algorithm or of a user's "module:Class". Raises ValueError if there is none."""
     if ":" not in name and name not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {short_repr(name)}: {closest(name, ALGORITHMS)}")
+    from jaxrl.algos.base import Algorithm  # with JAX, which --help does without
+
     cls = load(ALGORITHMS.get(name, name), "algorithm")
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and decorated(cls)):
         raise ValueError(

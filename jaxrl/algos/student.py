@@ -21,6 +21,7 @@ from envs_jax.progress import Progress, start, total
 from jaxrl.algos.base import AlgoState, Learner, Mode, Phase, Trajectory, setting
 from jaxrl.algos.collective.algorithm import Collective
 from jaxrl.algos.collective.losses import distillation_loss
+from jaxrl.algos.collective.networks import Carry
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun, read_resolved
 from jaxrl.algos.replay_learner import Entry, ReplayLearner
 from jaxrl.algos.sac import Sac, SacParameters
@@ -29,6 +30,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 
 # Layout letters besides T, B, A, S: N samples, n action dims.
 
+GOLDEN = 2654435769  # 2^32 divided by the golden ratio
 IMITATIONS = 50  # updates per iteration of the imitation phase
 # Settings that determine the teacher's networks.
 TEACHES = (
@@ -74,6 +76,11 @@ class Student(Sac, MultiStage):
     teacher_min_std: float = setting(
         0.1, "lower bound of the teacher's standard deviation (original: 1e-4)", between=(1e-6, 1e3)
     )
+    guide_steps: int = setting(
+        0, "steps at the start of each episode that the teacher plays (jump start, arXiv 2204.02372): drawn for each "
+        "episode, at most this number, which falls to 0 as the bonus does; 0 = none",
+        between=(0, 2**24),
+    )  # fmt: skip
     imitation_episodes: int = setting(
         0, "episodes that the teacher plays first (at least one in each environment) and the policy imitates; their "
         "steps count towards the total, not towards teacher_constant_steps and teacher_until_step, and stay in the "
@@ -88,10 +95,10 @@ class Student(Sac, MultiStage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.teacher_algo is None:
-            if self.teacher_weight or self.imitation_episodes:
+            if self.teacher_weight or self.guide_steps or self.imitation_episodes:
                 raise ValueError(
                     "a student needs a teacher: name a run of collective with --teacher RUN, or train without one "
-                    "with --teacher_weight 0 and no imitation_episodes"
+                    "with --teacher_weight 0 and neither guide_steps nor imitation_episodes"
                 )
             return
         if not self.random_steps + self.teacher_constant_steps < self.teacher_until_step < 2**24:
@@ -181,16 +188,30 @@ class Student(Sac, MultiStage):
     ) -> tuple[Any, dict[str, Array]]:
         """Update as SAC does, with the teacher's bonus in the rewards."""
         if self.teacher_algo is not None:
-            begin = self.steps_before + self.random_steps + self.teacher_constant_steps
+            weight = self.teacher_weight * self.help_left(progress)
 
             def reward(sample: dict[str, Array]) -> Array:
-                end = self.steps_before + self.teacher_until_step
-                weight = teacher_weight_schedule(total(progress.env_steps), begin, end)
-                return sample["reward"] + self.teacher_weight * weight * sample["rho"]
+                return sample["reward"] + weight * sample["rho"]
 
             rewards = self.layout.apply(reward, {name: batch[name] for name in ("reward", "rho")})
             batch = batch | {"action": batch["action"]["action"], "reward": rewards}
         return super().update(params, batch, number, progress)
+
+    # The teacher's part
+
+    def help_left(self, progress: Progress) -> Array:
+        """Return the share of the bonus and of `guide_steps` that is left, float32[]."""
+        begin = self.steps_before + self.random_steps + self.teacher_constant_steps
+        end = self.steps_before + self.teacher_until_step
+        return teacher_weight_schedule(total(progress.env_steps), begin, end)
+
+    def guided(self, memory: Carry, progress: Progress) -> Array:
+        """Return whether the teacher acts, bool[B].
+
+        An episode's limit is a share of `guide_steps`, from the multiples of the golden ratio, which spread evenly.
+        """
+        drawn = (memory.episode.astype(jnp.uint32) * jnp.uint32(GOLDEN)).astype(jnp.float32) * 2.0**-32
+        return memory.step.astype(jnp.float32) < self.guide_steps * self.help_left(progress) * drawn
 
     # Protocol
 
@@ -228,15 +249,19 @@ class Student(Sac, MultiStage):
             return action, carry, extras
         memory, own = teacher.observe(carry, timestep), self.actions.normalize(action)[:, 0]
         steps = total(progress.env_steps)
-        asked = steps < self.steps_before + (self.teacher_until_step if self.teacher_weight else 0)
+        helps = self.teacher_weight or self.guide_steps
+        asked = steps < self.steps_before + (self.teacher_until_step if helps else 0)
         mean, log_std = jax.lax.cond(
             asked,
             lambda: teacher.model.action_distribution(policy["teacher"], memory.window),
             lambda: (own, jnp.zeros_like(own)),
         )
         mean = jnp.tanh(mean)
+        if self.guide_steps:
+            own = jnp.where(self.guided(memory, progress)[:, None], mean, own)
         if self.imitation_episodes:
             own = jnp.where(steps < self.steps_before, mean, own)
+        if self.guide_steps or self.imitation_episodes:
             action = self.actions.denormalize(own[:, None])
         rho = agreement(own, mean, jnp.maximum(jnp.exp(log_std), self.teacher_min_std))
         extras = {"rho": jnp.where(asked, rho, 0.0)[:, None]}

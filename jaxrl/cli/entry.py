@@ -5,14 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-import jax
-
-from envs_jax.base import short_repr
+from envs_jax.settings import short_repr
 from jaxrl.cli import interrupt
 from jaxrl.common.errors import UserError, one_line
 
 
 def _backend_works() -> bool:
+    import jax
+
     try:
         return bool(jax.devices())
     except (RuntimeError, AssertionError):

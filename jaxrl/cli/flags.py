@@ -9,20 +9,18 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from envs_jax import base as environments
-from envs_jax.base import format_bound, short_repr
+from envs_jax.settings import ADAPTERS, format_bound, registered, short_repr
 from jaxrl import algos
-from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.errors import UsageError
 from jaxrl.runtime.config import (
     Config,
-    Field,
     changed,
     check_value,
-    fields_of,
     read_training_run,
     schema_of,
     suggestion,
 )
+from jaxrl.runtime.declared import Field, fields_named, has_opponents
 from jaxrl.runtime.presets import base
 
 _WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
@@ -78,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 
 def _owners(name: str) -> list[str]:
     """Return the algorithms that have a setting with a flag of this name."""
-    fields = {algo: fields_of(algos.find(algo), "algorithm").get(name) for algo in algos.ALGORITHMS}
+    fields = {algo: fields_named(algo, "algorithm").get(name) for algo in algos.ALGORITHMS}
     return [algo for algo, field in fields.items() if field is not None and field.flag]
 
 
@@ -102,8 +100,8 @@ def _sources(parser: argparse.ArgumentParser) -> None:
         help=f"algorithm: {', '.join(algos.ALGORITHMS)}, or module:Class of your own; its preset comes along in the "
         "environments for which it was made; with --help: its settings too",
     )
-    known = ", ".join(environments.registered())
-    others = ", ".join(environments.ADAPTERS)
+    known = ", ".join(registered())
+    others = ", ".join(ADAPTERS)
     parser.add_argument(
         "--env",
         metavar="NAME",
@@ -118,7 +116,7 @@ def _sources(parser: argparse.ArgumentParser) -> None:
 
 # Settings of a run listed first in the help, and those listed where an environment has this attribute.
 _FIRST = ("num_envs", "total_env_steps", "total_episodes", "max_seconds", "seed", "runs")
-_SHOWN_WITH = {"self_play": "accepts_opponent_actions", "self_play_every": "accepts_opponent_actions"}
+_SHOWN_WITH_OPPONENTS = ("self_play", "self_play_every")
 
 
 def parse(
@@ -135,7 +133,7 @@ def parse(
     usage = f"{prog} --algo NAME [--env NAME] [--config FILE] [--SETTING VALUE ...]"
     parser = Parser(trains=True, prog=prog, description=description, usage=usage)
     _sources(parser)
-    schema, env = schema_of(former.algo, former.env), environments.find(former.env)
+    schema = schema_of(former.algo, former.env)
     groups: dict[str, Any] = {"first": parser}
     titles = {
         "algorithm": f"algorithm {former.algo} (of another: --algo NAME --help)",
@@ -146,7 +144,7 @@ def parse(
     for name in (*_FIRST, *(name for name in schema if name not in _FIRST)):
         field = schema[name]
         if field.flag:
-            hidden = name in _SHOWN_WITH and not hasattr(env, _SHOWN_WITH[name])
+            hidden = name in _SHOWN_WITH_OPPONENTS and not has_opponents(former.env)
             _add_flag(groups["first" if name in _FIRST else field.section], field, former.flat()[name], hidden)
     if add_flags is not None:
         add_flags(parser)
@@ -203,8 +201,7 @@ def add_environment(
 
     Raises UsageError: unknown environment.
     """
-    with usage_errors():
-        fields = fields_of(environments.find(env), "environment")
+    fields = fields_named(env, "environment")
     defaults = {name: field.default for name, field in fields.items()} | (current or {})
     group, own = parser.add_argument_group(f"environment {env}"), {}
     for name, field in fields.items():

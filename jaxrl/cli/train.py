@@ -3,14 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-import jax
-
 from jaxrl.cli import entry
 from jaxrl.cli import flags as command_line
-from jaxrl.report.cache import enable_compilation_cache
-from jaxrl.runtime import hosts
-from jaxrl.runtime import run as runs
-from jaxrl.runtime.run_directory import versions
+from jaxrl.common.garbage import collected_rarely
 
 
 @entry.exit_on_error
@@ -18,6 +13,15 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
     request = command_line.parse(argv, description=__doc__, add_flags=_add_flags)
     flags = request.flags
+
+    with collected_rarely():  # only now: --help and a wrong flag need none of this
+        import jax
+
+        from jaxrl.report.cache import enable_compilation_cache
+        from jaxrl.runtime import hosts
+        from jaxrl.runtime import run as runs
+        from jaxrl.runtime.run_directory import versions
+
     place = hosts.find(flags.coordinator, flags.num_hosts, flags.host_index)
     enable_compilation_cache()
     with hosts.joined(place):

@@ -8,6 +8,11 @@ from pathlib import Path
 from jaxrl.common.errors import UserError
 
 
+def cache_root() -> Path:
+    """Return ~/.cache/jaxrl, or its like under XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
+
+
 def is_file(path: Path) -> bool:
     """Return whether the path is a regular file or a link to one; False for an invalid path."""
     try:

@@ -4,15 +4,13 @@ Parameters, optimizer state, log-probabilities, targets, advantages and reductio
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Box, EnvSpec, TimeStep
-
-Compute = Literal["auto", "float32", "bfloat16"]
-Store = Literal["auto", "float32", "float16"]
+from jaxrl.common.dtypes import Compute, Store
 
 
 def compute_dtype(name: Compute, platform: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxrl.common.files import write_atomically
+from jaxrl.common.files import cache_root, write_atomically
 
 Warn = Callable[[str], None]
 
@@ -20,15 +20,15 @@ def cache_folder() -> Path:
 
 def default_folder() -> Path:
     """Return ~/.cache/jaxrl."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "jaxrl"
+    return cache_root()
 
 
 def enable_compilation_cache() -> None:
     """Keep compiled programs in `cache_folder`: a second start of the same program compiles nothing."""
-    if getattr(jax.config, "jax_compilation_cache_dir", None):
-        return
-    jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:  # a start makes dozens of small programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def read_measured(path: Path, warn: Warn) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs_jax.base import closest
+from envs_jax.settings import closest
 from jaxrl.common.errors import UsageError, one_line
 from jaxrl.common.files import write_atomically
 from jaxrl.report.writer import Writer, read_metrics

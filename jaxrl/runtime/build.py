@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +16,7 @@ from envs_jax.progress import start as start_progress
 from jaxrl import algos
 from jaxrl.algos.base import STANDARD, Algorithm, Custom, Phase
 from jaxrl.common.errors import UsageError, usage_errors
+from jaxrl.common.garbage import collected_rarely
 from jaxrl.evaluation.rollouts import Evaluator, learned
 from jaxrl.nn import precision
 from jaxrl.report.console import gibibytes
@@ -32,7 +32,9 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
-from jaxrl.runtime.train_state import Position, TrainState
+from jaxrl.runtime.program import Program
+from jaxrl.runtime.threefry import compile_random_bits_quickly
+from jaxrl.runtime.train_state import Position
 from jaxrl.runtime.trainer import Trainer
 from jaxrl.runtime.trials import combinations
 from jaxrl.runtime.tuned import Tuned
@@ -77,7 +79,8 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
         UsageError: impossible settings.
         memory_plan.TooLargeError: the run does not fit; names the largest num_envs that does.
     """
-    setup = unchecked_run(config, resuming, custom)
+    with collected_rarely():
+        setup = unchecked_run(config, resuming, custom)
     made = setup.plan
     if made.fits:
         return setup
@@ -103,6 +106,7 @@ def build_run(config: Config, resuming: bool = False, custom: Custom = STANDARD)
 
 def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STANDARD) -> Run:
     """Build a run without checking that it fits. Raises UsageError."""
+    compile_random_bits_quickly()
     run, env = config.run, batched(config.make_env())
     with usage_errors():
         layout, make_algo, warning = _layout(config, env.spec, custom)
@@ -282,19 +286,32 @@ def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | No
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """The compiled functions of a run.
+    """The functions of a run; those that are needed first are compiled, the others when they are called first.
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
         blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase that is already complete.
         evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
-        peak: peak bytes on a device, with a checkpoint in progress.
+        needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
     """
 
-    start: Callable[..., TrainState] | None
-    blocks: list[Callable[..., Any] | None]
-    evaluate: Callable[..., dict[str, Any]] | None
-    peak: int
+    start: Program | None
+    blocks: list[Program | None]
+    evaluate: Program | None
+    needed: list[int]
+
+    @property
+    def peak(self) -> int:
+        """Return the peak bytes on a device of what is compiled so far."""
+        return max(self.needed, default=0)
+
+    def compile(self, *programs: Program | None, at_once: bool = True) -> None:
+        """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
+        chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
+        for program in chosen if at_once else ():
+            program.begin()
+        for program in chosen:
+            program.finish()
 
 
 def compile_run(
@@ -305,6 +322,9 @@ def compile_run(
     evaluated: int = 0,
 ) -> CompiledRun:
     """Compile the remaining programs of a run ahead of time, and check its memory by the compiler's figures.
+
+    On a CPU the start and the phases up to the first that learns are compiled here, at once, and each other program
+    when it is needed. GPUs can run out of memory, and hosts must compile in the same order: there all is compiled here.
 
     Args:
         setup, inputs: the run, and what `Algorithm.init` takes.
@@ -318,32 +338,26 @@ def compile_run(
     replicated = shardings(setup.mesh, REPLICATED)
     by_trial = shardings(setup.mesh, SPLIT) if trainer.trials > 1 else replicated
     checkpoint = setup.plan.parts.get("checkpoint", 0)
-    peak = 0
+    found: list[int] = []
 
     def place(tree: Any, sharding: Any = replicated) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def compiled(what: str, function: Any, *arguments: Any, beside: int = 0) -> Any:
-        nonlocal peak
-        began = time.monotonic()
-        program = function.lower(*arguments).compile()
-        needed = memory_plan.compiled_bytes(program) + beside + checkpoint
-        say(f"compiled {what} in {time.monotonic() - began:.1f} s; it needs {gibibytes(needed)} per device")
-        setup.plan.check(needed)
-        peak = max(peak, needed)
-        return program
+    def program(what: str, make: Callable[[], tuple[Any, ...]], beside: Callable[[], int] = lambda: 0) -> Program:
+        def check(executable: Any, seconds: float) -> None:
+            needed = memory_plan.compiled_bytes(executable) + beside() + checkpoint
+            say(f"compiled {what} in {seconds:.1f} s; it needs {gibibytes(needed)} per device")
+            setup.plan.check(needed)
+            found.append(needed)
 
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
-    at = position or Position()
-    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
-    blocks = [
-        compiled(f"phase '{phase.name}'", trainer.make_block(phase), shapes, number) if iterations else None
-        for phase, iterations in zip(setup.algo.phases, left, strict=True)
-    ]
-    evaluate = start = None
-    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
-    rules = setup.env.env.match_rules
-    if run.eval_every and (any(left) or evaluated != at.iterations):
+        return Program(make, check)
+
+    def block(phase: Phase) -> Program:
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+        return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
+
+    def evaluation() -> tuple[Any, ...]:
+        rules = setup.env.env.match_rules
         evaluator = Evaluator(
             setup.eval_env,
             learned(setup.algo, "sample" if rules and rules.sampled else "greedy"),
@@ -355,9 +369,31 @@ def compile_run(
         )
         policy = place(jax.eval_shape(trainer.policies, shapes), by_trial)
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
+        return evaluator.compiled(), policy, keys, context
+
+    def state_bytes() -> int:
         local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
-        state = memory_plan.size(jax.tree.map(local, shapes))
-        evaluate = compiled("the evaluation", evaluator.compiled(), policy, keys, context, beside=state)
+        return memory_plan.size(jax.tree.map(local, shapes))
+
+    at = position or Position()
+    left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
+    keys = place(jax.eval_shape(lambda: trainer.keys(0)), by_trial)
+    blocks = [block(phase) if number else None for phase, number in zip(setup.algo.phases, left, strict=True)]
+    evaluate = start = None
+    if run.eval_every and (any(left) or evaluated != at.iterations):
+        evaluate = program("the evaluation", evaluation, state_bytes)
     if position is None:
-        start = compiled("the start", trainer.make_init(), keys, inputs)
-    return CompiledRun(start, blocks, evaluate, peak)
+        start = program("the start", lambda: (trainer.make_init(), keys, inputs))
+    done = CompiledRun(start, blocks, evaluate, found)
+    if jax.default_backend() != "cpu" or hosts.number() > 1:
+        done.compile(at_once=False)
+    else:
+        with collected_rarely():
+            done.compile(start, *_until_first_update(setup.algo.phases, blocks))
+    return done
+
+
+def _until_first_update(phases: Sequence[Phase], blocks: Sequence[Program | None]) -> list[Program | None]:
+    """Return the programs of the phases up to the first one that is left and learns."""
+    first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(phases))
+    return list(blocks[: first + 1])

@@ -15,24 +15,27 @@ on disk does not depend on the Python classes of the state. Typed PRNG keys are 
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 from jaxrl.runtime import hosts, manifest
 from jaxrl.runtime.manifest import ARRAYS, META, Leaf, is_key, is_stored
+
+if TYPE_CHECKING:  # orbax takes a third of a second to import, and no run needs it before its first checkpoint
+    import orbax.checkpoint as ocp
+
+    from jaxrl.runtime import orbax_manager
 
 # Orbax reports every failure twice: by an exception, which becomes one sentence here, and by a logged traceback.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -63,30 +66,6 @@ class CheckpointError(UserError):
     """A checkpoint cannot be written, is damaged, or belongs to another configuration."""
 
 
-class _Arrays(ocp.PyTreeCheckpointHandler):
-    """Writes the arrays, and then, on host 0, the files beside them, before orbax commits the checkpoint."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.beside: Callable[[Path], None] = lambda folder: None
-
-    def finalize(self, directory: Any) -> None:
-        super().finalize(directory)
-        self.beside(Path(directory))
-
-
-@dataclasses.dataclass
-class _Kept(ocp.checkpoint_managers.PreservationPolicy):
-    """Keeps the newest checkpoints and the best one."""
-
-    newest: int
-    best: int | None
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        first = len(checkpoints) - self.newest
-        return [index >= first or found.step == self.best for index, found in enumerate(checkpoints)]
-
-
 class Checkpoints:
     """The checkpoints of one run.
 
@@ -105,8 +84,9 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._keep = keep
         self._warn = warn or (lambda sentence: print(f"warning: {sentence}", file=sys.stderr, flush=True))
-        self._arrays = _Arrays()
         self._manager: ocp.CheckpointManager | None = None  # made by the first save
+        self._kept: orbax_manager.Kept
+        self._arrays: orbax_manager.Arrays
         self._saving = -1  # number of the last save
 
     def __enter__(self) -> "Checkpoints":
@@ -142,32 +122,27 @@ class Checkpoints:
             write_atomically(arrays.parent / META, text)
             manifest.write_manifest(arrays.parent, arrays, step, leaves, best)
 
-        self._saving, self._arrays.beside = step, beside
+        import orbax.checkpoint as ocp
+
+        self._saving = step
         with self._one_sentence():
             manager = self._manager = self._manager or self._make_manager()
+            self._arrays.beside = beside
             if step in manager.all_steps():
                 manager.delete(step)
             if best:
                 self._kept.best = step
             manager.save(step, args=ocp.args.Composite(**{ARRAYS: ocp.args.PyTreeSave(arrays)}), force=True)
 
-    def _make_manager(self) -> ocp.CheckpointManager:
+    def _make_manager(self) -> "ocp.CheckpointManager":
         _hush_late_writes()
         for name in _committed(self.directory) if hosts.writes() else ():
             if (self.directory / name).is_symlink() or not (self.directory / name).is_dir():
                 _remove(self.directory / name)  # the manager takes it for a checkpoint, but could not delete it
-        self._kept = _Kept(self._keep, self.best_step())
-        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-        registry.add(ARRAYS, ocp.args.PyTreeSave, self._arrays)
-        options = ocp.CheckpointManagerOptions(
-            step_format_fixed_length=_DIGITS,
-            preservation_policy=self._kept,
-            cleanup_tmp_directories=True,
-            single_host_load_and_broadcast=True,  # a network file system may show others an older folder
-            lightweight_initialize=True,
-            save_root_metadata=False,
-        )
-        return ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
+        from jaxrl.runtime import orbax_manager
+
+        self._kept, self._arrays = orbax_manager.Kept(self._keep, self.best_step()), orbax_manager.Arrays()
+        return orbax_manager.manager(self.directory, self._kept, self._arrays, _DIGITS)
 
     @contextlib.contextmanager
     def _one_sentence(self) -> Any:
@@ -300,6 +275,8 @@ def _reason(error: Exception) -> str:
 
 def _read_state(folder: Path, like: Any, prefix: str | None) -> Any:
     """Read the state, or the part of it at `prefix`, of an intact checkpoint."""
+    import orbax.checkpoint as ocp
+
     wanted = manifest.leaves_of(like, prefix)
     odd = manifest.difference(wanted, manifest.read_manifest(folder).leaves, whole=prefix is None)
     if odd is not None:

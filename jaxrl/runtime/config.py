@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import yaml
 
-from envs_jax import base as environments
-from envs_jax.base import Bounds, Environment, check_bounds, check_settings, closest, setting, short_repr
+import envs_jax
+from envs_jax.settings import check_bounds, check_settings, closest, setting, short_repr
 from jaxrl import algos
-from jaxrl.algos.base import Algorithm
+from jaxrl.common.dtypes import Compute, Store
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.yaml_files import read_mapping
-from jaxrl.nn.precision import Compute, Store
 from jaxrl.report import loggers
+from jaxrl.runtime.declared import Field, fields_named, fields_of
 from jaxrl.runtime.run_directory import CONFIG, check_environment, open_run
 
 # Default environment of each algorithm.
@@ -162,47 +162,10 @@ class Config:
         """Return the text of config.yaml, which reproduces the run with `--config`."""
         return yaml.safe_dump(self.plain(), sort_keys=False)
 
-    def make_env(self) -> Environment:
+    def make_env(self) -> "envs_jax.Environment":
         """Return the environment. Raises UsageError for impossible settings."""
         with usage_errors():
-            return environments.make(self.env, **self.env_settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class Field:
-    """A setting as declared by its dataclass."""
-
-    name: str
-    kind: Any
-    default: Any
-    section: str
-    help: str
-    flag: bool  # whether the command line may set it
-    between: Bounds | None
-
-
-def fields_of(cls: type, section: str) -> dict[str, Field]:
-    """Return the settings that a dataclass declares. Raises UsageError for one that cannot be a flag."""
-    kinds = typing.get_type_hints(cls)
-    given = ("spec", "layout", "custom") if issubclass(cls, Algorithm) else ()
-    fields = {
-        f.name: Field(
-            *(f.name, kinds[f.name], f.default, section, f.metadata.get("help", "")),
-            *(f.metadata.get("flag", True), f.metadata.get("between")),
-        )
-        for f in dataclasses.fields(cls)
-        if f.init and f.name not in given
-    }
-    for field in fields.values():
-        if field.default is dataclasses.MISSING:
-            raise UsageError(f"the {section} setting '{field.name}' has no default: declare it with setting(...)")
-        inner = typing.get_args(field.kind)[:1] if typing.get_origin(field.kind) is tuple else (field.kind,)
-        if inner and inner[0] not in (bool, int, float, str) and typing.get_origin(inner[0]) is not Literal:
-            raise UsageError(
-                f"the {section} setting '{field.name}' is of type {field.kind}: declare it as bool, int, float, str, "
-                "a Literal or a tuple of one of them"
-            )
-    return fields
+            return envs_jax.make(self.env, **self.env_settings)
 
 
 def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
@@ -210,12 +173,11 @@ def schema_of(algo: str, env: str, with_env: bool = True) -> dict[str, Field]:
 
     Raises UsageError for unknown names and for duplicates.
     """
-    with usage_errors():
-        algo_class, env_class = algos.find(algo), environments.find(env) if with_env else None
+    of_algo = fields_named(algo, "algorithm")
     schema = fields_of(RunSettings, "run")
     for section, fields in (
-        ("environment", fields_of(env_class, "environment") if env_class else {}),
-        ("algorithm", fields_of(algo_class, "algorithm")),
+        ("environment", fields_named(env, "environment") if with_env else {}),
+        ("algorithm", of_algo),
     ):
         for name, field in fields.items():
             if name in schema or name in ("algo", "env", "config", "resume"):
@@ -307,7 +269,7 @@ def read_training_run(run: str | Path) -> tuple[Path, Config]:
     directory = open_run(run)
     path = directory / CONFIG
     config = build(read_yaml(path), str(path))
-    check_environment(directory, config.env, environments.find(config.env).version)
+    check_environment(directory, config.env, envs_jax.base.find(config.env).version)
     return directory, config
 
 

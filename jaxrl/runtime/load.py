@@ -14,7 +14,6 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
-from jaxrl.integrations import torch_weights
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
@@ -180,7 +179,9 @@ def load_weights(run: str, setup: Run) -> Any:
 
     Raises UserError: another algorithm, networks of another shape, or files that cannot be read.
     """
-    if run.endswith(torch_weights.SUFFIX):
+    if run.endswith(".pth"):  # torch_weights needs networks of its own
+        from jaxrl.integrations import torch_weights
+
         key = jax.random.fold_in(jax.random.key(setup.config.run.seed), _FRESH)
         return _anywhere(torch_weights.load(run, setup.algo, key))
     directory, config = open_trials(run)

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 
 from envs_jax.batch import BatchedEnvironment
-from envs_jax.progress import start
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.report.console import gibibytes
@@ -275,10 +274,7 @@ def _chunk(whole: int, affordable: float, wanted: int, measured: int) -> int:
 
 def rollout_env_bytes(env: BatchedEnvironment) -> int:
     """Return the bytes of the state and the time step of one environment."""
-    progress = jax.eval_shape(start)
-    context = jax.eval_shape(env.context, progress)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    return size(jax.eval_shape(env.reset, keys, context))
+    return size(env.shapes)
 
 
 def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
@@ -292,7 +288,8 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     replicated = size((shapes.algo.replicated, shapes.progress)) // (devices if trainer.trials > 1 else 1)
     split = size(shapes.algo.sharded) // devices
     kept = size((shapes.carry, shapes.env, shapes.timestep, shapes.statistics)) // devices
-    flying = 3 * rollout_env_bytes(trainer.env)
+    per_env = size((shapes.env, shapes.timestep)) // layout.num_envs // trainer.trials if kept else 0
+    flying = 3 * (per_env or rollout_env_bytes(trainer.env))  # tracing it again takes a second
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {

@@ -5,12 +5,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from envs_jax import base as environments
-from envs_jax.base import Environment, closest, short_repr
-from jaxrl import algos
+import envs_jax
+from envs_jax.settings import closest, short_repr
 from jaxrl.common.errors import UsageError, usage_errors
 from jaxrl.common.files import is_file
-from jaxrl.runtime.config import Config, build, env_of, fields_of, read_yaml
+from jaxrl.runtime.config import Config, build, env_of, read_yaml
+from jaxrl.runtime.declared import fields_named
 from jaxrl.runtime.run_directory import CONFIG
 
 
@@ -62,8 +62,7 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
         path = find_preset(config)
         return read_yaml(path), str(path)
     if algo is not None:
-        with usage_errors():
-            algos.find(algo)
+        fields_named(algo, "algorithm")
         if algo in presets():
             return read_yaml(presets()[algo]), str(presets()[algo])
     return {}, "the command line"
@@ -72,15 +71,14 @@ def _preset(algo: str | None, config: str | None) -> tuple[dict[str, Any], str]:
 def _moved(values: dict[str, Any], env: str) -> dict[str, Any]:
     """Transfer a preset to another environment, dropping environment settings unless the two are related."""
     former, kept = env_of(values), set()
-    with usage_errors():
-        dropped = set(fields_of(environments.find(former), "environment")) if former else set()
-        if former and _related(former, env):
-            kept = set(fields_of(environments.find(env), "environment"))
+    dropped = set(fields_named(former, "environment")) if former else set()
+    if former and _related(former, env):
+        kept = set(fields_named(env, "environment"))
     return {name: value for name, value in values.items() if name not in dropped - kept} | {"env": env}
 
 
 def _related(one: str, other: str) -> bool:
     """Return whether two environments are of one family, so that settings mean the same. Raises UsageError."""
     with usage_errors():
-        classes = [{*environments.find(name).__mro__} - {*Environment.__mro__} for name in (one, other)]
+        classes = [{*envs_jax.base.find(name).__mro__} - {*envs_jax.Environment.__mro__} for name in (one, other)]
     return bool(classes[0] & classes[1])

@@ -10,7 +10,6 @@ import jax
 
 from jaxrl.algos.base import STANDARD, Custom
 from jaxrl.common.errors import UsageError
-from jaxrl.evaluation import learning_curves
 from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
@@ -202,6 +201,8 @@ def _train(
 
 def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:
     """Write and print what the trials have learned so far."""
+    from jaxrl.evaluation import learning_curves  # scipy, which no other run needs
+
     curves = learning_curves.summary(directory, found, Scoring.of(setup.env.spec))
     if curves is None:
         return

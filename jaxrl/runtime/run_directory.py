@@ -18,9 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.extend.backend
-
 from jaxrl.common.errors import UsageError, UserError
 from jaxrl.common.files import is_file, write_atomically
 from jaxrl.common.version import __version__
@@ -107,6 +104,9 @@ def write_latest(root: Path | str, run: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions that results depend on besides configuration and seed; initialises JAX's devices."""
+    import jax
+    import jax.extend.backend
+
     found = {"python": platform.python_version(), "jaxrl": __version__}
     found |= {package: importlib.metadata.version(package) for package in _PACKAGES}
     devices = jax.devices()

@@ -33,6 +33,7 @@ from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
+from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
 SELECTION = "selection"
@@ -222,10 +223,9 @@ class Session:
         if not remaining[self.position.phase]:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
         before, phase = self.position, self.phases[self.position.phase]
+        block = self._block_of(phase)
         profiled = self._profile and bool(phase.updates) and self._blocks >= PROFILED[0]
         number = self._block_length(remaining[before.phase], PROFILED[1] if profiled else self.run.block_seconds)
-        block = self.programs.blocks[before.phase]
-        assert block is not None
         if profiled:
             self._report()  # so that the trace contains only this block
             state, metrics = self._traced(block, state, number)
@@ -236,6 +236,23 @@ class Session:
         self._blocks += 1
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
         return state
+
+    def _block_of(self, phase: Phase) -> Program:
+        block = self.programs.blocks[self.position.phase]
+        if block is None or not block.ready:
+            self._report()  # what has run is shown before the compiler is waited for
+        with self.pace.pause():
+            return self._compiled(block, f"phase '{phase.name}'")
+
+    def _compiled(self, program: Program | None, what: str) -> Program:
+        """Return a program that the session needs now, compiled; the clock of training stands still meanwhile."""
+        assert program is not None
+        if not program.ready:
+            began = time.monotonic()
+            with self.console.working(f"compiling {what}"):
+                program.finish()
+            self._began = (self._began or 0.0) + time.monotonic() - began
+        return program
 
     def _traced(self, block: Any, state: TrainState, number: int) -> tuple[TrainState, BlockMetrics]:
         """Run a block while host 0 keeps a trace; if that fails, training continues."""
@@ -379,12 +396,12 @@ class Session:
         Equal scores are decided by `EnvSpec.tie_breakers`; if these are equal, too, the first policy stays, except
         that the run's last one replaces it.
         """
-        assert self.programs.evaluate is not None
         spec = self.setup.env.spec
         trainer = self.setup.trainer
         keys = trainer.keys(self.run.seed, lambda seed: held_out_key(seed, SELECTION))
         context = on_all(self.setup.eval_env.context(self._each(state.progress)[0]), self.setup.mesh)
-        found = self._wait_for(self.programs.evaluate(*self._by_trial((trainer.policies(state), keys)), context))
+        evaluate = self._compiled(self.programs.evaluate, "the evaluation")
+        found = self._wait_for(evaluate(*self._by_trial((trainer.policies(state), keys)), context))
         scores = [_final(spec, own) for own in self._each(found)]
         values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}
         for writer, own in zip((self.writer, *self.trial_writers), (values, *scores), strict=False):

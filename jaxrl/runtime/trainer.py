@@ -167,12 +167,23 @@ class Trainer:
     def trajectory_shapes(self, phase: Phase) -> Trajectory:
         """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
 
-        def first_row(state: TrainState) -> Trajectory:
-            policy, context, batch = self._acting(state, phase)
-            indices, carry, _, timestep, _ = self._begun(policy, context, batch, phase, state)
+        def first_row(state: TrainState, timestep: Any) -> Trajectory:
+            policy, indices, carry = self.algo.policy(state.algo), self.layout.env_indices(), state.carry
+            if phase.restart:
+                carry = self.algo.init_carry(policy, timestep, indices)
+            else:
+                timestep = state.timestep
             return self._act(policy, carry, timestep, indices, state.key, state.progress)[-1]
 
-        rows = jax.eval_shape(on_mesh(self.each_trial(first_row), self.mesh, (self.specs(),), SPLIT), self.shapes())
+        def first_rows(state: TrainState, timestep: Any) -> Trajectory:
+            return self.each_trial(lambda own: first_row(own, timestep))(state)
+
+        # The time steps of a reset, without tracing the environment again.
+        number = self.layout.local_envs * self.mesh.size
+        timestep = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), self.env.shapes[1] if phase.restart else ()
+        )
+        rows = jax.eval_shape(on_mesh(first_rows, self.mesh, (self.specs(), SPLIT), SPLIT), self.shapes(), timestep)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((phase.steps, *x.shape), x.dtype), rows)
 
     def _init(self, key: Key, inputs: Any, settings: Any = None) -> TrainState:

@@ -14,7 +14,8 @@ from typing import Any
 from envs_jax.base import closest, short_repr
 from jaxrl import algos
 from jaxrl.common.errors import UsageError
-from jaxrl.runtime.config import Config, check_value, fields_of, read_training_run
+from jaxrl.runtime.config import Config, check_value, read_training_run
+from jaxrl.runtime.declared import fields_of
 from jaxrl.runtime.run_directory import CONFIG, write_config
 
 MOST = 4096  # trials of a run

@@ -217,12 +217,12 @@ def move_target(target: np.ndarray, action: np.ndarray) -> np.ndarray:
     return np.clip(target + step, known["mocap_low"], known["mocap_high"])
 
 
-def reward_v2(tool: np.ndarray, point: np.ndarray) -> np.ndarray:
+def reward_v2(tool: np.ndarray, point: np.ndarray, radius: float = RADIUS) -> np.ndarray:
     """float64[...] of places [..., 3]."""
     distance = np.linalg.norm(tool - point, axis=-1)
     margin = np.linalg.norm(np.array([0, 0.6, 0.2]) - point, axis=-1)
-    beyond = (distance - RADIUS) / margin
-    return np.where(distance <= RADIUS, 10.0, 10 / ((beyond * np.sqrt(1 / 0.1 - 1)) ** 2 + 1))
+    beyond = (distance - radius) / margin
+    return np.where(distance <= radius, 10.0, 10 / ((beyond * np.sqrt(1 / 0.1 - 1)) ** 2 + 1))
 
 
 def reward_v1(tool: np.ndarray, point: np.ndarray, tool_before: np.ndarray) -> np.ndarray:
@@ -240,13 +240,15 @@ class Arms:
     Args:
         puck, goal: float64[E, 3].
         weld: "v3" or "v2".
-        reward: "v2" or "v1".
+        reward: "v2", "v1" or "sparse".
+        radius: of success, m.
     """
 
     puck: np.ndarray
     goal: np.ndarray
     weld: str = "v3"
     reward: str = "v2"
+    radius: float = RADIUS
 
     def __post_init__(self) -> None:
         entry = constants()["reset" if self.weld == "v3" else "reset_v2"]
@@ -283,7 +285,9 @@ class Arms:
             self.q, self.v = physics_step(self.q, self.v, self.target, action[:, 3], self.torque_scale)
         self.t += 1
         tool = tool_centre(self.q)
-        near = np.linalg.norm(tool - self.goal, axis=-1) <= RADIUS
+        near = np.linalg.norm(tool - self.goal, axis=-1) <= self.radius
+        if self.reward == "sparse":
+            return near.astype(np.float64), near
         if self.reward == "v1":
             return reward_v1(tool, self.goal, self.tool_before), near
-        return reward_v2(tool, self.goal), near
+        return reward_v2(tool, self.goal, self.radius), near

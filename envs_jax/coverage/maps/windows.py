@@ -1,9 +1,16 @@
 """The CPU backend for large maps: it updates footprints only.
 
-Copies, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
-static size, and a message that was not received costs nothing. Maps are changed in place. Resized maps and sums are
-running values: a resized map changes by A_rows (p' - p) A_columns^T over a window, the sums of the team's map
-by the cells of the footprints, each counted once.
+The order of work, for one copy after the other (`_update_copy`):
+
+    1. `_look`: every agent reads the cells of its footprint; the team's map there is kept as it was;
+    2. `_enter_own`: every agent enters its readings into its own map;
+    3. `_clip` and `_enter`: sender by sender, readings are entered into the maps of those who heard it, and the team's;
+    4. `_account`: the sums over the team's map change by the cells of the footprints, each counted once.
+
+Agents, senders and receivers are rolled loops, so that a branch is really a branch: the window of an altitude has a
+static size, and a message that was not received costs nothing. What the loops follow is computed before for all copies
+(`window_plan`). Maps are changed in place. Resized maps and sums are running values: a resized map changes by
+A_rows (p' - p) A_columns^T over a window.
 
 Fusing clips the whole receiving map. Only the last updates can have left cells beyond the clip, so a flag per map tells
 whether a clip is due; resized probabilities are stored separately for the clipped map and for what lies beyond the
@@ -17,14 +24,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from envs_jax.base import Array, pytree
 from envs_jax.coverage import sensor, world
 from envs_jax.coverage import terrain as ground
-from envs_jax.coverage.belief import P_MIN, PREDICTED, probability
-from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, total
+from envs_jax.coverage.belief import P_MIN, probability, read_word
+from envs_jax.coverage.maps.fixed_point import carry, count_flags, fixed, pack_flags, totals
 from envs_jax.coverage.maps.types import Excess, Mapper, Maps, Measurements, Report, Sums
+from envs_jax.coverage.maps.window_plan import (
+    Agent,
+    Plan,
+    agent_of,
+    at,
+    block_shares,
+    cut,
+    cut_block,
+    footprint_shares,
+    make_plan,
+    marks_of,
+    paste,
+    put_block,
+    window_side,
+)
 from envs_jax.coverage.world import LATTICE
 from envs_jax.stages import stage
 
@@ -44,8 +65,7 @@ class _Work:
     beliefs: Array  # dtype[M, n, n]
     clipped: Array  # float32[M, 11, 11], resized probabilities of the clipped maps
     excess: Excess  # see `types.Excess`, leaves [M, ...]
-    sums: Sums  # see `types.Sums`, leaves [B, ...]
-    before: Array  # int32[B, 2], see `types.Report`
+    sums: Array  # int32[B, 10], `Report.before` and the leaves of `types.Sums`
     measured: Array  # float32[B, A, 11, 11], see `types.Report`
     change: Array  # dtype[A, W, W], readings of each agent of this copy as summands, 0 outside the footprint
     old: Array  # dtype[A, W, W], the team's map before the update, in the same windows
@@ -56,70 +76,31 @@ def update_batch(mapper: Mapper, maps: Maps, survey: Measurements) -> tuple[Maps
     agents, n = mapper.num_agents, mapper.n
     copies = maps.beliefs.shape[0]
     count = copies * (agents + 1)
-    side = _side(mapper, world.LEVELS - 1)
+    side = window_side(mapper, world.LEVELS - 1)
     excess = jax.tree.map(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), maps.excess)
+    sums = maps.sums
     work = _Work(
         beliefs=maps.beliefs.reshape(count, n, n),
         clipped=maps.probability.reshape(count, LATTICE, LATTICE) - excess.probability,
         excess=excess,
-        sums=maps.sums,
-        before=maps.sums.weighted,
+        sums=jnp.concatenate([sums.weighted, sums.weighted, sums.interest, sums.counts], axis=1),
         measured=jnp.zeros((copies, agents, LATTICE, LATTICE), jnp.float32),
         change=jnp.zeros((agents, side, side), maps.beliefs.dtype),
         old=jnp.zeros((agents, side, side), maps.beliefs.dtype),
     )
-    plan = stage(functools.partial(_plan, mapper))(survey)
+    plan = stage(functools.partial(make_plan, mapper))(survey)
     work = jax.lax.fori_loop(0, copies, lambda b, work: _update_copy(mapper, survey, plan, b, work), work)
+    before, weighted, interest, counts = jnp.split(work.sums, (2, 4, 6), axis=1)
     maps = Maps(
         beliefs=work.beliefs.reshape(maps.beliefs.shape),
         probability=(work.clipped + work.excess.probability).reshape(maps.probability.shape),
-        sums=Sums(carry(work.sums.weighted), carry(work.sums.interest), work.sums.counts),
+        sums=Sums(carry(weighted), carry(interest), counts),
         excess=jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), work.excess, maps.excess),
     )
-    return maps, Report(measured=work.measured, before=carry(work.before))
+    return maps, Report(measured=work.measured, before=carry(before))
 
 
 # The order of work
-
-
-@pytree
-class _Plan:
-    """Windows and updates of all copies [B, ...]; int32 unless noted."""
-
-    level: Array  # [B, A], altitude index
-    place: Array  # [B, A, 2], horizontal lattice index
-    box: world.Box  # [B, A], clipped footprint
-    top: Array  # [B, A], first row of the window, a square inside the map that holds the clipped footprint
-    left: Array  # [B, A], its first column
-    valid: Array  # bool[B, E], which of the entries of `_entries` happen
-
-
-def _side(mapper: Mapper, level: int) -> int:
-    return 2 * world.radius(mapper.q, level)
-
-
-def _entries(agents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Receivers and senders int32[A + A (A - 1)]: own measurements, then messages, senders in increasing order."""
-    pairs = [(i, i) for i in range(agents)]
-    pairs += [(i, j) for j in range(agents) for i in range(agents) if i != j]
-    receivers, senders = np.array(pairs, np.int32).T
-    return receivers, senders
-
-
-def _plan(mapper: Mapper, survey: Measurements) -> _Plan:
-    n = mapper.n
-    full = world.footprint(survey.positions, mapper.q)
-    box = world.clip_footprint(full, n)
-    last = n - (full.bottom - full.top)
-    receivers, senders = _entries(mapper.num_agents)
-    return _Plan(
-        level=survey.positions[..., 2],
-        place=survey.positions[..., :2],
-        box=box,
-        top=jnp.clip(box.top, 0, last),
-        left=jnp.clip(box.left, 0, last),
-        valid=survey.received[:, receivers, senders] | (receivers == senders)[None],
-    )
 
 
 def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) -> Any:
@@ -131,105 +112,39 @@ def when(condition: Array, function: Callable[[Array, Any], Any], operand: Any) 
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), function, operand)
 
 
-def _update_copy(mapper: Mapper, survey: Measurements, plan: _Plan, b: Array, work: _Work) -> _Work:
+def _update_copy(mapper: Mapper, survey: Measurements, plan: Plan, b: Array, work: _Work) -> _Work:
+    """Every agent looks and enters what it sees; then messages are entered, senders in order; then sums are made."""
     agents = mapper.num_agents
-    first = b * (agents + 1)  # its first map
-    team = first + agents
-    receivers, senders = (jnp.asarray(order) for order in _entries(agents))
 
-    def at_its_level(step: Callable[..., _Work], sender: Array, work: _Work) -> _Work:
+    def by_level(step: Callable[..., _Work], work: _Work) -> _Work:
+        """Every agent's step: a loop for each altitude, whose windows have a size of their own."""
         for level in range(world.LEVELS):
-            step_here = functools.partial(step, mapper, level)
-            turn = lambda zero, work, step=step_here: step(survey, plan, b + zero, sender + zero, work)  # noqa: E731
-            work = when(plan.level[b, sender] == level, turn, work)
+
+            def turn(i: Array, work: _Work, level: int = level) -> _Work:
+                return step(mapper, level, survey, plan, b, agent_of(plan, b, at(plan.by_level, b, i)), work)
+
+            work = jax.lax.fori_loop(at(plan.starts, b, level), at(plan.starts, b, level + 1), turn, work)
         return work
 
-    def clip(target: Array, condition: Array | bool, work: _Work) -> _Work:
-        """Clip the whole of one map where cells may lie beyond the clip."""
+    def send(number: Array, work: _Work) -> _Work:
+        count, targets = at(plan.heard, b, number), at(plan.targets, b, number)
+        own_level = agent_of(plan, b, number).level
+        for level in range(world.LEVELS):
 
-        def turn(zero: Array, work: _Work) -> _Work:
-            here, n = target + zero, mapper.n
-            cells = jax.lax.dynamic_slice(work.beliefs, (here, 0, 0), (1, n, n))
-            cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
-            excess = Excess(work.excess.cells.at[here].set(False), work.excess.probability.at[here].set(0.0))
-            beliefs = jax.lax.dynamic_update_slice(work.beliefs, cells, (here, 0, 0))
-            return dataclasses.replace(work, beliefs=beliefs, excess=excess)
+            def turn(i: Array, work: _Work, level: int = level) -> _Work:
+                target = at(targets, i)
+                return _enter(mapper, level, agent_of(plan, b, number), target, _clip(mapper, target, work))
 
-        return when(work.excess.cells[target] & condition, turn, work)
+            work = jax.lax.fori_loop(0, jnp.where(own_level == level, count, 0), turn, work)
+        return work
 
-    def enter(k: Array, work: _Work) -> _Work:
-        def turn(zero: Array, work: _Work) -> _Work:
-            target, sender = first + receivers[k + zero], senders[k + zero]
-            work = clip(target, k >= agents, work)
-            return at_its_level(functools.partial(_enter, target=target), sender, work)
-
-        return when(plan.valid[b, k], turn, work)
-
-    def enter_team(sender: Array, work: _Work) -> _Work:
-        return at_its_level(functools.partial(_enter, target=team, team=True), sender, clip(team, True, work))
-
-    work = jax.lax.fori_loop(0, agents, functools.partial(at_its_level, _look), work)
-    work = jax.lax.fori_loop(0, len(receivers), enter, work)
-    work = jax.lax.fori_loop(0, agents, enter_team, work)
-    return jax.lax.fori_loop(0, agents, functools.partial(at_its_level, _account), work)
+    work = by_level(_look, work)  # apart from the next step: a loop that cuts two windows to change one copies the maps
+    work = by_level(_enter_own, work)
+    work = jax.lax.fori_loop(0, agents, send, work)
+    return by_level(_account, work)
 
 
-# Windows
-
-
-def _coordinates(top: Array, left: Array, side: int) -> tuple[Array, Array]:
-    """Rows int32[side, 1] and columns int32[1, side] of a window."""
-    cells = jnp.arange(side, dtype=jnp.int32)
-    return top + cells[:, None], left + cells[None, :]
-
-
-def _cut(maps: Array, index: Array, top: Array | int, left: Array | int, side: int) -> Array:
-    """dtype[side * side]: the cells of a window of one of the maps [M, k, k]."""
-    slice_ = stage(lambda maps, *corner: jax.lax.dynamic_slice(maps, corner, (1, side, side)))
-    return slice_(maps, index, jnp.int32(top), jnp.int32(left)).reshape(-1)
-
-
-def _paste(maps: Array, index: Array, top: Array | int, left: Array | int, side: int, cells: Array) -> Array:
-    """Return the maps with the cells of a window of one of them replaced."""
-    return jax.lax.dynamic_update_slice(maps, cells.reshape(1, side, side), (index, jnp.int32(top), jnp.int32(left)))
-
-
-@functools.cache
-def _shares(q: int, level: int) -> tuple[np.ndarray, np.ndarray]:
-    """Overlap of windows at altitude index `level` with the 11 blocks of an axis, by lattice index g of the agent.
-
-    Returns:
-        int32[11], first block that a window touches, and float32[11, blocks, side], the share of each of the blocks
-        from that on which each of its rows (or columns) fills.
-    """
-    n = world.map_side(q)
-    side = 2 * world.radius(q, level)
-    blocks = min(LATTICE, LATTICE * side // n + 2)  # more a window cannot touch
-    low = np.clip(world.centres(q) - side // 2, 0, n - side)
-    first = np.minimum(LATTICE * low // n, LATTICE - blocks).astype(np.int32)
-    matrix = world.area_matrix(n)
-    shares = [matrix[d : d + blocks, c : c + side] for d, c in zip(first, low, strict=True)]
-    return first, np.stack(shares).astype(np.float32)
-
-
-@functools.cache
-def _footprint_shares(q: int, level: int) -> np.ndarray:
-    """float32[11, 11, side]: `world.area_matrix` of the unclipped footprint, by lattice index of the agent.
-
-    Its columns are shifted to the rows (or columns) of the window; those outside the map are left out.
-    """
-    n, half = world.map_side(q), world.radius(q, level)
-    matrix = world.area_matrix(2 * half)
-    shares = np.zeros((LATTICE, LATTICE, 2 * half), np.float32)
-    for g, centre in enumerate(world.centres(q)):
-        low = np.clip(centre - half, 0, n - 2 * half)
-        inside = np.arange(2 * half) + low - (centre - half)
-        kept = (inside >= 0) & (inside < 2 * half)
-        shares[g][:, kept] = matrix[:, inside[kept]]
-    return shares
-
-
-def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, place: Array, cells: Array) -> Array:
+def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, agent: Agent, cells: Array) -> Array:
     """Return resized maps float32[M, 11, 11] after the cells of a window of map `target` grew by `cells`.
 
     Args:
@@ -237,29 +152,24 @@ def _add_resized(mapper: Mapper, level: int, resized: Array, target: Array, plac
         level: altitude index of the agent whose window it is.
         resized: float32[M, 11, 11].
         target: int32[], number of the map.
-        place: int32[2], horizontal lattice index of the agent.
+        agent: the agent.
         cells: float32[side * side].
     """
-    first, shares = (jnp.asarray(table) for table in _shares(mapper.q, level))
-    side = _side(mapper, level)
-    rows = jnp.dot(shares[place[0]], cells.reshape(side, side), precision=_EXACT)
-    grown = jnp.einsum("dc,ec->de", rows, shares[place[1]], precision=_EXACT)
-    corner = (target, first[place[0]], first[place[1]])
-    present = jax.lax.dynamic_slice(resized, corner, (1, *grown.shape))
-    return jax.lax.dynamic_update_slice(resized, present + grown[None], corner)
+    shares = jnp.asarray(block_shares(mapper.q, level)[1])
+    grown = _resized(shares, agent, cells)
+    corner = (target, agent.block_row, agent.block_column)
+    present = cut_block(resized, corner, (1, *grown.shape))
+    return put_block(resized, present + grown[None], corner)
+
+
+def _resized(shares: Array, agent: Agent, cells: Array) -> Array:
+    """float32[d, d]: sums of cells [side * side] by their shares [11, d, side] in rows and in columns."""
+    side = shares.shape[-1]
+    rows = jnp.dot(at(shares, agent.row), cells.reshape(side, side), precision=_EXACT)
+    return jnp.einsum("dc,ec->de", rows, at(shares, agent.column), precision=_EXACT)
 
 
 # Operations on cells [side * side]
-
-
-def _growth(mapper: Mapper, old: Array, new: Array) -> Array:
-    """float32: change of the probability of clipped cells."""
-    storage = mapper.storage
-
-    def p(stored: Array) -> Array:
-        return probability(storage.log_odds(storage.clip(storage.value(stored))))
-
-    return stage(lambda old, new: p(new) - p(old))(old, new)
 
 
 def _beyond(mapper: Mapper, stored: Array) -> Array:
@@ -271,60 +181,72 @@ def _beyond(mapper: Mapper, stored: Array) -> Array:
     return jnp.where(value > 0, beyond, -beyond)
 
 
-# The steps of an update: (mapper, level, survey, plan, b, sender, work) -> work
+# The steps of an update
 
 
-def _look(mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work) -> _Work:
+def _look(mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work) -> _Work:
     """Read the cells of a footprint; store the readings, and the team's map there before the update."""
-    side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
-    top, left, place = plan.top[b, sender], plan.left[b, sender], plan.place[b, sender]
+    side, agents = window_side(mapper, level), mapper.num_agents
+    team = b * (agents + 1) + agents
     free, occupied = (jnp.asarray(gain) for gain in mapper.storage.gains[:, level])
 
     @stage
-    def changes(survey: Measurements, box: world.Box, sender: Array, top: Array, left: Array) -> Array:
+    def changes(survey: Measurements, rows: Array, columns: Array, agent: Agent) -> Array:
         """Return readings [side, side] as summands, 0 outside the footprint."""
-        rows, columns = _coordinates(top, left, side)
+        marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
+        rows, columns = agent.top + cells[:, None], agent.left + cells[None, :]
+        truth = ground.marked(survey.terrain, marks >> agents, rows, columns)
         height = jnp.int32(level)
-        read = sensor.occupied(survey.source, survey.terrain, sender, height, rows, columns, mapper.n)
-        return jnp.where(box.holds(rows, columns), jnp.where(read, occupied, free), jnp.zeros_like(free))
+        read = sensor.occupied(survey.source, survey.terrain, agent.number, height, rows, columns, mapper.n, truth)
+        inside = (marks >> agent.number) & 1 == 1
+        return jnp.where(inside, jnp.where(read, occupied, free), jnp.zeros_like(free))
 
     @stage
     def signs(change: Array) -> Array:
         """+1 for class 1, -1 for class 0, 0 outside the footprint."""
         return (change == occupied).astype(jnp.float32) - (change == free).astype(jnp.float32)
 
-    survey = jax.tree.map(lambda leaf: leaf[b], survey)
-    box = jax.tree.map(lambda leaf: leaf[b, sender], plan.box)
-    change = changes(survey, box, sender, top, left).reshape(-1)
-    shares = jnp.asarray(_footprint_shares(mapper.q, level))
-    rows = jnp.dot(shares[place[0]], signs(change).reshape(side, side), precision=_EXACT)
-    measured = jnp.einsum("dc,ec->de", rows, shares[place[1]], precision=_EXACT)
+    here = jax.tree.map(lambda leaf: at(leaf, b), survey)
+    change = changes(here, *marks_of(plan, b, agent, side), agent).reshape(-1)
+    measured = _resized(jnp.asarray(footprint_shares(mapper.q, level)), agent, signs(change))
     return dataclasses.replace(
         work,
-        change=_paste(work.change, sender, 0, 0, side, change),
-        old=_paste(work.old, sender, 0, 0, side, _cut(work.beliefs, team, top, left, side)),
-        measured=jax.lax.dynamic_update_slice(work.measured, measured[None, None], (b, sender, 0, 0)),
+        change=paste(work.change, agent.number, 0, 0, side, change),
+        old=paste(work.old, agent.number, 0, 0, side, cut(work.beliefs, team, agent.top, agent.left, side)),
+        measured=put_block(work.measured, measured[None, None], (b, agent.number, jnp.int32(0), jnp.int32(0))),
     )
 
 
-def _enter(
-    mapper: Mapper,
-    level: int,
-    survey: Measurements,
-    plan: _Plan,
-    b: Array,
-    sender: Array,
-    work: _Work,
-    target: Array,
-    team: bool = False,
-) -> _Work:
-    """Enter the measurement of `sender` into a map, clipped before if it is a message or the map the team's.
+def _clip(mapper: Mapper, target: Array, work: _Work) -> _Work:
+    """Clip the whole of one map where cells may lie beyond the clip."""
 
-    `_account` updates the resized probabilities of the team's map.
-    """
-    side, storage = _side(mapper, level), mapper.storage
-    top, left, place = plan.top[b, sender], plan.left[b, sender], plan.place[b, sender]
-    old, change = _cut(work.beliefs, target, top, left, side), _cut(work.change, sender, 0, 0, side)
+    def turn(zero: Array, work: _Work) -> _Work:
+        here, n, excess = target + zero, mapper.n, work.excess
+        corner = (here, jnp.int32(0), jnp.int32(0))
+        cells = cut_block(work.beliefs, corner, (1, n, n))
+        cells = jnp.where(cells != mapper.storage.unseen, mapper.storage.clip(cells), cells)
+        excess = Excess(
+            cells=put_block(excess.cells, jnp.zeros((1,), jnp.bool_), (here,)),
+            probability=put_block(excess.probability, jnp.zeros((1, LATTICE, LATTICE), jnp.float32), corner),
+        )
+        return dataclasses.replace(work, beliefs=put_block(work.beliefs, cells, corner), excess=excess)
+
+    return when(at(work.excess.cells, target), turn, work)
+
+
+def _enter_own(
+    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
+) -> _Work:
+    """Enter the measurement of an agent into its own map."""
+    return _enter(mapper, level, agent, b * (mapper.num_agents + 1) + agent.number, work)
+
+
+def _enter(mapper: Mapper, level: int, agent: Agent, target: Array, work: _Work) -> _Work:
+    """Enter the measurement of `agent` into a map."""
+    side, storage = window_side(mapper, level), mapper.storage
+    gains = storage.gains[:, level]
+    old = cut(work.beliefs, target, agent.top, agent.left, side)
+    change = cut(work.change, agent.number, 0, 0, side)
 
     @stage
     def fused(old: Array, change: Array) -> Array:
@@ -340,76 +262,61 @@ def _enter(
     def exceed(zero: Array, excess: Excess) -> Excess:
         beyond = stage(lambda zero, old, new: _beyond(mapper, new + zero) - _beyond(mapper, old + zero))
         grown = beyond(zero.astype(new.dtype), old, new)
-        resized = _add_resized(mapper, level, excess.probability, target, place, grown)
-        return Excess(excess.cells.at[target].set(True), resized)
+        resized = _add_resized(mapper, level, excess.probability, target, agent, grown)
+        return Excess(put_block(excess.cells, jnp.ones((1,), jnp.bool_), (target,)), resized)
 
-    work = dataclasses.replace(
+    growth = stage(lambda old, change: storage.growth(old, change, gains))(old, change)
+    return dataclasses.replace(
         work,
-        beliefs=_paste(work.beliefs, target, top, left, side, new),
-        excess=when(work.excess.cells[target] | any_beyond, exceed, work.excess),
+        beliefs=paste(work.beliefs, target, agent.top, agent.left, side, new),
+        clipped=_add_resized(mapper, level, work.clipped, target, agent, growth),
+        excess=when(at(work.excess.cells, target) | any_beyond, exceed, work.excess),
     )
-    if team:
-        return work
-    clipped = _add_resized(mapper, level, work.clipped, target, place, _growth(mapper, old, new))
-    return dataclasses.replace(work, clipped=clipped)
 
 
 def _account(
-    mapper: Mapper, level: int, survey: Measurements, plan: _Plan, b: Array, sender: Array, work: _Work
+    mapper: Mapper, level: int, survey: Measurements, plan: Plan, b: Array, agent: Agent, work: _Work
 ) -> _Work:
-    """Update the team's running values for the cells of a footprint that no earlier one holds."""
-    storage, weights = mapper.storage, mapper.weights.relative
-    side, team = _side(mapper, level), b * (mapper.num_agents + 1) + mapper.num_agents
-    top, left = plan.top[b, sender], plan.left[b, sender]
+    """Update the team's sums for the cells of a footprint that no earlier agent's holds."""
+    weights, agents = mapper.weights.relative, mapper.num_agents
+    side, team = window_side(mapper, level), b * (agents + 1) + agents
 
     @stage
-    def kinds(terrain: ground.Terrain, boxes: world.Box, sender: Array, top: Array, left: Array) -> Array:
-        """int16[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
-        rows, columns = _coordinates(top, left, side)
-        counts = jax.tree.map(lambda leaf: leaf[sender], boxes).holds(rows, columns)
-        for j in range(mapper.num_agents - 1):
-            counts &= ~(jax.tree.map(lambda leaf, j=j: leaf[j], boxes).holds(rows, columns) & (j < sender))
-        kind = jnp.where(ground.truth(terrain, rows, columns), jnp.int16(2), jnp.int16(1))
-        return jnp.where(counts, kind, jnp.int16(0))
+    def kinds(terrain: ground.Terrain, rows: Array, columns: Array, agent: Agent) -> Array:
+        """int32[side, side]: 0 for cells that do not count, 1 and 2 for cells of class 0 and 1."""
+        marks, cells = rows & columns, jnp.arange(side, dtype=jnp.int32)
+        truth = ground.marked(terrain, marks >> agents, agent.top + cells[:, None], agent.left + cells[None, :])
+        counts = marks & ((2 << agent.number) - 1) == 1 << agent.number
+        return jnp.where(counts, 1 + truth.astype(jnp.int32), 0)
 
-    @stage
-    def difference(stored_a: Array, entropy_a: Array, stored_b: Array, entropy_b: Array) -> Array:
-        """int32: change of the weighted entropy from b to a."""
-        a, b = storage.weight(stored_a, weights) * entropy_a, storage.weight(stored_b, weights) * entropy_b
-        return fixed(a) - fixed(b)
+    def weighted(word: Array, word_entropy: Array) -> Array:
+        """int32: weighted entropy in fixed point, weights of the first, entropy of the second word."""
+        _, flags = read_word(word)
+        return fixed(weights.pick(flags["above"], flags["below"]) * read_word(word_entropy)[0])
 
     @stage
     def interest(kind: Array, old: Array, new: Array) -> Array:
         """int32: change of the entropy of class-1 cells."""
-        return jnp.where(kind == 2, fixed(new) - fixed(old), jnp.int32(0))
+        return jnp.where(kind == 2, fixed(read_word(new)[0]) - fixed(read_word(old)[0]), jnp.int32(0))
 
     @stage
     def flags(kind: Array, old: Array, new: Array) -> Array:
         """Count 2 where a flag becomes true, 1 where it stays, 0 where it becomes false: no byte is negative."""
+        were, are = read_word(old)[1], read_word(new)[1]
+        changes = [1 + are[name].astype(jnp.int32) - were[name].astype(jnp.int32) for name in ("predicted", "seen")]
+        return pack_flags(*(f for change in changes for f in (change, jnp.where(kind == 2, change, 1))))
 
-        def rise(old: Array, new: Array) -> tuple[Array, Array]:
-            change = 1 + new.astype(jnp.int32) - old.astype(jnp.int32)
-            return change, jnp.where(kind == 2, change, 1)
-
-        predicted = rise(storage.above(old, PREDICTED), storage.above(new, PREDICTED))
-        return pack_flags(*predicted, *rise(old != storage.unseen, new != storage.unseen))
-
-    terrain, boxes = jax.tree.map(lambda leaf: leaf[b], (survey.terrain, plan.box))
-    kind = kinds(terrain, boxes, sender, top, left).reshape(-1)
-    old = _cut(work.old, sender, 0, 0, side)
+    terrain = jax.tree.map(lambda leaf: at(leaf, b), survey.terrain)
+    kind = kinds(terrain, *marks_of(plan, b, agent, side), agent).reshape(-1)
+    old = cut(work.old, agent.number, 0, 0, side)
+    new = cut(work.beliefs, team, agent.top, agent.left, side)
+    old = stage(mapper.storage.word)(old)
     # cells that do not count are taken as unchanged
-    new = stage(lambda kind, old, new: jnp.where(kind > 0, new, old))(
-        kind, old, _cut(work.beliefs, team, top, left, side)
-    )
-    entropy_old, entropy_new = stage(storage.entropy)(old), stage(storage.entropy)(new)
-    changes = Sums(
-        weighted=total(difference(new, entropy_new, old, entropy_old)),
-        interest=total(interest(kind, entropy_old, entropy_new)),
-        counts=count_flags(flags(kind, old, new)) - side * side,
-    )
-    return dataclasses.replace(
-        work,
-        sums=jax.tree.map(lambda leaf, change: leaf.at[b].add(change), work.sums, changes),
-        before=work.before.at[b].add(total(difference(new, entropy_old, old, entropy_old))),
-        clipped=_add_resized(mapper, level, work.clipped, team, plan.place[b, sender], _growth(mapper, old, new)),
-    )
+    new = stage(lambda kind, old, new: jnp.where(kind > 0, new, old))(kind, old, stage(mapper.storage.word)(new))
+    before = stage(lambda old, new: weighted(new, old) - weighted(old, old))(old, new)
+    after = stage(lambda old, new: weighted(new, new) - weighted(old, old))(old, new)
+    sums = totals([before, after, interest(kind, old, new)]).reshape(6)
+    changes = jnp.concatenate([sums, count_flags(flags(kind, old, new)) - side * side])
+    place = (b, jnp.int32(0))
+    sums = cut_block(work.sums, place, (1, len(changes))) + changes[None]
+    return dataclasses.replace(work, sums=put_block(work.sums, sums, place))

@@ -1,0 +1,1 @@
+"""Environments and learners of other libraries beside ours, each in a virtual environment of its own."""

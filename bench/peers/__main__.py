@@ -1,0 +1,280 @@
+"""python -m bench.peers environments|learners: our environments or learners beside those of other libraries.
+
+Each library runs in a virtual environment of its own, which `--make NAME` makes (or `--python NAME=PATH` names), as a
+process on one core that answers one request after another. Environments take turns, round by round, with random actions
+drawn in the program, auto-reset and observations; learners train with equal networks, batches and updates per step
+until a greedy policy reaches a score. All speeds are per CPU second of the process, so that other load matters little.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness import measure
+from bench.harness.timing import Timing
+from bench.peers import installs
+from bench.peers.tables import rows
+from envs_jax.base import closest
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.values import parse_int
+from jaxrl.common.errors import UsageError
+
+KIND = "peers"
+SIZES = "1,16,256,4096,16384"
+WORK = ("environments", "learners")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Parameters of a measurement.
+
+    Attributes:
+        pythons: {peer: its interpreter}.
+        core: that all workers share, -1 = any.
+        num_envs: copies.
+        only: environments, all if there is none.
+        rounds: samples of each environment.
+        least: CPU seconds per sample.
+        limit: bytes that one environment may use.
+        algos, seeds: of learners.
+        quick: a rehearsal.
+        rows, peers: of an earlier call; its rows are not measured again.
+    """
+
+    pythons: Mapping[str, Path]
+    core: int
+    num_envs: Sequence[int]
+    only: Sequence[str]
+    rounds: int
+    least: float
+    limit: int
+    algos: Sequence[str]
+    seeds: int
+    quick: bool
+    rows: Sequence[dict[str, Any]] = ()
+    peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def has(self, **key: Any) -> bool:
+        """Return whether an earlier call has measured a row."""
+        return any(all(row.get(name) == value for name, value in key.items()) for row in self.rows)
+
+
+class Worker:
+    """A process that measures one peer; see `bench.peers.worker`.
+
+    Attributes:
+        hello: versions of the peer, {} where it does not start.
+    """
+
+    def __init__(self, peer: str, python: Path, core: int) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 closed with the worker
+        variables = {"PYTHONPATH": str(installs.ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        if core >= 0:
+            variables |= {"JAX_NUM_CPU_DEVICES": "1"}
+        self._process = subprocess.Popen(
+            [str(python), "-m", "bench.peers.worker", peer, str(core)], cwd=installs.ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=os.environ | variables,
+        )  # fmt: skip
+        self.hello = self._read()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Return the answer, {"skipped": why} where the process has died."""
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        except OSError:
+            return self._died()
+        return self._read() or self._died()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        self._errors.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {}
+
+    def _died(self) -> dict[str, Any]:
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        return {"skipped": f"the process ended with {self._process.wait()}: {lines[-1] if lines else ''}"[:200]}
+
+
+def environments(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
+    """Measure environments; yield the entries "peers" and "rows" of a result after each number of copies."""
+    peers, found = dict(request.peers), list(request.rows)
+    for copies in request.num_envs:
+        workers: list[Worker] = []
+        opened: list[tuple[dict[str, Any], Worker, list[dict[str, float]]]] = []
+        for peer, python in request.pythons.items():
+            names = [name for name in installs.PEERS[peer].environments if name in request.only or not request.only]
+            left = [name for name in names if not request.has(peer=peer, environment=name, num_envs=copies)]
+            if not left:
+                continue
+            worker = Worker(peer, python, request.core)
+            workers.append(worker)
+            peers[peer] = worker.hello
+            for name in left:
+                facts = worker.ask(open=name, copies=copies, limit=request.limit)
+                row = {"peer": peer, "environment": name, "num_envs": copies, **facts}
+                say(f"{peer}, {name}, {copies:,}: {facts.get('skipped', 'compiled')}")
+                found.append(row)
+                if "skipped" not in facts:
+                    opened.append((row, worker, []))
+        for _ in range(request.rounds + 1):  # the first one chooses the number of steps
+            for row, worker, samples in opened:
+                samples.append(worker.ask(sample=row["environment"], seconds=request.least))
+        for row, _, samples in opened:
+            row |= _speed(samples[1:])
+        for worker in workers:
+            worker.close()
+        yield {"peers": peers, "rows": found}
+
+
+def _speed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return environment steps per CPU second ("rate") and per second."""
+    broken = [sample for sample in samples if "skipped" in sample]
+    if broken:
+        return broken[0]
+    times = {clock: Timing(tuple(one[clock] / one["env_steps"] for one in samples)) for clock in ("cpu", "wall")}
+    return measure.rate(times["cpu"], 1) | {"wall_rate": 1 / times["wall"].median}
+
+
+def learners(request: Request, say: measure.Say) -> Iterator[dict[str, Any]]:
+    """Train; yield the entries "peers" and "rows" of a result after each run."""
+    peers, found = dict(request.peers), list(request.rows)
+    for seed in range(1, request.seeds + 1):
+        for algo in request.algos:
+            for peer, python in request.pythons.items():
+                known = request.has(peer=peer, algo=algo, seed=seed)
+                if known or algo not in installs.PEERS[peer].learners:
+                    continue
+                worker = Worker(peer, python, request.core)
+                peers[peer] = worker.hello
+                row = {"peer": peer, "algo": algo, "seed": seed}
+                row |= worker.ask(learn=algo, seed=seed, quick=request.quick)
+                worker.close()
+                found.append(row)
+                seconds = row.get("cpu_to_score")
+                reached = f"the score after {seconds:.0f} s" if seconds else row.get("skipped", "the score not reached")
+                say(f"{algo}, {peer}, seed {seed}: {reached}, {row.get('updates_per_second') or 0:.0f} updates/s")
+                yield {"peers": peers, "rows": found}
+
+
+# Command line
+
+
+def _flags(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(installs.PEERS)
+    parser.add_argument("work", nargs="?", metavar="WORK", help=" or ".join(WORK))
+    parser.add_argument("--make", metavar="A,B", help=f"make virtual environments under .peers/, of {names}")
+    parser.add_argument("--peers", metavar="A,B", help="libraries to measure (default: all that are there)")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="use this interpreter or "
+                        "virtual environment for a library, instead of making one")  # fmt: skip
+    parser.add_argument("--core", default="0", metavar="N", help="core of all workers, -1 = any (default: 0)")
+    parser.add_argument("--memory_gb", default="4", metavar="X", help="GiB that one environment may use (default: 4)")
+    parser.add_argument("--only", default="", metavar="A,B", help="environments to measure (default: all)")
+    parser.add_argument("--algos", default=",".join(installs.ALL), metavar="A,B", help="of learners (default: all)")
+    parser.add_argument("--seeds", default="3", metavar="N", help="of learners (default: 3)")
+    parser.add_argument("--add", action="store_true", help="keep the rows that --out has, and measure what is missing")
+    parser.add_argument("--table", metavar="FILE", help="print the table of a result, instead of measuring")
+    measure.add_common(parser, SIZES)
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def pythons(parsed: argparse.Namespace) -> dict[str, Path]:
+    """Return the interpreters of the libraries to measure. Raises UsageError."""
+    given: dict[str, str] = {}
+    for pair in parsed.python:
+        name, _, path = pair.partition("=")
+        installs.find(name)
+        given[name] = path
+    if parsed.peers:
+        return {name: installs.python_of(name, given) for name in _words(parsed.peers)}
+    found = {}
+    for name, peer in installs.PEERS.items():
+        if not getattr(peer, parsed.work):
+            continue
+        try:
+            found[name] = installs.python_of(name, given)
+        except UsageError as missing:
+            if name in given:
+                raise
+            measure.say(f"left out: {missing}")
+    return found
+
+
+def _earlier(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a call that adds rows keeps of a result: its rows, and how they came about."""
+    call = {"command": result["command"], "started": result["machine"]["started"], "load": result["machine"]["load"]}
+    return {"peers": result["peers"], "rows": result["rows"], "earlier": [*result.get("earlier", []), call]}
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser("python -m bench.peers", __doc__)
+    _flags(parser)
+    parsed = parser.parse_args(list(argv))
+    if parsed.table:
+        print(rows(measure.read(Path(parsed.table))))
+        return 0
+    for name in (made := _words(parsed.make or "")):
+        installs.find(name)
+    for name in made:
+        measure.say(f"made {installs.make(name)}")
+    if parsed.work is None and made:
+        return 0
+    if parsed.work not in WORK:
+        raise UsageError(f"say what to measure: {' or '.join(WORK)}")
+    algos = _words(parsed.algos)
+    if unknown := [algo for algo in algos if algo not in installs.ALL]:
+        raise UsageError(f"--algos: there is no {unknown[0]}: choose from {', '.join(installs.ALL)}")
+    only = [word.strip() for word in parsed.only.split(",") if word.strip()]  # names hold spaces
+    every = {name for peer in installs.PEERS.values() for name in peer.environments}
+    if unknown := [name for name in only if name not in every]:
+        raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
+    path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
+    words = [word.replace(f"{installs.ROOT}{os.sep}", "") for word in argv]  # no path of this machine
+    words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
+    result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
+    result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
+    if parsed.add and path.exists():
+        result |= _earlier(measure.read(path))
+    request = Request(
+        pythons=pythons(parsed),
+        core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
+        num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
+        only=only,
+        rounds=1 if parsed.quick else measure.rounds(parsed.rounds),
+        least=1e-3 if parsed.quick else 0.3,
+        limit=measure.gibibytes_of(parsed.memory_gb),
+        algos=algos,
+        seeds=1 if parsed.quick else parse_int(parsed.seeds, "--seeds", 1, 1000),
+        quick=parsed.quick,
+        rows=result["rows"],
+        peers=result["peers"],
+    )
+    for part in {"environments": environments, "learners": learners}[parsed.work](request, measure.say):
+        result |= part
+        measure.write(result, path)  # so that what is there outlives an interruption
+    print(rows(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""python -m bench.studies.rivals --rival coma_quick --rival "ppo_coverage --critic local": presets at equal missions.
+
+Trains each preset for several seeds in a process of its own, one after another on one device, and evaluates them and
+the scripted policies on the same held-out episodes: the interval of learned ones is over seeds, that of the others over
+episodes. CPU seconds are of the whole training process, with imports, compiling and the selection episodes.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness import measure
+from bench.studies.learning import of_selection
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.cli.flags import parse
+from jaxrl.common.errors import UserError
+from jaxrl.evaluation import policies, reports
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.report.writer import read_metrics
+
+KIND = "rivals"
+RIVALS = ("coma_quick", "ppo_coverage", "ppo_coverage --critic local")
+
+
+def train(rival: str, seeds: int, folder: Path) -> tuple[Path, dict[str, float]]:
+    """Train all seeds of a preset with its flags; return the run, wall and CPU seconds. Raises UserError: it fails."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "jaxrl.train", "--config", *shlex.split(rival), "--runs", str(folder)]
+    command += ["--num_seeds", str(seeds), "--seed", "1", "--devices", "1", "--max_seconds", "0"]
+    began, before = time.monotonic(), os.times()
+    with (folder / "log.txt").open("w") as log:
+        if subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"}).returncode:
+            raise UserError(f"training {rival} failed: see {folder / 'log.txt'}")
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    (run,) = folder.glob("*/0001")
+    return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
+
+
+def of_rival(rival: str, seeds: int, folder: Path, episodes: int) -> dict[str, Any]:
+    """Train and evaluate one preset."""
+    run, spent = train(rival, seeds, folder)
+    subject = policies.load_run(run)
+    report = reports.evaluate(subject, [name for name in subject.policies if name != "sampled"], episodes)
+    score = report["score"]
+    last = {name: {key: row[score][key][-1] for key in ("mean", "ci95")} for name, row in report["policies"].items()}
+    curves = [of_selection(read_metrics(path), f"eval/{score}") for path in sorted(run.glob("seed_*"))]
+    settings = {name: value for name, value in report["settings"].items() if name != "runs"}
+    return {"rival": rival, "policies": last, "selection": curves, "settings": settings} | spent
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
+    parser.add_argument("--rival", action="append", metavar="'PRESET FLAGS'", help=f"default: {', '.join(RIVALS)}")
+    parser.add_argument("--seeds", default="3", metavar="N", help="seeds (default: 3)")
+    parser.add_argument("--episodes", default="200", metavar="N", help="held-out episodes (default: 200)")
+    parser.add_argument("--runs", default="runs/rivals", metavar="DIR", help="new folder for the runs")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+    parsed = parser.parse_args(list(argv))
+    rivals = parsed.rival or list(RIVALS)
+    for rival in rivals:
+        parse(["--config", *shlex.split(rival)], parser.prog)  # refuses unknown ones
+    seeds = measure.parse_int(parsed.seeds, "--seeds", 2, 1000)
+    episodes = measure.parse_int(parsed.episodes, "--episodes", 1, 100_000)
+    path, folder = measure.output(parsed.out, KIND), Path(parsed.runs).absolute()
+    if folder.exists():
+        raise UserError(f"--runs {parsed.runs} exists: name a new folder")
+    result = measure.header(f"studies.{KIND}", argv, quick=False)
+    result |= {"seeds": seeds, "episodes": episodes, "rows": []}
+    enable_compilation_cache()
+    for number, rival in enumerate(rivals):
+        row = of_rival(rival, seeds, folder / f"{number}", episodes)
+        result["rows"].append(row)
+        learned = row["policies"]["learned"]
+        measure.say(f"{rival}: {learned['mean']:.3f} +- {learned['ci95']:.3f}, {row['cpu_seconds']:.0f} s of CPU")
+        measure.write(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

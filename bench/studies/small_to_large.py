@@ -1,0 +1,97 @@
+"""python -m bench.studies.small_to_large --small 15360 --large 5120: COMA on small maps, then on the paper's maps.
+
+Trains `coma_paper_small` for so many missions, then `coma_paper_cpu` from its weights, once per seed, as the commands
+that a user would type. Seconds count from the first command to the end of the second, with imports and compiling.
+Schedules end after three quarters of the missions. Learned and scripted policies fly the same held-out missions.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness import measure
+from bench.studies.learning import of_selection
+from jaxrl.cli.entry import exit_on_error
+from jaxrl.common.errors import UserError
+from jaxrl.evaluation import policies
+from jaxrl.evaluation.reports import rollout
+from jaxrl.evaluation.statistics import interval
+from jaxrl.report.cache import enable_compilation_cache
+from jaxrl.report.writer import read_metrics
+
+KIND = "small_to_large"
+STAGES = ("coma_paper_small", "coma_paper_cpu")
+BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
+METRICS = ("entropy", "f1")
+
+
+def train(preset: str, seed: int, missions: int, folder: Path, init_from: Path | None) -> tuple[Path, dict[str, float]]:
+    """Train in a process of its own; return the run, and its wall and CPU seconds. Raises UserError: it fails."""
+    flags = {"seed": seed, "total_episodes": missions, "entropy_anneal": 3 * missions // 4, "runs": folder}
+    if init_from is not None:
+        flags["init_from"] = init_from
+    command = [sys.executable, "-m", "jaxrl.train", "--config", preset]
+    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    began, before = time.monotonic(), os.times()
+    with (folder / "log.txt").open("w") as log:
+        if subprocess.run(command, stdout=log, stderr=log).returncode:
+            raise UserError(f"training {preset} failed: see {folder / 'log.txt'}")
+    after = os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    (run,) = folder.glob("*/0001")
+    return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
+
+
+def of_seed(seed: int, missions: Sequence[int], folder: Path, episodes: int) -> dict[str, Any]:
+    """Train and evaluate one seed."""
+    run: Path | None = None
+    stages: dict[str, Any] = {}
+    for preset, number in zip(STAGES, missions, strict=True):
+        place = folder / f"{seed}" / preset
+        place.mkdir(parents=True, exist_ok=True)
+        run, spent = train(preset, seed, number, place, run)
+        curve = of_selection(read_metrics(run), "eval/entropy")
+        stages[preset] = {"missions": number, "selection": curve} | spent
+    assert run is not None
+    scores = {
+        name: {metric: interval(curves[metric][-1]) for metric in METRICS}
+        for name, curves in rollout(policies.load_run(run), ("learned", *BASELINES), episodes, seed=0)
+    }
+    return {"seed": seed, "stages": stages, "policies": scores}
+
+
+@exit_on_error
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    assert __doc__ is not None
+    parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
+    parser.add_argument("--seeds", default="1,2,3", metavar="A,B", help="seeds (default: 1,2,3)")
+    for name in ("small", "large"):
+        parser.add_argument(f"--{name}", default="15360", metavar="N", help=f"missions on {name} maps (default: 15360)")
+    parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
+    parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
+    parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+    parsed = parser.parse_args(list(argv))
+    seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
+    missions = [measure.parse_int(getattr(parsed, name), f"--{name}", 64, 10**9) for name in ("small", "large")]
+    episodes = measure.parse_int(parsed.episodes, "--episodes", 1, 100_000)
+    path, folder = measure.output(parsed.out, KIND), Path(parsed.runs).absolute()
+    if folder.exists():
+        raise UserError(f"--runs {parsed.runs} exists: name a new folder")
+    result = measure.header(f"studies.{KIND}", argv, quick=False) | {"episodes": episodes, "rows": []}
+    enable_compilation_cache()
+    for seed in seeds:
+        row = of_seed(seed, missions, folder, episodes)
+        result["rows"].append(row)
+        seconds = sum(stage["seconds"] for stage in row["stages"].values())
+        measure.say(f"seed {seed}: entropy {row['policies']['learned']['entropy']['mean']:.4f} after {seconds:.0f} s")
+        measure.write(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

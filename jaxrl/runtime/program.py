@@ -1,0 +1,64 @@
+"""A program that is compiled when it is needed, or sooner, while others are."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_POLL = 0.02  # seconds: Python handles signals only between waits
+
+
+class Program:
+    """A function of arrays, traced and compiled once.
+
+    Args:
+        make: returns the function, jitted, and shapes of its arguments.
+        check: receives the compiled program and the seconds that it took; may raise an error.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Any, ...]], check: Callable[[Any, float], None]) -> None:
+        self._make, self._check = make, check
+        self._began = 0.0
+        self._thread: threading.Thread | None = None
+        self._made: Any = None
+        self._seconds = 0.0
+        self._error: BaseException | None = None
+        self.ready = False
+
+    def begin(self) -> None:
+        """Trace here, under the caller's settings of JAX, and let another thread compile."""
+        if self._thread is None:
+            self._began = time.monotonic()
+            function, *arguments = self._make()
+            lowered = function.lower(*arguments)
+            self._thread = threading.Thread(target=self._compile, args=(lowered,), daemon=True)
+            self._thread.start()
+
+    def _compile(self, lowered: Any) -> None:
+        try:
+            self._made = lowered.compile()
+        except Exception as error:
+            self._error = error
+        self._seconds = time.monotonic() - self._began
+
+    def finish(self) -> None:
+        """Wait until it is compiled, handling signals. Raises what the compiler or the check raises."""
+        if self.ready:
+            return
+        self.begin()
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._thread.join(_POLL)
+        if self._error is not None:
+            raise self._error
+        self._check(self._made, self._seconds)
+        self.ready = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.finish()
+        return self._made(*arguments)
+
+    def as_text(self) -> str:
+        """Return the compiled program as HLO text."""
+        self.finish()
+        return str(self._made.as_text())

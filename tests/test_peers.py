@@ -1,0 +1,291 @@
+"""bench.peers: workers in other interpreters, their answers as one table, refusals."""
+
+import json
+import math
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bench.peers import __main__ as command
+from bench.peers import environments, installs, learners, tables
+from bench.peers.environments import Measured, Skipped, open_environment
+from bench.peers.installs import Peer
+from bench.studies import scaling
+from jaxrl.common.errors import UserError
+
+FAKE = """
+import json, sys
+print(json.dumps({"peer": "fake", "packages": {"fake": "1.0"}}), flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "open" in request and request["copies"] > 2:
+        found = {"skipped": "one copy at a time"}
+    elif "open" in request:
+        found = {"agents": 3, "compile_seconds": 2.0, "bytes_per_copy": 40.0}
+    elif "sample" in request:
+        found = {"env_steps": 100, "cpu": 0.5, "wall": 1.0}
+    elif request["learn"] == "td3":
+        sys.exit("no such file")
+    else:
+        found = {"scores": [], "env_steps_to_score": 50, "updates_per_second": 7.0,
+                 "cpu_to_score": 3.0 * request["seed"], "compile_seconds": 1.0}
+    print(json.dumps(found), flush=True)
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """A peer whose interpreter ignores what it shall run, and answers by itself."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/fake.py"\n')
+    python.chmod(0o755)
+    peer = Peer(("fake==1.0",), ("game", "board"), ("sac", "td3"), note="a remark")
+    monkeypatch.setattr(installs, "PEERS", {"fake": peer})
+    return ["--python", f"fake={python}", "--core", "-1", "--out", str(tmp_path / "out.json")]
+
+
+def test_environments_of_a_worker(fake, tmp_path, capsys):
+    """100 steps in half a CPU second are 200 per second; three agents make 600."""
+    assert command.main(["environments", "--num_envs", "1,64", "--rounds", "2", *fake]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[2] == "| fake | game | 200 | one copy at a time | 600 | 40 | 2 |"
+    assert table[-1] == "- fake: fake 1.0, a remark"
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["peers"]["fake"]["packages"] == {"fake": "1.0"}
+    row = data["rows"][0]
+    assert (row["rate"], row["wall_rate"], row["samples"]) == (200.0, 100.0, [0.005, 0.005])
+    assert command.main(["--table", str(tmp_path / "out.json")]) == 0
+    assert capsys.readouterr().out.splitlines() == table
+
+
+def test_learners_of_a_worker(fake, tmp_path, capsys):
+    """Medians over seeds; a process that ends leaves a row that says why."""
+    assert command.main(["learners", "--algos", "sac,td3", "--seeds", "3", *fake]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| sac | fake | 7 | 6 (3, 9) | 1 | 50 | 3 of 3 |"
+    assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
+
+
+def test_rows_are_added(fake, tmp_path, capsys):
+    """What is there is not measured again, and how it came about stays in the record."""
+    out = tmp_path / "out.json"
+    assert command.main(["environments", "--num_envs", "1", "--rounds", "2", *fake]) == 0
+    data = json.loads(out.read_text())
+    data["rows"][0]["rate"] = 7.0
+    out.write_text(json.dumps(data))
+    capsys.readouterr()
+    for only in (["--only", "board"], []):
+        assert command.main(["environments", "--num_envs", "1,2", "--rounds", "3", "--add", *only, *fake]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("| fake | game | 7 |  |")
+    added = json.loads(out.read_text())
+    assert [len(row["samples"]) for row in added["rows"]] == [2, 2, 3, 3]
+    assert [row["environment"] for row in added["rows"]] == ["game", "board", "board", "game"]
+    assert (added["earlier"][0]["command"], len(added["earlier"])) == (data["command"], 2)
+    words = ["learners", "--algos", "sac", "--seeds", "2", *fake[:-1], str(tmp_path / "sac.json")]
+    assert command.main(words) == command.main([*words, "--add"]) == 0
+    assert len(json.loads((tmp_path / "sac.json").read_text())["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("environments --peers brx", "unknown peer 'brx'"),
+        ("--make brx", "unknown peer 'brx'"),
+        ("environments --python brx=x", "unknown peer 'brx'"),
+        ("learners --peers brax", "brax has no virtual environment: make it with python -m bench.peers --make brax"),
+        ("learners --python brax=nowhere", "brax=nowhere is neither an interpreter nor a virtual environment"),
+        ("learners --algos dqn", "there is no dqn"),
+        ("environments --only snake-v1", "there is no environment 'snake-v1'"),
+        ("planes", "say what to measure: environments or learners"),
+        ("", "say what to measure: environments or learners"),
+    ],
+)
+def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
+    monkeypatch.setattr(installs, "FOLDER", tmp_path)
+    assert command.main(words.split()) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and sentence in error
+
+
+def test_make_says_what_pip_says(monkeypatch, tmp_path):
+    """Packages come with their versions; a failure is one sentence."""
+    calls = []
+
+    def run(words, **_):
+        calls.append(words)
+        return subprocess.CompletedProcess(words, int("pip" in words), stderr="ERROR: no brax\nmore")
+
+    monkeypatch.setattr(installs, "FOLDER", tmp_path)
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(UserError, match=r"cannot make .*brax \(ERROR: no brax\)"):
+        installs.make("brax")
+    assert [words[2] for words in calls] == ["venv", "pip"]
+    assert "brax==0.14.2" in calls[1]
+
+
+def test_versions_are_pinned():
+    """All but our own package, and what pip chooses for others, have one version."""
+    for peer in installs.PEERS.values():
+        loose = {word for word in peer.packages if "==" not in word and not word.startswith(("-", "/"))}
+        assert loose <= {"six", "packaging", "tyro"} or peer.packages[0] == "--no-deps"
+        assert set(peer.learners) <= set(installs.ALL)
+
+
+@pytest.mark.parametrize("name", ["tests.helpers.tiny:Corridor", "tests.helpers.tiny:PointMass"])
+def test_a_real_environment(name):
+    """The compiled loop makes as many steps as it is asked for, from where it stood."""
+    made = open_environment("ours", name, 3, 2**30)
+    assert (made.copies, made.facts["bytes_per_copy"] > 0) == (3, True)
+    sample = made.sample(1e-3)
+    assert sample["env_steps"] == 3 * made.steps and sample["cpu"] > 0
+
+
+def test_the_loop_steps():
+    """A game that counts its steps and adds up draws: each step has a key of its own."""
+
+    def step(carry, key):
+        return carry[0] + 1, carry[1] + jax.random.uniform(key)
+
+    made = environments.compiled(lambda key: (jnp.int32(0), jnp.float32(0)), step, 1, 1, 2**30)
+    made.advance(5)
+    count, total = made.advance(7)
+    drawn = [
+        jax.random.uniform(jax.random.fold_in(jax.random.PRNGKey(n), i)) for n, k in ((1, 5), (2, 7)) for i in range(k)
+    ]
+    assert int(count) == 12
+    np.testing.assert_allclose(total, sum(drawn), rtol=1e-6)
+
+
+def test_what_is_not_measured():
+    with pytest.raises(Skipped, match="one copy at a time"):
+        open_environment("numpy", "snakes", 2, 2**30)
+    with pytest.raises(Skipped, match="needs about 0 GiB"):
+        open_environment("ours", "tests.helpers.tiny:Corridor", 3, 1)
+
+
+def test_samples_grow_until_they_are_long():
+    """Each step takes 1 ms of a clock: 0.7 of 20 ms need at least 14 of them."""
+    calls = []
+
+    def advance(steps):
+        calls.append(steps)
+        end = environments.time.process_time() + steps * 1e-3
+        while environments.time.process_time() < end:
+            pass
+
+    sample = Measured(advance, copies=4, agents=1).sample(0.02)
+    assert calls[0] == 1 and calls[-1] >= 14
+    assert sample["env_steps"] == 4 * calls[-1]
+
+
+def test_clock_stands_still_while_it_scores(monkeypatch):
+    """The seconds of scoring do not count, and the score decides when to stop."""
+
+    def slow(name, act):
+        end = environments.time.process_time() + 0.2
+        while environments.time.process_time() < end:
+            pass
+        return act
+
+    monkeypatch.setattr(learners, "scored", slow)
+    clock = learners.Clock(learners.PENDULUM, -200.0)
+    monkeypatch.setattr(learners, "LOOKS", 3)
+    assert [clock.look(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
+    assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
+    assert clock.reached == clock.rows[1]
+    assert clock.rows[2]["cpu"] < 0.1
+
+
+def test_seconds_of_the_compiler(monkeypatch):
+    """Of 5 CPU seconds in 10 s, a compiler that ran for 4 s took 2; then it has all of 3 CPU seconds in 1 s."""
+    times = iter([(0.0, 0.0), (5.0, 10.0), (8.0, 11.0), (9.0, 12.0), (9.5, 13.0)])
+    monkeypatch.setattr(learners, "_now", lambda: np.array(next(times)))
+    monkeypatch.setattr(learners, "scored", lambda name, act: 0.0)
+    clock = learners.Clock(learners.PENDULUM, -200.0)
+    for seconds in (4.0, 1.5):
+        clock._listen("/jax/core/compile/backend_compile_duration", seconds)
+    clock.look(1, 1, None)
+    assert (clock.rows[0]["cpu"], clock.rows[0]["compile"]) == (9.0, 5.0)
+
+
+def test_score_of_a_constant_policy():
+    """Pushing a cart one way ends an episode within ten steps of reward 1; left and right balance longer."""
+    pytest.importorskip("gymnasium")
+
+    def always(number):
+        return lambda carry, timestep, key: (np.full((len(timestep.observation), 1), number), carry)
+
+    left, right = (learners.scored("CartPole-v1", always(number)) for number in (0, 1))
+    assert 8 <= left <= 11 and 8 <= right <= 11
+
+    def lean(carry, timestep, key):
+        seen = np.asarray(timestep.observation)[:, 0]
+        return (seen[:, 2] + seen[:, 3] > 0).astype(int)[:, None], carry
+
+    assert learners.scored("CartPole-v1", lean) > 100
+
+
+def test_updates_per_second_leave_out_the_start(monkeypatch):
+    """Scores after 1, 2, 4 and 8 s: the median of the speeds from the second one on."""
+    monkeypatch.setattr(learners, "IMPORTS", {"fake": ()})
+
+    def train(algo, task, seed, watch):
+        watch.look(0, 0, None)
+
+    rows = [
+        {"env_steps": n, "updates": n, "cpu": cpu, "compile": 0.5, "return": -300.0 + n}
+        for n, cpu in ((0, 1.0), (10, 2.0), (30, 4.0), (110, 8.0))
+    ]
+    clock = types.SimpleNamespace(rows=rows, look=lambda *_: False, reached=rows[-1])
+    monkeypatch.setattr(learners, "Clock", lambda task, target: clock)
+    monkeypatch.setattr(learners, "LEARNERS", {"fake": train})
+    found = learners.learn("fake", "sac", 1, quick=False)
+    assert found["updates_per_second"] == pytest.approx(15.0)
+    assert found["cpu_to_score"] == 8.0 and math.isclose(found["compile_seconds"], 0.5)
+    clock.reached = None
+    assert learners.learn("fake", "sac", 1, quick=False)["cpu_to_score"] is None
+
+
+def test_table_of_what_could_not_be_measured():
+    data = {
+        "work": "environments", "machine": {"processor": "AMD EPYC", "started": "2026-01-02 03:04:05"},
+        "peers": {"jidi": {"packages": {}}},
+        "rows": [{"peer": "jidi", "environment": "b", "num_envs": 1, "skipped": "why"}],
+    }  # fmt: skip
+    lines = tables.rows(data).splitlines()
+    assert lines[2] == "| jidi | b | why |  |  |  |"
+    assert lines[4] == "One core, AMD EPYC, 2026-01-02:"
+
+
+def test_scaling(monkeypatch, tmp_path):
+    """One row for each point, those that do not fit with the reason; two devices carry half of the copies each."""
+    tiny = "tests.helpers.tiny:Corridor"
+    monkeypatch.setattr(scaling, "LEAST", 1e-3)
+    monkeypatch.setattr(
+        scaling, "AXES", {"devices": scaling.Axis("devices", (1, 2), lambda _: {"corridor": (tiny, {}, 4)})}
+    )
+    out = tmp_path / "out.json"
+    assert scaling.main(["devices", "--rounds", "2", "--core", "-1", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["value"], row["num_envs"], len(row["samples"])) for row in rows] == [(1, 4, 2), (2, 4, 2)]
+    assert rows[0]["bytes_per_copy"] == rows[1]["bytes_per_copy"] and rows[0]["rate"] > 0
+    assert (tmp_path / "out_devices.png").exists()
+    rows = scaling.run("devices", scaling.AXES["devices"], 1, 1, lambda sentence: None)
+    assert [row["skipped"] for row in rows] == ["needs about 0 GiB"] * 2
+    assert scaling.main(["height"]) == 2
+
+
+@pytest.mark.long
+def test_a_real_worker(tmp_path):
+    """Our reach in a process of its own, through the command."""
+    out = tmp_path / "out.json"
+    assert command.main(["environments", "--quick", "--peers", "ours", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["num_envs"] for row in rows} == {1, 2}
+    assert all(row["rate"] > 0 for row in rows)
