@@ -127,7 +127,7 @@ def reach(board: Board, game: Game, snakes: slice) -> Reach:
 
 
 def survival(board: Board, game: Game, agents: int) -> Array:
-    """int32[4, A, ...]: the move in which a snake dies for sure, by direction of the first; FAR if none is known.
+    """int32[4, A, ...]: the move in which a snake dies unless another dies before, by direction of the first; else FAR.
 
     A snake of length k or more cannot make k moves if it can reach fewer than k cells with them, as it does not leave
     any of these cells before.

@@ -73,7 +73,7 @@ class Settings(Environment):
     masks: bool = setting(False, "provide action masks, for --masking")
     careful_masks: int = setting(
         0,
-        "masks also close directions of sure death and cells where heads can meet: those of mates of lower index, and "
+        "masks also close directions of sure death, should no other snake die before, and cells where heads can meet: those of mates of lower index, and "
         "for snakes of at least this length those of opponents; 0 = never",
         between=(0, MOST_CELLS),
     )
