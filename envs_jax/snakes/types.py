@@ -73,8 +73,8 @@ class Settings(Environment):
     masks: bool = setting(False, "provide action masks, for --masking")
     careful_masks: int = setting(
         0,
-        "masks also close directions of sure death, should no other snake die before, and cells where heads can meet: those of mates of lower index, and "
-        "for snakes of at least this length those of opponents; 0 = never",
+        "masks also close directions of sure death, should no other snake die before, and cells where heads can meet: "
+        "those of mates of lower index, and for snakes of at least this length those of opponents; 0 = never",
         between=(0, MOST_CELLS),
     )
     time_limit: str = setting(
