@@ -94,6 +94,7 @@ EXCEPT = {
     ("docs/other_libraries.md", "python -m bench.studies.known"): "minutes: tests/test_known.py",
     ("docs/export.md", "python -m jaxrl.export"): "package flatbuffers",
     ("docs/presets.md", "python -m jaxrl.train --config ddpg"): "published weights: tests/test_torch_weights.py",
+    ("docs/peers.md", "python -m bench.peers"): "network, minutes: tests/test_peers.py",
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
     ("README.md", "python -m jaxrl.train --config sac"): "long",
     ("README.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
