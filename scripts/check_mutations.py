@@ -185,8 +185,8 @@ MUTATIONS = [
         (
             "rules", "reach: success whatever the gripper does",
             "envs_jax/reach/env.py",
-            "(far <= reward.RADIUS) & (grip_error <= 0.0) & ~start",
-            "(far <= reward.RADIUS) & ~start",
+            "(far <= self.success_radius) & (grip_error <= 0.0) & ~start",
+            "(far <= self.success_radius) & ~start",
             "tests/test_reach_env.py::test_success_by_hand",
         ),
         (
@@ -485,7 +485,7 @@ MUTATIONS = [
         ),
         (
             "checkpoint", "the oldest are kept",
-            "jaxrl/runtime/checkpoint.py",
+            "jaxrl/runtime/orbax_manager.py",
             "index >= first or",
             "index < self.newest or",
             "tests/test_checkpoint.py",

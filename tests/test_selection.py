@@ -43,6 +43,7 @@ def session_of(setup: Run, spec: EnvSpec, evaluations: Any, directory: Path) -> 
     chosen: Any = SimpleNamespace(
         config=setup.config, algo=setup.algo, env=env, eval_env=setup.eval_env, mesh=setup.mesh, trainer=trainer
     )
+    evaluations.ready = True  # as a program that has been compiled
     programs: Any = SimpleNamespace(evaluate=evaluations)
     return Session(chosen, programs, directory, quiet, NullWriter(directory), quiet, quiet)
 
