@@ -22,6 +22,7 @@ def my_controller(seen, space, continuous):
 '''
 
 
+@pytest.mark.long
 def test_a_program_that_plays_as_level_1_has_its_games(tmp_path, capsys):
     (tmp_path / "submission.py").write_text(GREEDY)
     agent = public_agent.load_agent(tmp_path / "submission.py")

@@ -184,6 +184,7 @@ def test_careful_masks_by_hand():
     assert np.asarray(careful(game, 2, 3)).tolist() == [[False, False, True, True], [True, False, False, True]]
 
 
+@pytest.mark.long
 def test_masks_close_nothing_where_all_is_dangerous():
     rng = np.random.default_rng(0)
     env = envs_jax.make("snakes", height=6, width=8, snakes=4, masks=True, careful_masks=3, observation="obs_heading")
