@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from bench.parity import public_agent
 from envs_jax.base import make
