@@ -16,6 +16,8 @@ from jaxrl.common.errors import UserError
 from jaxrl.evaluation.rollouts import held_out_key
 from jaxrl.runtime.trainer import key_of_env
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.long
 def test_search_finds_the_best_of_all_plans() -> None:

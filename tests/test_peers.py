@@ -20,6 +20,8 @@ from jaxrl.common.errors import UserError
 
 FAKE = """
 import json, sys
+
+pytestmark = pytest.mark.long
 print(json.dumps({"peer": "fake", "packages": {"fake": "1.0"}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)

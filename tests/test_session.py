@@ -184,6 +184,7 @@ def test_a_run_of_three_phases(alone: Path) -> None:
 # Stops and resumes
 
 
+@pytest.mark.long
 def test_stopped_by_max_seconds(alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(f"{STUDY} --max_seconds 1e-9", tmp_path)  # over before the first block, which is made all the same
     assert steps(directory)[-1] == 1
@@ -235,6 +236,7 @@ def test_killed_and_damaged(tmp_path: Path) -> None:
     assert "named" in done.stdout
 
 
+@pytest.mark.long
 def test_the_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     """A block of many minutes; nothing but the process itself knows that it should end."""
     argv = f"--algo helpers.tiny:TinyQ {TINY} --updates_per_step 3000000 --runs {tmp_path}".split()
@@ -322,6 +324,7 @@ def test_config_yaml_reproduces_the_run_and_overwrites_nothing(alone: Path, tmp_
     assert {path: path.read_bytes() for path in alone.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.long
 def test_another_number_of_devices(tmp_path: Path) -> None:
     """Exact runs do not notice it."""
     base = f"--algo helpers.tiny:TinyQ {TINY} --exact_sharding"
@@ -520,6 +523,7 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
 # The real thing
 
 
+@pytest.mark.long
 def test_coma_on_coverage(tmp_path: Path) -> None:
     argv = (
         "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "

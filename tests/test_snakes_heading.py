@@ -170,6 +170,7 @@ def test_a_snake_sees_its_nearest_bean_to_the_right():
             assert np.asarray(columns(game, 1)[0])[first + 1, 0] >= 0
 
 
+@pytest.mark.long
 def test_careful_masks_by_hand():
     pocket = [(1, 1), (0, 1), (0, 2), (0, 3), (1, 3), (1, 4), (1, 5)]  # around (1, 2), which its owner's head may enter
     trap = [[(2, 2), (3, 2), (4, 2), (5, 2)], [(4, 7), (4, 6), (4, 5)], [(5, 6), (5, 5), (5, 4)], pocket]
@@ -235,6 +236,7 @@ def test_collisions_are_the_cells_that_kill():
     assert np.argwhere(found).tolist() == [[3, 0]]
 
 
+@pytest.mark.long
 def test_a_game_pays_its_duels():
     """What a team gets beside its score and deaths is points that the other team loses by deaths in the same step."""
     env = envs_jax.make("snakes", reward="duel", opponent="1", max_steps=100)
