@@ -19,7 +19,6 @@ from jaxrl.runtime.trainer import key_of_env
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.long
 def test_search_finds_the_best_of_all_plans() -> None:
     env = batched(envs_jax.make("coverage", q=2, num_agents=1, budget=1, num_actions=4))
     mission = key_of_env(held_out_key(0, "evaluation"), jnp.int32(3))

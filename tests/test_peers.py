@@ -18,10 +18,10 @@ from bench.peers.installs import Peer
 from bench.studies import scaling
 from jaxrl.common.errors import UserError
 
+pytestmark = pytest.mark.long
+
 FAKE = """
 import json, sys
-
-pytestmark = pytest.mark.long
 print(json.dumps({"peer": "fake", "packages": {"fake": "1.0"}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
