@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import envs_jax
+from bench.harness import training
 from bench.studies import generalisation, plans, small_to_large
 from envs_jax.batch import batched
 from jaxrl.common.errors import UserError
@@ -82,7 +83,7 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
         (folder / "coma_coverage" / "0001").mkdir(parents=True)
         return Done()
 
-    monkeypatch.setattr(small_to_large.subprocess, "run", run)
+    monkeypatch.setattr(training.subprocess, "run", run)
     monkeypatch.setattr(small_to_large, "read_metrics", lambda run: [])
     monkeypatch.setattr(small_to_large, "of_selection", lambda lines, score: [])
     monkeypatch.setattr(small_to_large.policies, "load_run", lambda run: run)
@@ -97,4 +98,4 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
 
 def test_failed_training_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training coma_fats failed: see"):
-        small_to_large.train("coma_fats", 1, 64, tmp_path, None)
+        training.train(["coma_fats"], tmp_path)

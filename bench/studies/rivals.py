@@ -5,16 +5,14 @@ the scripted policies on the same held-out episodes: the interval of learned one
 episodes. CPU seconds are of the whole training process, with imports, compiling and the selection episodes.
 """
 
-import os
 import shlex
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.harness import measure
+from bench.harness.training import train
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import parse
@@ -27,24 +25,10 @@ KIND = "rivals"
 RIVALS = ("coma_quick", "ppo_coverage", "ppo_coverage --critic local")
 
 
-def train(rival: str, seeds: int, folder: Path) -> tuple[Path, dict[str, float]]:
-    """Train all seeds of a preset with its flags; return the run, wall and CPU seconds. Raises UserError: it fails."""
-    folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "jaxrl.train", "--config", *shlex.split(rival), "--runs", str(folder)]
-    command += ["--num_seeds", str(seeds), "--seed", "1", "--devices", "1", "--max_seconds", "0"]
-    began, before = time.monotonic(), os.times()
-    with (folder / "log.txt").open("w") as log:
-        if subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"}).returncode:
-            raise UserError(f"training {rival} failed: see {folder / 'log.txt'}")
-    after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    (run,) = folder.glob("*/0001")
-    return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
-
-
 def of_rival(rival: str, seeds: int, folder: Path, episodes: int) -> dict[str, Any]:
     """Train and evaluate one preset."""
-    run, spent = train(rival, seeds, folder)
+    one_core = {"JAX_NUM_CPU_DEVICES": "1"}
+    run, spent = train(shlex.split(rival), folder, one_core, num_seeds=seeds, seed=1, devices=1, max_seconds=0)
     subject = policies.load_run(run)
     report = reports.evaluate(subject, [name for name in subject.policies if name != "sampled"], episodes)
     score = report["score"]

@@ -5,15 +5,13 @@ that a user would type. Seconds count from the first command to the end of the s
 Schedules end after three quarters of the missions. Learned and scripted policies fly the same held-out missions.
 """
 
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.harness import measure
+from bench.harness.training import train
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.common.errors import UserError
@@ -29,31 +27,15 @@ BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
 
-def train(preset: str, seed: int, missions: int, folder: Path, init_from: Path | None) -> tuple[Path, dict[str, float]]:
-    """Train in a process of its own; return the run, and its wall and CPU seconds. Raises UserError: it fails."""
-    flags = {"seed": seed, "total_episodes": missions, "entropy_anneal": 3 * missions // 4, "runs": folder}
-    if init_from is not None:
-        flags["init_from"] = init_from
-    command = [sys.executable, "-m", "jaxrl.train", "--config", preset]
-    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    began, before = time.monotonic(), os.times()
-    with (folder / "log.txt").open("w") as log:
-        if subprocess.run(command, stdout=log, stderr=log).returncode:
-            raise UserError(f"training {preset} failed: see {folder / 'log.txt'}")
-    after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    (run,) = folder.glob("*/0001")
-    return run, {"seconds": time.monotonic() - began, "cpu_seconds": cpu}
-
-
 def of_seed(seed: int, missions: Sequence[int], folder: Path, episodes: int) -> dict[str, Any]:
     """Train and evaluate one seed."""
     run: Path | None = None
     stages: dict[str, Any] = {}
+    settings: dict[str, Any]
     for preset, number in zip(STAGES, missions, strict=True):
-        place = folder / f"{seed}" / preset
-        place.mkdir(parents=True, exist_ok=True)
-        run, spent = train(preset, seed, number, place, run)
+        settings = {"seed": seed, "total_episodes": number, "entropy_anneal": 3 * number // 4}
+        settings |= {} if run is None else {"init_from": run}
+        run, spent = train([preset], folder / f"{seed}" / preset, **settings)
         curve = of_selection(read_metrics(run), "eval/entropy")
         stages[preset] = {"missions": number, "selection": curve} | spent
     assert run is not None
