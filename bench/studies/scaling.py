@@ -30,7 +30,7 @@ LEAST = 0.3  # CPU seconds per sample
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """What is varied.
+    """Name of what is varied.
 
     Attributes:
         label: of the horizontal axis.

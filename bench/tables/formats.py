@@ -1,4 +1,4 @@
-"""What the templates of bench.tables call: reading figures, and filters that format them.
+"""Functions that the templates of bench.tables call: reading figures, and filters that format them.
 
 Filters of numbers take one or several; several are joined by commas.
 """

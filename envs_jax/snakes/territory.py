@@ -1,4 +1,4 @@
-"""What lies beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
+"""Features beyond the crop of `obs_full`: room, territory, and moves after which a snake is lost.
 
 All of it floods the board move by move: a cell can be entered from the move on at which its body has left it. The
 territory of a snake, cells that it reaches before any other, is what the strongest public heuristic agents of the
@@ -89,7 +89,7 @@ def _leaving(board: Board, game: Game) -> tuple[Array, Array]:
 
 
 class Reach(NamedTuple):
-    """What snakes reach, int32[4, m, ...] each, by direction of the first move; see `reach`."""
+    """Cells that snakes reach, int32[4, m, ...] each, by direction of the first move; see `reach`."""
 
     room: Array  # cells within FAR moves
     near: Array  # cells of the snake's territory within NEAR moves

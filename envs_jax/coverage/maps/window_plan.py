@@ -1,4 +1,4 @@
-"""What the loops of the backend "windows" follow, and the tables and array operations that they share.
+"""Plan that the loops of the backend "windows" follow, and the tables and array operations that they share.
 
 All that depends on positions and messages alone is computed here, for all copies at once, and packed in few arrays: on
 CPUs a small kernel costs as much as thousands of cells, and the loops would start one for every number they read.
@@ -20,7 +20,7 @@ from envs_jax.stages import stage
 
 @pytree
 class Plan:
-    """What the loops follow: int32."""
+    """Order of work of the loops: int32."""
 
     agents: Array  # [B, A, 8], see `Agent`
     by_level: Array  # [B, A], the agents in order of their altitudes
