@@ -29,8 +29,8 @@ from jaxrl.report.console import Console
 from jaxrl.report.metrics import MetricAggregator, Throughput
 from jaxrl.report.writer import Writer, read_metrics
 from jaxrl.runtime import load as loading
+from jaxrl.runtime import memory_plan, session
 from jaxrl.runtime import run as runs
-from jaxrl.runtime import session
 from jaxrl.runtime.build import _cut_short, build_run, compile_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.train_state import Position
@@ -398,6 +398,23 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [row["iteration"] for row in read_metrics(directory)] == list(range(1, 20))
     assert train.main(["--resume", str(directory)]) == 1  # it is the same run, so it breaks again
     assert steps(directory) == [8, 16]
+
+
+def test_what_is_trained_is_kept_when_a_later_program_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is compiled when it is first due, in iteration 10; the checkpoints are due in every eighth."""
+    compiled_bytes, found = memory_plan.compiled_bytes, []
+
+    def larger(executable: Any) -> int:
+        found.append(compiled_bytes(executable) if len(found) < 3 else 2**60)
+        return found[-1]
+
+    monkeypatch.setattr(memory_plan, "compiled_bytes", larger)
+    assert train.main(f"{STUDY} --breaks_at 1000 --runs {tmp_path}".split()) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "GiB per device" in error
+    assert steps(tmp_path / "test_session-Study_helpers.tiny-Corridor" / "0001") == [8, 10]
 
 
 # Weights and policies of other runs

@@ -22,7 +22,8 @@ from bench.harness.timing import Timing, measure_interleaved, stopwatch
 from bench.train_throughput import measured_phase
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError, one_line
-from jaxrl.report.cache import cache_folder, default_folder
+from jaxrl.common.files import cache_root
+from jaxrl.report.cache import cache_folder
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import memory_plan, tuned
 from jaxrl.runtime.build import Run, build_run
@@ -263,6 +264,6 @@ def _keep(setup: Run, settings: Mapping[str, Any], quick: bool) -> dict[str, Any
     """
     name = tuned.job(setup.config, setup.env, setup.algo)
     rehearsal = quick or jax.default_backend() == "cpu"
-    for folder in (cache_folder(),) if rehearsal else dict.fromkeys((cache_folder(), default_folder())):
+    for folder in (cache_folder(),) if rehearsal else dict.fromkeys((cache_folder(), cache_root())):
         tuned.record(name, dict(settings), folder / tuned.FILE, measure.say)
     return {name: dict(settings)}

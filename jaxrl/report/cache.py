@@ -1,7 +1,6 @@
 """Files kept between runs: compiled programs and measurements of a machine."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,21 @@ import jax
 
 from jaxrl.common.files import cache_root, write_atomically
 
+JAX_LEAST_SECONDS = 1.0  # JAX keeps what took longer to compile; a start makes dozens of smaller programs
+
 Warn = Callable[[str], None]
 
 
 def cache_folder() -> Path:
     """Return ~/.cache/jaxrl, unless JAX_COMPILATION_CACHE_DIR or the caller names a folder."""
-    return Path(getattr(jax.config, "jax_compilation_cache_dir", None) or default_folder())
-
-
-def default_folder() -> Path:
-    """Return ~/.cache/jaxrl."""
-    return cache_root()
+    return Path(getattr(jax.config, "jax_compilation_cache_dir", None) or cache_root())
 
 
 def enable_compilation_cache() -> None:
     """Keep compiled programs in `cache_folder`: a second start of the same program compiles nothing."""
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:  # a start makes dozens of small programs
+    if jax.config.jax_persistent_cache_min_compile_time_secs == JAX_LEAST_SECONDS:  # nobody has chosen another
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 

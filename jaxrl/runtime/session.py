@@ -33,6 +33,7 @@ from jaxrl.runtime.build import CompiledRun, Run
 from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
+from jaxrl.runtime.memory_plan import TooLargeError
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
@@ -223,7 +224,7 @@ class Session:
         if not remaining[self.position.phase]:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
         before, phase = self.position, self.phases[self.position.phase]
-        block = self._block_of(phase)
+        block = self._block_of(phase, state)
         profiled = self._profile and bool(phase.updates) and self._blocks >= PROFILED[0]
         number = self._block_length(remaining[before.phase], PROFILED[1] if profiled else self.run.block_seconds)
         if profiled:
@@ -237,21 +238,31 @@ class Session:
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
         return state
 
-    def _block_of(self, phase: Phase) -> Program:
+    def _block_of(self, phase: Phase, state: TrainState) -> Program:
         block = self.programs.blocks[self.position.phase]
         if block is None or not block.ready:
             self._report()  # what has run is shown before the compiler is waited for
         with self.pace.pause():
-            return self._compiled(block, f"phase '{phase.name}'")
+            return self._compiled(block, f"phase '{phase.name}'", state)
 
-    def _compiled(self, program: Program | None, what: str) -> Program:
-        """Return a program that the session needs now, compiled; the clock of training stands still meanwhile."""
+    def _compiled(self, program: Program | None, what: str, state: TrainState) -> Program:
+        """Return a program that the session needs now, compiled; the clock of training stands still meanwhile.
+
+        Raises TooLargeError: it does not fit; what has been trained is saved.
+        """
         assert program is not None
         if not program.ready:
+            assert self._began is not None
             began = time.monotonic()
-            with self.console.working(f"compiling {what}"):
-                program.finish()
-            self._began = (self._began or 0.0) + time.monotonic() - began
+            try:
+                with self.console.working(f"compiling {what}"):
+                    program.finish()
+            except TooLargeError:
+                if self._saved[0] != self.position.iterations:
+                    self._save(state, best=False)
+                self.checkpoints.wait()
+                raise
+            self._began += time.monotonic() - began
         return program
 
     def _traced(self, block: Any, state: TrainState, number: int) -> tuple[TrainState, BlockMetrics]:
@@ -400,7 +411,7 @@ class Session:
         trainer = self.setup.trainer
         keys = trainer.keys(self.run.seed, lambda seed: held_out_key(seed, SELECTION))
         context = on_all(self.setup.eval_env.context(self._each(state.progress)[0]), self.setup.mesh)
-        evaluate = self._compiled(self.programs.evaluate, "the evaluation")
+        evaluate = self._compiled(self.programs.evaluate, "the evaluation", state)
         found = self._wait_for(evaluate(*self._by_trial((trainer.policies(state), keys)), context))
         scores = [_final(spec, own) for own in self._each(found)]
         values = {name: float(np.mean([own[name] for own in scores if name in own])) for name in scores[0]}

@@ -16,7 +16,8 @@ from envs_jax.base import short_repr
 from envs_jax.batch import BatchedEnvironment
 from jaxrl.algos.base import Algorithm
 from jaxrl.common.errors import UsageError
-from jaxrl.report.cache import Warn, cache_folder, default_folder, read_measured, write_measured
+from jaxrl.common.files import cache_root
+from jaxrl.report.cache import Warn, cache_folder, read_measured, write_measured
 from jaxrl.runtime import memory_plan
 from jaxrl.runtime.config import Config
 
@@ -40,7 +41,7 @@ class Tuned:
 
 def files() -> list[Path]:
     """Return the tables, later ones taking precedence."""
-    return list(dict.fromkeys((PACKAGED, default_folder() / FILE, cache_folder() / FILE)))
+    return list(dict.fromkeys((PACKAGED, cache_root() / FILE, cache_folder() / FILE)))
 
 
 def device_kind() -> str:
