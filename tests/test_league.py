@@ -200,7 +200,7 @@ def test_players_of_a_league(two):
     assert league.league([two[1], elsewhere], []).players == ("runs/ddpg/2", "other/ddpg/2")
 
 
-def test_a_rival_from_outside_must_be_there(two):
+def test_an_opponent_from_outside_must_be_there(two):
     with pytest.raises(league.UsageError, match=r"there is no player for the other team: .* --opponent 0,1,2"):
         two[0].with_env_settings({"opponent": "self"}).evaluator(["learned"], 2)
 

@@ -23,7 +23,8 @@ def enable_compilation_cache() -> None:
     """Keep compiled programs in `cache_folder`: a second start of the same program compiles nothing."""
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
         jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
-    if jax.config.jax_persistent_cache_min_compile_time_secs == JAX_LEAST_SECONDS:  # nobody has chosen another
+    # nobody has chosen another
+    if getattr(jax.config, "jax_persistent_cache_min_compile_time_secs", None) == JAX_LEAST_SECONDS:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
