@@ -72,15 +72,15 @@ def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
         return time.perf_counter() - began, result
 
     def sample() -> dict[str, float]:
-        act = look = step = measured = resetting = 0.0
+        act = observe = step = measured = resetting = 0.0
         episodes = steps = 0
-        while act + look + step + measured < least:
+        while act + observe + step + measured < least:
             resetting += timed(baseline.reset)[0]
             episodes, over = episodes + 1, False
             while not over:
                 seconds, action = timed(baseline.act)
                 act += seconds
-                look += timed(baseline.look, action)[0]
+                observe += timed(baseline.observe, action)[0]
                 seconds, over = timed(baseline.step, action)
                 step += seconds
                 measured += timed(baseline.measure)[0]
@@ -88,8 +88,8 @@ def baseline_sampler(baseline: systems.Baseline, least: float) -> Sampler:
         return {
             "baseline without metrics": step / steps,
             "baseline rules": (step + measured) / steps,
-            "baseline observation": (step + measured + look) / steps,
-            "baseline policy": (step + measured + look + act) / steps,
+            "baseline observation": (step + measured + observe) / steps,
+            "baseline policy": (step + measured + observe + act) / steps,
             "baseline reset": resetting / episodes,
         }
 

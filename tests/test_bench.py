@@ -140,7 +140,7 @@ class Clock:
         self.now += 1.0
         return np.zeros(1)
 
-    def look(self, action):
+    def observe(self, action):
         self.now += 2.0
 
     def step(self, action):
@@ -184,7 +184,7 @@ class Steps:
     def act(self):
         return np.zeros(1)
 
-    def look(self, action):
+    def observe(self, action):
         pass
 
     def step(self, action):
@@ -378,7 +378,7 @@ def test_the_baseline_of_coverage_flies():
     ends = []
     for _ in range(3):
         action = baseline.act()
-        baseline.look(action)
+        baseline.observe(action)
         ends.append(baseline.step(action))
     assert ends == [False, False, True] and 0 < baseline.measure()["coverage"] < 1
     with pytest.raises(ValueError, match="unknown policy"):

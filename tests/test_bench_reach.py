@@ -38,7 +38,7 @@ def played(baseline):
     while not done:
         action = baseline.act()
         assert action.shape == (4,) and action.dtype == np.float32
-        baseline.look(action)
+        baseline.observe(action)
         done, steps = baseline.step(action), steps + 1
         best = max(best, baseline.measure()["success"])
     return steps, best, baseline._episodes.arm.observe()

@@ -27,7 +27,7 @@ def played(env, policy="random", games=1):
         done, steps = False, 0
         while not done:
             action = baseline.act()
-            baseline.look(action)
+            baseline.observe(action)
             done, steps = baseline.step(action), steps + 1
         ends.append((steps, *baseline.measure().values()))
     return np.array(ends)

@@ -197,8 +197,8 @@ def test_clock_stands_still_while_it_scores(monkeypatch):
 
     monkeypatch.setattr(learners, "scored", slow)
     clock = learners.Clock(learners.PENDULUM, -200.0)
-    monkeypatch.setattr(learners, "LOOKS", 3)
-    assert [clock.look(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
+    monkeypatch.setattr(learners, "EVALUATIONS", 3)
+    assert [clock.evaluate(n, n, score) for n, score in enumerate((-300.0, -200.0, -250.0))] == [False, False, True]
     assert [row["return"] for row in clock.rows] == [-300.0, -200.0, -250.0]
     assert clock.reached == clock.rows[1]
     assert clock.rows[2]["cpu"] < 0.1
@@ -212,7 +212,7 @@ def test_seconds_of_the_compiler(monkeypatch):
     clock = learners.Clock(learners.PENDULUM, -200.0)
     for seconds in (4.0, 1.5):
         clock._listen("/jax/core/compile/backend_compile_duration", seconds)
-    clock.look(1, 1, None)
+    clock.evaluate(1, 1, None)
     assert (clock.rows[0]["cpu"], clock.rows[0]["compile"]) == (9.0, 5.0)
 
 
@@ -238,13 +238,13 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
     monkeypatch.setattr(learners, "IMPORTS", {"fake": ()})
 
     def train(algo, task, seed, watch):
-        watch.look(0, 0, None)
+        watch.evaluate(0, 0, None)
 
     rows = [
         {"env_steps": n, "updates": n, "cpu": cpu, "compile": 0.5, "return": -300.0 + n}
         for n, cpu in ((0, 1.0), (10, 2.0), (30, 4.0), (110, 8.0))
     ]
-    clock = types.SimpleNamespace(rows=rows, look=lambda *_: False, reached=rows[-1])
+    clock = types.SimpleNamespace(rows=rows, evaluate=lambda *_: False, reached=rows[-1])
     monkeypatch.setattr(learners, "Clock", lambda task, target: clock)
     monkeypatch.setattr(learners, "LEARNERS", {"fake": train})
     found = learners.learn("fake", "sac", 1, quick=False)

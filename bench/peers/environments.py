@@ -226,7 +226,7 @@ def _numpy(name: str) -> Host:
     def advance(steps: int) -> None:
         for _ in range(steps):
             action = played.act()
-            played.look(action)
+            played.observe(action)
             if played.step(action):
                 played.reset()
 

@@ -26,7 +26,7 @@ from bench.studies.known_task import Act, Stop, Task, Watch
 
 EPISODES = 32
 HELD_OUT = 2**20  # seed of the first episode that scores
-LOOKS = 7  # at least: five times between scores
+EVALUATIONS = 7  # at least: five times between scores
 ENVS, STEPS, MINIBATCHES, EPOCHS = 8, 128, 4, 4  # of ppo: rollouts of 1,024 steps in minibatches of 256
 
 PENDULUM = Task(
@@ -70,7 +70,7 @@ class Clock:
             self._compiling += float(cpu * min(duration_secs / wall, 1.0))
             self._mark = now
 
-    def look(self, env_steps: int, updates: int, act: Act) -> bool:
+    def evaluate(self, env_steps: int, updates: int, act: Act) -> bool:
         """Score; return whether to stop: the score has been reached, and the speed is known."""
         self._spent += float((_now() - self._since)[0])
         self._running = False
@@ -79,7 +79,7 @@ class Clock:
         self.rows.append(row | {"return": score})
         self._since = self._mark = _now()
         self._running = True
-        return self.reached is not None and len(self.rows) >= LOOKS
+        return self.reached is not None and len(self.rows) >= EVALUATIONS
 
     @property
     def reached(self) -> dict[str, float] | None:
@@ -110,7 +110,7 @@ def scored(name: str, act: Act) -> float:
 
 
 def learn(peer: str, algo: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Train until a score is reached, and `LOOKS` times scored, or the steps are used up.
+    """Train until a score is reached, and `EVALUATIONS` times scored, or the steps are used up.
 
     Returns:
         the scores, "updates_per_second" (median over the times between scores, without the first, which compiles),
@@ -122,7 +122,7 @@ def learn(peer: str, algo: str, seed: int, quick: bool) -> dict[str, Any]:
     for name in IMPORTS[peer]:  # before the clock runs
         known_peers.module(name)
     clock = Clock(task, target)
-    LEARNERS[peer](algo, task, seed, Watch(every, clock.look))
+    LEARNERS[peer](algo, task, seed, Watch(every, clock.evaluate))
     rows = clock.rows
     # The first updates, and compilation, lie before the second score at the latest.
     between = [(b["updates"] - a["updates"]) / (b["cpu"] - a["cpu"]) for a, b in itertools.pairwise(rows[1:])]
@@ -176,7 +176,7 @@ def _ours(algo: str, task: Task, seed: int, watch: Watch) -> None:
             def act(carry: Any, timestep: Any, key: Any, policy: Policy = policy) -> tuple[Any, Any]:
                 return policy(timestep.observation, carry=carry)
 
-            if watch.look(position.env_steps, position.updates, act):
+            if watch.evaluate(position.env_steps, position.updates, act):
                 return
 
 
@@ -194,13 +194,13 @@ def _sb3(algo: str, task: Task, seed: int, watch: Watch, library: str) -> None:
             "n_steps": STEPS, "batch_size": task.batch_size, "n_epochs": EPOCHS, "gae_lambda": 0.95, "clip_range": 0.2,
             "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5,
         }  # fmt: skip
-        passes = watch.look  # their counter holds epochs
+        passes = watch.evaluate  # their counter holds epochs
         watch = Watch(watch.every, lambda steps, epochs, act: passes(steps, epochs * MINIBATCHES, act))
     known_peers.sb3(task, seed, watch, library=library, algo=algo.upper(), settings=settings)
 
 
 def _rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
-    """Train with Rejax, one call for the steps between two looks."""
+    """Train with Rejax, one call for the steps between two evaluations."""
     rejax, nets = known_peers.module("rejax"), known_peers.module("rejax.networks")
     common = {
         "env": task.gymnasium, "learning_rate": task.learning_rate, "gamma": task.gamma, "num_envs": task.num_envs,
@@ -234,7 +234,7 @@ def _rejax(algo: str, task: Task, seed: int, watch: Watch) -> None:
         state = jax.block_until_ready(more(state))
         steps = int(state.global_step)
         updates = steps // (ENVS * STEPS) * EPOCHS * MINIBATCHES if algo == "ppo" else steps - task.random_steps
-        if watch.look(steps, max(updates, 0), _greedy(learner, state, algo)):
+        if watch.evaluate(steps, max(updates, 0), _greedy(learner, state, algo)):
             return
 
 
@@ -257,7 +257,7 @@ SCRIPTS = {"sac": "sac_continuous_action", "td3": "td3_continuous_action", "ppo"
 
 
 def _cleanrl(algo: str, task: Task, seed: int, watch: Watch) -> None:
-    """Run a script of CleanRL's repository, and look at its networks where it reports its losses."""
+    """Run a script of CleanRL's repository, and evaluate its networks where it reports its losses."""
     checkout = os.environ.get("CLEANRL_REPOSITORY", "")
     script = os.path.join(checkout, "cleanrl", f"{SCRIPTS[algo]}.py")
     if not os.path.exists(script):
@@ -298,7 +298,7 @@ def _cleanrl(algo: str, task: Task, seed: int, watch: Watch) -> None:
                     return action.numpy()[:, None], carry
 
             updates = step // (ENVS * STEPS) * EPOCHS * MINIBATCHES if algo == "ppo" else step - task.random_steps
-            if watch.look(step, max(updates, 0), act):
+            if watch.evaluate(step, max(updates, 0), act):
                 raise Stop
 
     fake: Any = types.ModuleType("torch.utils.tensorboard")

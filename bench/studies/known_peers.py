@@ -56,7 +56,7 @@ def brax_sac(task: Task, seed: int, watch: Watch | None = None) -> Trained:
         game = _brax_env(env)
     steps_of, acts = [0], list[Act]()
 
-    class Look:
+    class Evaluations:
         """In the place of Brax's evaluation, which plays episodes that the others do not play."""
 
         def __init__(self, env: Any, make_policy: Any, **kwargs: Any) -> None:
@@ -73,12 +73,12 @@ def brax_sac(task: Task, seed: int, watch: Watch | None = None) -> Trained:
 
     def progress(steps: int, metrics: Any) -> None:
         steps_of.append(steps)
-        if watch is not None and steps and watch.look(steps, steps - task.random_steps, acts[-1]):
+        if watch is not None and steps and watch.evaluate(steps, steps - task.random_steps, acts[-1]):
             raise Stop
 
     # Brax 0.14.2 calls a function that jax has dropped.
     replicated = mock.patch.object(jax, "device_put_replicated", _replicated, create=True)
-    with replicated, mock.patch.object(trainer.acting, "Evaluator", Look), contextlib.suppress(Stop):
+    with replicated, mock.patch.object(trainer.acting, "Evaluator", Evaluations), contextlib.suppress(Stop):
         trainer.train(
             environment=game,
             num_timesteps=task.steps,
@@ -165,12 +165,12 @@ def sb3(
         action, _ = model.predict(np.asarray(timestep.observation[:, 0]), deterministic=True)
         return jnp.asarray(action)[:, None], carry
 
-    class Look(module("stable_baselines3.common.callbacks").BaseCallback):  # type: ignore[misc]
+    class Evaluations(module("stable_baselines3.common.callbacks").BaseCallback):  # type: ignore[misc]
         def _on_step(self) -> bool:
             due = watch is not None and self.num_timesteps % watch.every < task.num_envs
-            return not (due and watch is not None and watch.look(self.num_timesteps, model._n_updates, act))
+            return not (due and watch is not None and watch.evaluate(self.num_timesteps, model._n_updates, act))
 
-    model.learn(task.steps, callback=Look())
+    model.learn(task.steps, callback=Evaluations())
     return Trained(act, model.num_timesteps, model._n_updates)
 
 

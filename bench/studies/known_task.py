@@ -24,15 +24,15 @@ HELD_OUT = 2**20  # seed of the episodes of the evaluation
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """A look at a policy while it is trained.
+    """An evaluation of a policy while it is trained.
 
     Attributes:
-        every: environment steps from one look to the next, all copies together.
-        look: (environment steps, updates, the policy) -> whether to stop.
+        every: environment steps from one evaluation to the next, all copies together.
+        evaluate: (environment steps, updates, the policy) -> whether to stop.
     """
 
     every: int
-    look: Callable[[int, int, Act], bool]
+    evaluate: Callable[[int, int, Act], bool]
 
 
 class Stop(Exception):

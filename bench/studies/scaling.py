@@ -125,7 +125,7 @@ def learning(say: measure.Say) -> list[dict[str, Any]]:
         changes = {"num_envs": copies, "rollout_steps": steps, "num_minibatches": copies * steps // 256}
         task = dataclasses.replace(learners.CARTPOLE, ours=learners.CARTPOLE.ours | changes)
         clock = learners.Clock(task, learners.TASKS["ppo"][1])
-        learners.LEARNERS["ours"]("ppo", task, 1, learners.Watch(2 * copies * steps, clock.look))
+        learners.LEARNERS["ours"]("ppo", task, 1, learners.Watch(2 * copies * steps, clock.evaluate))
         found: dict[str, Any] = clock.reached or {"skipped": f"a return of {clock.rows[-1]['return']:.0f} at the end"}
         rows.append({"axis": "learning", "value": copies, "curve": "PPO on CartPole-v1", **found})
         say(f"learning, {copies} copies: {found.get('skipped', 'learned')}")

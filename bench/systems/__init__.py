@@ -37,7 +37,7 @@ class Baseline(Protocol):
     def act(self) -> np.ndarray:
         """Return the scripted policy's actions."""
 
-    def look(self, action: np.ndarray) -> None:
+    def observe(self, action: np.ndarray) -> None:
         """Make the observations of agents, and of a centralised critic that knows the action."""
 
     def step(self, action: np.ndarray) -> bool:

@@ -46,7 +46,7 @@ class NumpyMission:
         """Actions [N]."""
         return self._policy(self._mission)
 
-    def look(self, action: np.ndarray) -> None:
+    def observe(self, action: np.ndarray) -> None:
         """Make observations and critic states of all agents."""
         self._mission.critic_state(action, self._mission.observe())
 

@@ -131,7 +131,7 @@ class OneArm:
         """float32[4]"""
         return self._act(self._hand)
 
-    def look(self, action: np.ndarray) -> None:
+    def observe(self, action: np.ndarray) -> None:
         """Make the observation; critics have no other input."""
         self._hand = self._episodes.arm.observe()[:3]
 

@@ -116,7 +116,7 @@ class NumpyGames:
         """Actions [A]."""
         return self._match.act(self._level)
 
-    def look(self, action: np.ndarray) -> None:
+    def observe(self, action: np.ndarray) -> None:
         """Make observations of the learner's snakes; critics have no other input."""
         self._match.observe()
 
