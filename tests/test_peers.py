@@ -56,8 +56,8 @@ def test_environments_of_a_worker(fake, tmp_path, capsys):
     """100 steps in half a CPU second are 200 per second; three agents make 600."""
     assert command.main(["environments", "--num_envs", "1,64", "--rounds", "2", *fake]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[2] == "| fake | game | 200 | one copy at a time | 600 | 40 | 2 |"
-    assert table[-1] == "- fake: fake 1.0, a remark"
+    assert table[2] == "| fake | game | 200 | - | 600 | 40 | 2 |"
+    assert table[-3].endswith(" (-: one copy at a time):") and table[-1] == "- fake: fake 1.0, a remark"
     data = json.loads((tmp_path / "out.json").read_text())
     assert data["peers"]["fake"]["packages"] == {"fake": "1.0"}
     row = data["rows"][0]

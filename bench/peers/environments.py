@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.peers.installs import ALONE
+
 COPIES = 3  # of what is carried: before, after, and the compiler's temporaries
 
 
@@ -55,7 +57,7 @@ def open_environment(peer: str, name: str, copies: int, limit: float) -> Measure
     """Return a peer's environment, compiled. Raises Skipped: it does not fit, or it runs one copy alone."""
     if peer in HOST:
         if copies > 1:
-            raise Skipped("one copy at a time")
+            raise Skipped(ALONE)
         return Measured(*HOST[peer](name))
     if peer == "pufferlib":
         return _puffer(name, copies)

@@ -16,6 +16,7 @@ GYMNAX = (*JAX, "gymnax==1.0.1", "six")  # which imports six without asking for 
 SB3 = ("gymnasium==1.3.0", "stable-baselines3==2.9.2", "torch==2.14.1")
 ALL = ("sac", "td3", "ppo")
 OURS = "ours"
+ALONE = "one copy at a time"  # why an environment has no figure for many copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,11 @@ PEERS = {
     "numpy": Peer(
         ("-e", f"{ROOT}"),
         ("coverage q=7", "coverage q=57", "snakes"),
-        note="our independent references in bench/reference, one copy at a time as in the original systems",
+        note="our independent references in bench/reference",
     ),
     "metaworld": Peer(("metaworld==3.1.1", "mujoco==3.3.0", "packaging"), ("reach-v3",), note="the original of reach"),
     "jidi": Peer(
-        ("numpy==2.4.6", "torch==2.14.1", "gym==0.26.2"), ("snakes_3v3",), repository="JIDI_REPOSITORY",
+        ("numpy==2.4.6", "torch==2.14.1", "gym==0.26.2", "pyyaml"), ("snakes_3v3",), repository="JIDI_REPOSITORY",
         note="the original of snakes, github.com/jidiai/Competition_3v3snakes, with its observation and greedy player",
     ),
     "pufferlib": Peer(

@@ -9,7 +9,10 @@ from jaxrl.report.console import format_si
 
 
 def rows(data: dict[str, Any]) -> str:
-    """Return the table of a result as Markdown, with the machine and the versions below it."""
+    """Return the table of a result as Markdown, with the machine and the versions below it.
+
+    A dash stands for an environment that only runs one copy at a time.
+    """
     make = _environments if data["work"] == "environments" else _learners
     head, *lines = make(data["rows"])
     body = [f"| {' | '.join(line)} |" for line in lines]
@@ -19,7 +22,8 @@ def rows(data: dict[str, Any]) -> str:
 def _remarks(data: dict[str, Any]) -> Iterator[str]:
     """Yield the machine, then versions and remark of each library that has rows."""
     machine = data["machine"]
-    yield f"One core, {machine['processor']}, {machine['started'][:10]}:"
+    dash = f" (-: {installs.ALONE})" if any(row.get("skipped") == installs.ALONE for row in data["rows"]) else ""
+    yield f"One core, {machine['processor']}, {machine['started'][:10]}{dash}:"
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
         own, found = installs.PEERS[peer], data["peers"][peer]["packages"]
@@ -51,7 +55,7 @@ def _environments(found: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return format_si(row["rate"]) if "rate" in row else row.get("skipped", "")
+    return format_si(row["rate"]) if "rate" in row else row.get("skipped", "").replace(installs.ALONE, "-")
 
 
 def _learners(found: list[dict[str, Any]]) -> Iterator[list[str]]:
