@@ -148,14 +148,14 @@ def sb3(
         "buffer_size": task.steps, "learning_starts": task.random_steps, "batch_size": task.batch_size,
         "tau": task.tau, "train_freq": 1, "gradient_steps": task.num_envs,
     }  # fmt: skip
-    if algo == "TD3":
-        noise = module("stable_baselines3.common.noise").NormalActionNoise
-        size = task.make().spec.action.shape
-        own |= {"policy_delay": 2, "action_noise": noise(np.zeros(size), np.full(size, 0.1))}
     if task.gymnasium:
         env = module("stable_baselines3.common.env_util").make_vec_env(task.gymnasium, task.num_envs, seed)
     else:
         env = _sb3_env(task, seed)
+    if algo == "TD3":
+        noise = module("stable_baselines3.common.noise").NormalActionNoise
+        size = env.action_space.shape
+        own |= {"policy_delay": 2, "action_noise": noise(np.zeros(size), np.full(size, 0.1))}
     model = getattr(module(library), algo)(
         "MlpPolicy", env, learning_rate=task.learning_rate, gamma=task.gamma,
         policy_kwargs={"net_arch": [task.hidden_size] * 2}, seed=seed, **(own if settings is None else settings),
