@@ -28,7 +28,7 @@ from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import Samples, divergence
 
 
-def advantages(
+def generalised_advantages(
     reward_t: Float32[Array, "T *batch"],
     discount_t: Float32[Array, "T *batch"],
     lambda_t: Float32[Array, "T *batch"],
@@ -196,7 +196,7 @@ class Ppo(Algorithm):
         return params, rows, metrics
 
     def advantages(self, trajectory: Trajectory, last: TimeStep, value: Array, last_value: Array) -> Array:
-        """Return `advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
+        """Return `generalised_advantages` [T, B, A] of values [T, B, A] and the value after them [B, A].
 
         The value after a truncated episode is that of its last observation, which has a row of its own.
         """
@@ -206,7 +206,7 @@ class Ppo(Algorithm):
             over_agents = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[..., None], value.shape)  # noqa: E731
             discount = self.gamma * over_agents(~following.terminated)
             lambda_t = self.gae_lambda * over_agents(~following.done)
-            return advantages(following.reward, discount, lambda_t, value, next_value)
+            return generalised_advantages(following.reward, discount, lambda_t, value, next_value)
 
         next_value = jnp.concatenate([value[1:], last_value[None]])
         rows = base.next_timesteps(trajectory, last), value, next_value
