@@ -257,7 +257,7 @@ def test_updates_per_second_leave_out_the_start(monkeypatch):
 def test_table_of_what_could_not_be_measured():
     data = {
         "work": "environments", "machine": {"processor": "AMD EPYC", "started": "2026-01-02 03:04:05"},
-        "peers": {"jidi": {"packages": {}}},
+        "peers": {"jidi": {}},
         "rows": [{"peer": "jidi", "environment": "b", "num_envs": 1, "skipped": "why"}],
     }  # fmt: skip
     lines = tables.rows(data).splitlines()

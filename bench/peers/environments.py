@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.installs import ALONE
-
+ALONE = "one copy at a time"  # why an environment has no figure for many copies
 COPIES = 3  # of what is carried: before, after, and the compiler's temporaries
 
 

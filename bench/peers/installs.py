@@ -16,7 +16,6 @@ GYMNAX = (*JAX, "gymnax==1.0.1", "six")  # which imports six without asking for 
 SB3 = ("gymnasium==1.3.0", "stable-baselines3==2.9.2", "torch==2.14.1")
 ALL = ("sac", "td3", "ppo")
 OURS = "ours"
-ALONE = "one copy at a time"  # why an environment has no figure for many copies
 
 
 @dataclasses.dataclass(frozen=True)

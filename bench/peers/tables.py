@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.peers import installs
+from bench.peers.environments import ALONE
 from jaxrl.report.console import format_si
 
 
@@ -22,11 +23,11 @@ def rows(data: dict[str, Any]) -> str:
 def _remarks(data: dict[str, Any]) -> Iterator[str]:
     """Yield the machine, then versions and remark of each library that has rows."""
     machine = data["machine"]
-    dash = f" (-: {installs.ALONE})" if any(row.get("skipped") == installs.ALONE for row in data["rows"]) else ""
+    dash = f" (-: {ALONE})" if any(row.get("skipped") == ALONE for row in data["rows"]) else ""
     yield f"One core, {machine['processor']}, {machine['started'][:10]}{dash}:"
     yield ""
     for peer in dict.fromkeys(row["peer"] for row in data["rows"]):
-        own, found = installs.PEERS[peer], data["peers"][peer]["packages"]
+        own, found = installs.PEERS[peer], data["peers"][peer].get("packages", {})
         names = [name for name in found if any(word.startswith(f"{name.replace('_', '-')}==") for word in own.packages)]
         versions = [f"{name} {found[name]}" for name in names]
         yield f"- {peer}: {', '.join([*versions, own.note] if own.note else versions)}"
@@ -55,7 +56,7 @@ def _environments(found: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return format_si(row["rate"]) if "rate" in row else row.get("skipped", "").replace(installs.ALONE, "-")
+    return format_si(row["rate"]) if "rate" in row else row.get("skipped", "").replace(ALONE, "-")
 
 
 def _learners(found: list[dict[str, Any]]) -> Iterator[list[str]]:
