@@ -50,7 +50,8 @@ PEERS = {
     ),
     "metaworld": Peer(("metaworld==3.1.1", "mujoco==3.3.0", "packaging"), ("reach-v3",), note="the original of reach"),
     "jidi": Peer(
-        ("numpy==2.4.6", "torch==2.14.1", "gym==0.26.2", "pyyaml"), ("snakes_3v3",), repository="JIDI_REPOSITORY",
+        ("numpy==2.4.6", "torch==2.14.1", "gym==0.26.2", "pyyaml==6.0.4", "pillow==13.0.0"), ("snakes_3v3",),
+        repository="JIDI_REPOSITORY",
         note="the original of snakes, github.com/jidiai/Competition_3v3snakes, with its observation and greedy player",
     ),
     "pufferlib": Peer(
