@@ -157,8 +157,18 @@ def _random_field(key: Array, n: int) -> Array:
 
 def _finish(rows: Array, columns: Array, invert: Array, bits: Array | tuple[()], n: int) -> Terrain:
     terrain = Terrain(rows, columns, invert, bits, jnp.int32(0))
-    count = jnp.sum(whole(terrain, n), dtype=jnp.int32)
+    count = _area(terrain, n) if isinstance(bits, tuple) else jnp.sum(whole(terrain, n), dtype=jnp.int32)
     return Terrain(rows, columns, invert, bits, count)
+
+
+def _area(terrain: Terrain, n: int) -> Array:
+    """int32[]: number of class-1 cells of a terrain without bits, from the lengths of its sets."""
+    marks = jnp.stack(axis_marks(terrain, n))
+    inside = jnp.stack([marks & 1, marks >> 1, marks & (marks >> 1)])  # set 0, set 1 and what they share
+    lengths = jnp.sum(inside, axis=2, dtype=jnp.int32)
+    first, second, shared = jnp.unstack(lengths[:, 0] * lengths[:, 1])
+    area = first + second - shared
+    return jnp.where(terrain.invert, n * n - area, area)
 
 
 def split(side: Array, percent: Array, n: int) -> Terrain:
