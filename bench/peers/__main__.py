@@ -25,7 +25,7 @@ from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, UserError
 
 KIND = "peers"
 SIZES = "1,16,256,4096,16384"
@@ -217,6 +217,16 @@ def pythons(parsed: argparse.Namespace) -> dict[str, Path]:
     return found
 
 
+def _result(path: Path, work: str | None = None) -> dict[str, Any]:
+    """Read a result of this benchmark, of `work` if that is given. Raises UserError."""
+    result = measure.read(path)
+    if result["kind"] != KIND or work not in (None, result["work"]):
+        raise UserError(
+            f"{path} is no result of python -m bench.peers {work or ''}: name another file".replace(" :", ":")
+        )
+    return result
+
+
 def _earlier(result: dict[str, Any]) -> dict[str, Any]:
     """Return what a call that adds rows keeps of a result: its rows, and how they came about."""
     call = {"command": result["command"], "started": result["machine"]["started"], "load": result["machine"]["load"]}
@@ -231,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
     _flags(parser)
     parsed = parser.parse_args(list(argv))
     if parsed.table:
-        print(rows(measure.read(Path(parsed.table))))
+        print(rows(_result(Path(parsed.table))))
         return 0
     for name in (made := _words(parsed.make or "")):
         installs.find(name)
@@ -248,15 +258,20 @@ def main(argv: Sequence[str]) -> int:
     every = {name for peer in installs.PEERS.values() for name in peer.environments}
     if unknown := [name for name in only if name not in every]:
         raise UsageError(f"--only: there is no environment '{unknown[0]}': {closest(unknown[0], every)}")
+    if only and parsed.work == "learners":
+        raise UsageError("--only names environments: learners are chosen with --algos and --peers")
+    chosen = pythons(parsed)
+    if only and not any(name in installs.PEERS[peer].environments for peer in chosen for name in only):
+        raise UsageError(f"no library that is installed has {', '.join(only)}: make one with --make")
     path = measure.output(parsed.out, f"{KIND}_{parsed.work}")
     words = [word.replace(f"{installs.ROOT}{os.sep}", "") for word in argv]  # no path of this machine
     words = [re.sub(r"^(--python=)?([a-z0-9]+)=.*", r"\1\2=PATH", word) for word in words]
     result = measure.header(KIND, words, parsed.quick) | {"work": parsed.work, "peers": {}, "rows": []}
     result["notes"].append("speeds and seconds are CPU seconds of each worker's process, all on one core")
     if parsed.add and path.exists():
-        result |= _earlier(measure.read(path))
+        result |= _earlier(_result(path, parsed.work))
     request = Request(
-        pythons=pythons(parsed),
+        pythons=chosen,
         core=parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1),
         num_envs=measure.parse_list("1,2" if parsed.quick else parsed.num_envs, "--num_envs", 1, measure.MOST),
         only=only,

@@ -110,7 +110,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for entry in rows:
         missions, total = entry["about"]["missions"], entry["total"]
-        parts = [f"{entry['seconds'][part]:.2f} ({entry['shares'][part]:.0%})" for part in PARTS]
+        shares = entry["shares"]  # a difference of two measurements may come out below 0
+        parts = [
+            f"{entry['seconds'][part]:.2f} ({shares[part]:.0%})" if shares[part] > 0 else "about 0" for part in PARTS
+        ]
         cells = [f"`{entry['preset']}`", entry["code"], f"{missions}", f"{total:.2f}", *parts]
         lines.append(f"| {' | '.join(cells)} | {1000 * total / missions:.1f} |")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from bench.harness.training import train
 from bench.studies.learning import of_selection
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.flags import parse
-from jaxrl.common.errors import UserError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import policies, reports
 from jaxrl.report.cache import enable_compilation_cache
 from jaxrl.report.writer import read_metrics
@@ -51,7 +51,11 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(list(argv))
     presets = parsed.preset or list(PRESETS)
     for preset in presets:
-        parse(["--config", *shlex.split(preset)], parser.prog)  # refuses unknown ones
+        try:
+            words = shlex.split(preset)
+        except ValueError as error:
+            raise UsageError(f"--preset {preset!r}: {error}: close the quotation mark") from None
+        parse(["--config", *words], parser.prog)  # refuses unknown ones
     seeds = measure.parse_int(parsed.seeds, "--seeds", 2, 1000)
     episodes = measure.parse_int(parsed.episodes, "--episodes", 1, 100_000)
     path, folder = measure.output(parsed.out, KIND), Path(parsed.runs).absolute()

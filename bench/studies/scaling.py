@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from matplotlib.figure import Figure
 
 from bench.harness import measure
@@ -30,7 +31,7 @@ LEAST = 0.3  # CPU seconds per sample
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """Name of what is varied.
+    """What is varied.
 
     Attributes:
         label: of the horizontal axis.
@@ -53,7 +54,11 @@ def _copies(copies: int) -> dict[str, tuple[str, dict[str, Any], int]]:
 
 AXES = {
     "copies": Axis("copies", (1, 8, 64, 512, 4096, 16384), _copies),
-    "map": Axis("cells per side", (7, 14, 28, 57), lambda q: {"coverage, 64 copies": ("coverage", {"q": q}, 64)}),
+    "map": Axis(
+        "q, cells along the camera footprint",
+        (7, 14, 28, 57),
+        lambda q: {"coverage, 64 copies": ("coverage", {"q": q}, 64)},
+    ),
     "agents": Axis(
         "agents",
         (1, 2, 4, 8),
@@ -71,8 +76,6 @@ LEARNING = (1, 4, 16, 64, 256)  # copies
 
 def divided(game: Game, devices: int) -> Game:
     """Return an environment whose copies are divided among devices; `game` is that of one device."""
-    import jax
-
     from jaxrl.runtime.data_parallel import AXIS, REPLICATED, SPLIT, make_mesh, on_mesh
 
     reset, step, agents = game
@@ -102,8 +105,8 @@ def run(name: str, axis: Axis, rounds: int, limit: float, say: measure.Say) -> l
             except Skipped as reason:
                 row["skipped"] = str(reason)
             else:
-                opened.append((row | {"agents": made.agents} | made.facts, made))
-                rows[-1] = opened[-1][0]
+                row |= {"agents": made.agents} | made.facts
+                opened.append((row, made))
             say(f"{name} {value}, {curve}: {row.get('skipped', 'compiled')}")
     samples: list[list[float]] = [[] for _ in opened]
     for _ in range(rounds + 1):  # the first one chooses the number of steps
@@ -144,6 +147,9 @@ def draw(name: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
         for curve in dict.fromkeys(row["curve"] for row in rows):
             points = [(row["value"], row[key]) for row in rows if row["curve"] == curve and key in row]
             axes.loglog(*zip(*points, strict=True), marker="o", label=curve)
+        values = sorted({row["value"] for row in rows})
+        axes.set_xticks(values, [f"{value:,}" for value in values])
+        axes.minorticks_off()
         axes.set_xlabel(AXES[name].label if name in AXES else "copies")
         axes.set_title(titles[key], fontsize=10)
         axes.grid(True, which="both", alpha=0.3)
@@ -167,6 +173,11 @@ def main(argv: Sequence[str]) -> int:
     for axis in axes:
         if axis not in names:
             raise UsageError(f"unknown axis '{axis}': {closest(axis, names)}")
+    if "devices" in axes and (found := jax.local_device_count()) < max(AXES["devices"].values):
+        most = max(AXES["devices"].values)
+        raise UsageError(
+            f"the axis devices needs {most} devices, here are {found}: start with JAX_NUM_CPU_DEVICES={most}"
+        )
     core = parse_int(parsed.core, "--core", -1, (os.cpu_count() or 1) - 1)
     if core >= 0:
         os.sched_setaffinity(0, {core})

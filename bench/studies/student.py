@@ -42,8 +42,6 @@ NOTHING: dict[str, Any] = {"teacher_weight": 0.0, "guide_steps": 0}
 ARMS: dict[str, dict[str, Any]] = {
     "alone": NOTHING | {"total_env_steps": 240_000},  # twice the preset's
     "guided": {},
-    "bonus": NOTHING | {"teacher_weight": 1.0},
-    "imitation": NOTHING | {"imitation_episodes": 32, "imitation_updates": 5000},
 }
 
 

@@ -1,8 +1,8 @@
 """Scripted opponents, after the public repositories zhizhengzhao/snake and jidiai/Competition_3v3snakes.
 
-They act on the state before the step. Each but `territory` takes the bean nearest to its head by plain distance, not
-across the edge, and compares its four neighbour cells by their plain distance to that bean. Ties go to up, down, left,
-right in this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
+They act on the state before the step. All but random ones and `territory` take the bean nearest to their head by plain
+distance, not across the edge, and compare their four neighbour cells by their plain distance to that bean. Ties go to
+up, down, left, right in this order, and to the earlier bean. `blocked` is a neighbour cell that holds any snake.
 
     0         random
     1         the nearest cell, blocked or not

@@ -50,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
     enable_compilation_cache()
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
-        raise UsageError("labels need an expert: name the directory of a run of sac on reach")
+        raise UsageError(
+            "name the directory of a run of sac on reach: labels come from it, values also with --expert scripted"
+        )
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
     names = parse_list(flags.policy)
