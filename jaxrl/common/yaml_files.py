@@ -43,6 +43,7 @@ def read_mapping(path: Path, kind: str) -> dict[str, Any]:
         raise UsageError(f"cannot read the {kind} {path} ({error.strerror}): name another file") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        reason = reason.replace(' in "<unicode string>",', "")  # which is how the parser calls text without a file
         raise UsageError(f"cannot read the {kind} {path}: {reason[:_MOST_REASON]}") from None
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
         raise UsageError(f"{path} must be a mapping of setting names to values")

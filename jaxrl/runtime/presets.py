@@ -32,6 +32,10 @@ def find_preset(name: str) -> Path:
     stem = path.stem if path.suffix == ".yaml" else name
     if stem in presets() and (path.parent == Path() or path.parent.name == "configs"):
         return presets()[stem]
+    if path.parent != Path() and path.parent.name != "configs":
+        raise UsageError(
+            f"there is no file {short_repr(name)}: name a YAML file that is there, or a preset, such as coma_quick"
+        )
     raise UsageError(f"there is no configuration {short_repr(name)}: {closest(stem, presets())}")
 
 
