@@ -27,7 +27,10 @@ FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text()
 TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 
 
-@pytest.mark.parametrize("name", FILES)
+SLOW = ("own_optimizer.py", "seeds.py", "play.py")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])
 def test_code_of_the_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert len(FILES[name].splitlines()) <= 30
     assert "._" not in FILES[name]

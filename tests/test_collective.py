@@ -495,12 +495,9 @@ LABELLED = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(LABELLED | {"critic_updates": 0}, id="expert_datasets"),
-        pytest.param({}, id="workers", marks=pytest.mark.long),
-    ],
+    "settings", [pytest.param(LABELLED | {"critic_updates": 0}, id="expert_datasets"), pytest.param({}, id="workers")]
 )
 def test_exact_phases_end_alike_when_eight_devices_take_them_over(settings: dict[str, Any], tmp_path: Path) -> None:
     """Each phase is left half-way on one device; eight go on from its checkpoint to the same bits."""

@@ -496,7 +496,8 @@ CASES: dict[str, tuple[Environment, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", ["corridor", pytest.param("point", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_exact_training_has_the_same_bits_on_any_number_of_devices(case: str) -> None:
     env, settings = CASES[case]
     found = {}

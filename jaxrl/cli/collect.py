@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     flags, read = parse(argv, "python -m jaxrl.collect", __doc__, _flags)
     if flags.run is None:
         raise UsageError(
-            "name the directory of a run of sac on reach: labels come from it, values also with --expert scripted"
+            "labels need an expert: name the directory of a run of sac on reach, with --expert scripted for its values"
         )
     if flags.out is None:
         raise UsageError("say where to write: --out FILE.npz")
