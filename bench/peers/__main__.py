@@ -221,9 +221,7 @@ def _result(path: Path, work: str | None = None) -> dict[str, Any]:
     """Read a result of this benchmark, of `work` if that is given. Raises UserError."""
     result = measure.read(path)
     if result["kind"] != KIND or work not in (None, result["work"]):
-        raise UserError(
-            f"{path} is no result of python -m bench.peers {work or ''}: name another file".replace(" :", ":")
-        )
+        raise UserError(f"{path} is no result of bench.peers for {work or ' or '.join(WORK)}: name another file")
     return result
 
 

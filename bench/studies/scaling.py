@@ -31,7 +31,7 @@ LEAST = 0.3  # CPU seconds per sample
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """What is varied.
+    """An axis of the study: the values of what is varied.
 
     Attributes:
         label: of the horizontal axis.
