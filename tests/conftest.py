@@ -9,7 +9,8 @@ from pathlib import Path
 # run sets JAXRL_TEST_XLA_FLAGS to nothing, for the programs that users get.
 QUICK_COMPILER = "--xla_backend_optimization_level=0"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones end the process over this flag
-    QUICK_COMPILER += " --xla_cpu_use_fusion_emitters=false"
+    # all cores are busy with other tests: parts of a program that are compiled side by side only cost more in sum
+    QUICK_COMPILER += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 _FORMER = os.environ.get("XLA_FLAGS")
 os.environ["XLA_FLAGS"] = f"{_FORMER or ''} {os.environ.get('JAXRL_TEST_XLA_FLAGS', QUICK_COMPILER)}".strip()
 

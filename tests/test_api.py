@@ -27,7 +27,7 @@ FILES = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE.read_text()
 TINY: dict[str, Any] = {"num_envs": 8, "devices": 1, "total_env_steps": 640}
 
 
-SLOW = ("own_optimizer.py", "seeds.py", "play.py")
+SLOW = ("own_network.py", "own_optimizer.py", "seeds.py", "play.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in SLOW else ()) for name in FILES])

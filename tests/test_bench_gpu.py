@@ -319,6 +319,7 @@ def test_a_wrong_environment_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
+@pytest.mark.long
 def test_gradients_of_the_learner_agree_with_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways to convolve stand for two devices; one that rounds as TF32 does not agree."""
     found = learner.compare(4, 2, 2, ["float32"])

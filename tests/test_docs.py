@@ -98,6 +98,7 @@ def test_the_trained_policy_is_compared_with_random_actions(trained: Path, capsy
     assert "learned is better" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 def test_the_algorithm_of_the_page_has_the_same_bits_on_any_number_of_devices(folder: Path) -> None:
     """With --exact_sharding, by `gradient` and `step` alone."""
     text, page = (folder / "actor_critic.py").read_text(), runpy.run_path(str(folder / "actor_critic.py"))

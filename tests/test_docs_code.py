@@ -98,6 +98,7 @@ EXCEPT = {
     ("docs/several_hosts.md", "python -m jaxrl.train"): "several hosts: tests/test_hosts.py",
     ("README.md", "python -m jaxrl.train --config sac"): "long",
     ("README.md", "python -m jaxrl.evaluate runs/ddpg"): "long",
+    ("README.md", "python -m jaxrl.train --config coma_quick --init_from"): "long",
     ("README.md", "python -m jaxrl.export"): "long",
     ("README.md", "import logging"): "long",
     ("docs/algorithms/collective.md", "python -m jaxrl"): "long",

@@ -147,6 +147,7 @@ def test_a_scripted_player_plays_as_it_does_alone():
         np.testing.assert_array_equal(values, curves[name][-1], err_msg=name)
 
 
+@pytest.mark.long
 def test_matches_of_several_seeds():
     """Means over the games of each seed, and Student's interval; scripted players have no seeds."""
     first, second = subject(1, opponent="1,2"), subject(3, opponent="1,2")

@@ -320,7 +320,7 @@ SWEPT = {
 
 @pytest.mark.parametrize("vectorized", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.long if "ddpg" in case else ()) for case in SWEPT]
+    "case", [pytest.param(case, marks=() if case == "ppo" else pytest.mark.long) for case in SWEPT]
 )
 def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> None:
     """A trial with traced settings learns what the algorithm does that was made with these settings."""
