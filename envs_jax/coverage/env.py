@@ -26,6 +26,7 @@ from envs_jax.coverage import (
     reward,
     sensor,
     starts,
+    symmetry,
     terrain,
     world,
 )
@@ -68,6 +69,7 @@ class Coverage(Settings):
             critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS), low=0.0, high=1.0),
             next_mask=functools.partial(actions.next_mask, num_actions=self.num_actions),
             critic_input=functools.partial(observation.critic_input, num_actions=self.num_actions),
+            to_reference=functools.partial(symmetry.to_reference, num_actions=self.num_actions),
             score="entropy",
             score_mode="min",
         )

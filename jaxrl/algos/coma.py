@@ -91,6 +91,9 @@ class Coma(Algorithm):
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
+    symmetric: bool = setting(
+        False, "networks see views turned and mirrored into one frame, where the environment says how"
+    )
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
@@ -98,7 +101,7 @@ class Coma(Algorithm):
     convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", check_spec(self.spec))
+        object.__setattr__(self, "spec", check_spec(self.spec, self.symmetric))
         super().__post_init__()
         self.batches.check(self.num_epochs, self.actor_epochs)
 
@@ -196,7 +199,7 @@ class Coma(Algorithm):
     def actor_update(self, actor: Learner, batch: Arrays, progress: Progress) -> tuple[Learner, Arrays]:
         """Take a gradient step (equation 5) on the policy loss minus the entropy bonus, unless the actor is frozen."""
         epsilon = self.epsilon(progress)
-        logits_of = lambda actor, sample: self.nets.actor.apply(actor, sample["observation"])  # noqa: E731
+        logits_of = lambda actor, sample: self.nets.logits(actor, sample["observation"])  # noqa: E731
         if self.scale_advantage:
             mixed = lambda sample: epsilon_mix(logits_of(actor.params, sample), epsilon)  # noqa: E731
             probs = lambda sample: apply_action_mask(mixed(sample), sample["mask"])  # noqa: E731
@@ -263,7 +266,7 @@ class Coma(Algorithm):
     def nets(self) -> TeamNetworks:
         """Return the networks, which act and give values."""
         sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
-        return TeamNetworks.make(self.spec, self.make_network, self.dueling, *sizes)
+        return TeamNetworks.make(self.spec, self.make_network, self.dueling, self.symmetric, *sizes)
 
     @property
     def networks(self) -> dict[str, Packed]:

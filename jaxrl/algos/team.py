@@ -20,14 +20,17 @@ from jaxrl.nn.precision import stored_dtype
 from jaxrl.runtime.data_parallel import DataParallel
 
 
-def check_spec(spec: EnvSpec) -> EnvSpec:
+def check_spec(spec: EnvSpec, symmetric: bool) -> EnvSpec:
     """Return the spec with a centralised observation, the default one where it names none.
 
     Raises:
-        ValueError: actions are continuous, or half of the centralised observation is missing.
+        ValueError: actions are continuous, half of the centralised observation is missing, or `symmetric` networks
+            are asked for and the environment does not say how to turn views.
     """
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
+    if symmetric and spec.to_reference is None:
+        raise ValueError(f"'{spec.name}' has no to_reference, which symmetric networks need: use --symmetric false")
     spec = with_critic_input(spec)
     if spec.critic_input is None or spec.critic_input_spec is None:
         raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
@@ -65,6 +68,7 @@ class TeamNetworks:
         actor: observations [N, ...] -> logits float32[N, n].
         critic: critic inputs [N, ...] -> values float32[N, n], or [N, 1 + n] if dueling.
         dueling: values are a state's value plus mean-free action values (arXiv 1511.06581, equation 9).
+        symmetric: networks see views in the frame that symmetric situations share, see `EnvSpec.to_reference`.
         standard: (outputs, shape of an input) -> the flax module of both, unless the user gives another one.
     """
 
@@ -72,10 +76,13 @@ class TeamNetworks:
     actor: Packed
     critic: Packed
     dueling: bool
+    symmetric: bool
     standard: Callable[[int, tuple[int, ...]], Any]
 
     @classmethod
-    def make(cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, *sizes: Any) -> "TeamNetworks":
+    def make(
+        cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, symmetric: bool, *sizes: Any
+    ) -> "TeamNetworks":
         """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
         actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
         assert isinstance(actions, Discrete)
@@ -84,7 +91,7 @@ class TeamNetworks:
             return make_network(part, outputs, lambda outputs: standard(outputs, box.shape), (1, *box.shape))
 
         critic = made("critic", actions.n + dueling, spec.critic_input_spec)
-        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, standard)
+        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, symmetric, standard)
 
     def critic_inputs(self, trajectory: Trajectory, layout: DataParallel) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
@@ -93,9 +100,23 @@ class TeamNetworks:
         inputs = layout.map_shards(of_rows, (trajectory.timestep, trajectory.action), axis=1)
         return inputs.astype(stored_dtype(self.spec.critic_input_spec, trajectory.timestep.observation.dtype))
 
+    def _outputs(self, net: Packed, params: Params, views: Array) -> Array:
+        """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
+        if not self.symmetric:
+            return net.apply(params, views)
+        assert self.spec.to_reference is not None
+        turned, there = jax.vmap(self.spec.to_reference)(views)
+        out, n = net.apply(params, turned), there.shape[1]
+        chosen = jax.nn.one_hot(there, n)  # a product: the gradient of a gather is a slow scatter
+        return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)
+
+    def logits(self, actor: Params, observation: Array) -> Array:
+        """Return logits float32[N, n] of observations [N, ...]."""
+        return self._outputs(self.actor, actor, observation)
+
     def values(self, critic: Params, critic_input: Array) -> Array:
         """Return Q(s, .) float32[N, n] of critic inputs [N, ...]."""
-        out = self.critic.apply(critic, critic_input)
+        out = self._outputs(self.critic, critic, critic_input)
         if not self.dueling:
             return out
         advantages = out[:, 1:]
@@ -107,7 +128,7 @@ class TeamNetworks:
         """Compute the logits of all agents [B, A, ...] at once, then select actions as in `sample_sequentially`."""
         agents = timestep.observation.shape[:2]
         flat = timestep.observation.reshape(-1, *timestep.observation.shape[2:])
-        logits = self.actor.apply(policy, flat).reshape(*agents, -1)
+        logits = self.logits(policy, flat).reshape(*agents, -1)
         action_probs = distributions.epsilon_mix(logits, epsilon)
         return sample_sequentially(self.spec, timestep, action_probs, keys, greedy)
 

@@ -1,0 +1,61 @@
+"""The symmetry of the square area: turned and mirrored, a mission is another one, equally likely and worth as much.
+
+Views are turned and mirrored such that their agent lies in one eighth of the area, so networks learn once what they
+would learn eight times. Not in the original.
+"""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+
+from envs_jax.base import Array
+from envs_jax.coverage.actions import MOVES
+from envs_jax.coverage.world import LATTICE
+
+_POSITIONS, _OTHER_ACTIONS = 2, 11  # channels of `observation`
+
+
+def _actions_there(num_actions: int) -> np.ndarray:
+    """int32[8, n]: what each action is in the frame 4 (x mirrored) + 2 (y mirrored) + (then axes exchanged)."""
+    moves = MOVES[num_actions]
+    rows = []
+    for mirror_x, mirror_y, exchange in itertools.product((False, True), repeat=3):
+        turned = moves * np.array([-1 if mirror_x else 1, -1 if mirror_y else 1, 1])
+        turned = turned[:, [1, 0, 2]] if exchange else turned
+        rows.append(np.argmax((turned[:, None] == moves[None]).all(-1), axis=1))
+    return np.array(rows, np.int32)
+
+
+def to_reference(view: Array, num_actions: int) -> tuple[Array, Array]:
+    """Turn an agent's view into the frame in which the agent has x <= y <= the middle of the area.
+
+    On the middle and on the diagonal, where views are their own mirror images, nothing is turned.
+
+    Args:
+        view: [11, 11, 7], an observation, or [11, 11, 12], a row of `observation.critic_input`.
+        num_actions: n.
+
+    Returns:
+        the view, and int32[n]: which action of the frame each action is.
+    """
+    centre = LATTICE // 2
+    inside = (view[:, :, _POSITIONS] > 0).astype(jnp.int32)  # the area around the agent
+    low_x, high_x = inside[:centre, centre].sum(), inside[centre + 1 :, centre].sum()  # steps to the borders, up to 5
+    low_y, high_y = inside[centre, :centre].sum(), inside[centre, centre + 1 :].sum()
+    mirror_x, mirror_y = low_x > high_x, low_y > high_y
+    exchange = jnp.minimum(low_x, high_x) > jnp.minimum(low_y, high_y)
+    frame = 4 * mirror_x.astype(jnp.int32) + 2 * mirror_y.astype(jnp.int32) + exchange.astype(jnp.int32)
+    there = jnp.asarray(_actions_there(num_actions))[frame]
+
+    view = jnp.where(mirror_x, view[::-1], view)
+    view = jnp.where(mirror_y, view[:, ::-1], view)
+    view = jnp.where(exchange, view.swapaxes(0, 1), view)
+    if view.shape[2] > _OTHER_ACTIONS:
+        shown = jnp.round(view[:, :, _OTHER_ACTIONS].astype(jnp.float32) * num_actions).astype(jnp.int32)  # action + 1
+        turned = jnp.zeros_like(shown)
+        for a in range(num_actions):
+            turned = jnp.where(shown == a + 1, there[a] + 1, turned)
+        channel = (turned.astype(jnp.float32) / num_actions).astype(view.dtype)
+        view = jnp.concatenate([view[:, :, :_OTHER_ACTIONS], channel[:, :, None]], axis=2)
+    return view, there

@@ -1,0 +1,121 @@
+"""Views of coverage in the frame that symmetric situations share, and networks that see them there."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import envs_jax
+from envs_jax.coverage import actions, observation, symmetry
+from jaxrl.algos.coma import Coma
+from jaxrl.runtime.data_parallel import DataParallel
+
+X_DOWN, Y_DOWN, Y_UP, X_UP = 1, 2, 3, 4  # of six actions; 0 and 5 change the altitude
+
+# What happens to axes 0 and 1 of maps, and to the six actions, in the eight symmetric missions.
+SYMMETRIES = [
+    (mirror_x, mirror_y, exchange) for mirror_x, mirror_y, exchange in itertools.product((False, True), repeat=3)
+]
+
+
+def turned(view: np.ndarray, mirror_x: bool, mirror_y: bool, exchange: bool) -> np.ndarray:
+    view = np.flip(view, 0) if mirror_x else view
+    view = np.flip(view, 1) if mirror_y else view
+    return view.transpose(1, 0, 2) if exchange else view
+
+
+def turned_action(action: int, mirror_x: bool, mirror_y: bool, exchange: bool) -> int:
+    """The action, one of six, in the turned mission: by the names of the moves."""
+    swaps = [{X_DOWN: X_UP, X_UP: X_DOWN}] * mirror_x + [{Y_DOWN: Y_UP, Y_UP: Y_DOWN}] * mirror_y
+    swaps += [{X_DOWN: Y_DOWN, Y_DOWN: X_DOWN, X_UP: Y_UP, Y_UP: X_UP}] * exchange
+    for swap in swaps:
+        action = swap.get(action, action)
+    return action
+
+
+def made_up(generator: np.random.Generator, positions: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Critic inputs [A, 11, 11, 12] with made-up maps, and who is where and does what."""
+    agents = len(positions)
+    view = generator.random((agents, 11, 11, 12)).astype(np.float32)
+    view[:, :, :, 2] = observation.neighbours(jnp.asarray(positions), jnp.ones((agents, agents), bool))
+    view[:, :, :, 11] = 0
+    for i, j in itertools.permutations(range(agents), 2):
+        view[i, positions[j, 0], positions[j, 1], 11] = (chosen[j] + 1) / 6
+    return view
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), symmetry_=st.sampled_from(SYMMETRIES))
+def test_symmetric_situations_look_the_same(seed: int, symmetry_: tuple[bool, bool, bool]) -> None:
+    """A view and its mirror image have one reference, in which every action is what its mirror image is."""
+    generator = np.random.default_rng(seed)
+    positions, chosen = generator.integers(0, [11, 11, 3], (4, 3), np.int32), generator.integers(0, 6, 4)
+    view = made_up(generator, positions, chosen)
+    other = np.stack([turned(row, *symmetry_) for row in view])
+    # actions of the others turn, too
+    there = np.array([0] + [turned_action(a, *symmetry_) + 1 for a in range(6)])
+    other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
+    of_all = jax.vmap(lambda view: symmetry.to_reference(view, 6))
+    (first, acts), (second, turned_acts) = of_all(view), of_all(other)
+    for agent, (x, y, _) in enumerate(positions):
+        if x == 5 or y == 5 or min(x, 10 - x) == min(y, 10 - y):
+            continue  # on the middle or a diagonal: its own mirror image
+        np.testing.assert_array_equal(first[agent], second[agent])
+        mirrored = [turned_acts[agent, turned_action(a, *symmetry_)] for a in range(6)]
+        np.testing.assert_array_equal(acts[agent], mirrored)
+
+
+@pytest.mark.parametrize("position", [(1, 3), (3, 1), (9, 3), (1, 7), (7, 9), (10, 0), (5, 8), (4, 4), (6, 4)])
+def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
+    """Channel 7 shows it at x <= y <= 5; the first seven channels alone are turned in the same way."""
+    view = made_up(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
+    view[:, :, 7] = 0
+    view[*position, 7] = 2 / 3
+    found, there = symmetry.to_reference(jnp.asarray(view), 6)
+    ((x, y),) = np.argwhere(found[:, :, 7])
+    assert x <= y <= 5 and {x, y} == {min(p, 10 - p) for p in position}
+    seven, same = symmetry.to_reference(jnp.asarray(view[:, :, :7]), 6)
+    np.testing.assert_array_equal(seven, found[:, :, :7])
+    np.testing.assert_array_equal(there, same)
+    # the map's value under the agent goes with it
+    assert float(found[x, y, 5]) == view[*position, 5]
+
+
+@pytest.mark.parametrize("num_actions", [4, 6, 27])
+def test_every_action_moves_in_its_frame_as_its_image_does(num_actions: int) -> None:
+    """An agent at (9, 7) is at (1, 3) in the frame, where x and y are mirrored; at (7, 9) axes are exchanged, too."""
+    for position, exchange in (((9, 7), False), ((7, 9), True)):
+        view = np.zeros((11, 11, 7), np.float32)
+        view[:, :, 2] = observation.neighbours(jnp.array([[*position, 1]]), jnp.ones((1, 1), bool))[0]
+        _, there = symmetry.to_reference(jnp.asarray(view), num_actions)
+        assert sorted(there.tolist()) == list(range(num_actions))
+        for action in range(num_actions):
+            old = np.array([*position, 1]) + actions.MOVES[num_actions][action]
+            new = np.array([1, 3, 1]) + actions.MOVES[num_actions][there[action]]
+            mirrored = 10 - old[:2]
+            np.testing.assert_array_equal(new, [*(mirrored[::-1] if exchange else mirrored), old[2]])
+
+
+def test_a_symmetric_policy_acts_alike_in_symmetric_situations() -> None:
+    """Probabilities and values of mirrored views are mirrored; without the setting they are not."""
+    env = envs_jax.make("coverage", q=5)
+    generator = np.random.default_rng(0)
+    positions = np.array([[9, 7, 0], [1, 2, 1], [3, 8, 2], [8, 4, 1]], np.int32)
+    view = made_up(generator, positions, np.array([1, 2, 3, 4]))
+    other = np.stack([turned(row, True, False, True) for row in view])
+    moved = np.array([0] + [turned_action(a, True, False, True) + 1 for a in range(6)])
+    other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6
+    order = [turned_action(a, True, False, True) for a in range(6)]
+    for symmetric in (True, False):
+        algo = Coma(env.spec, DataParallel(8), symmetric=symmetric, hidden_size=8, dueling=True, num_minibatches=1)
+        params = algo.init(jax.random.key(0), None).replicated
+        for net, vector, channels in (
+            (algo.nets.logits, params.actor.params, 7),
+            (algo.nets.values, params.critic.params, 12),
+        ):
+            first, second = (np.asarray(net(vector, jnp.asarray(x[..., :channels]))) for x in (view, other))
+            assert np.allclose(first, second[:, order], atol=1e-6) == symmetric
