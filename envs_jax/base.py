@@ -184,8 +184,8 @@ class EnvSpec:
         compatible_settings: {setting: value}: policies are interchangeable between environments where these are equal.
         action_order: the first n values of an agent's observation are the n actions in the order in which the other
             values describe them; networks that know it see the other values alone and have their outputs in that order.
-        to_reference: view of ONE agent, its observation or its row of `critic_input` -> (the view turned and mirrored
-            into a frame that symmetric situations share, int32[n]: the action that each action is there); or None.
+        egocentric: view of ONE agent, its observation or its row of `critic_input` -> (the view as the agent sees it,
+            in a frame that symmetric situations share, int32[n]: which action of the frame each action is); or None.
     """
 
     name: str
@@ -207,7 +207,7 @@ class EnvSpec:
     task_names: tuple[str, ...] = ()
     compatible_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     action_order: bool = False
-    to_reference: Callable[[Array], tuple[Array, Array]] | None = None
+    egocentric: Callable[[Array], tuple[Array, Array]] | None = None
 
     def label(self, metric: str) -> str:
         """Return the label of a metric with its unit; "metric/task" is the metric over the episodes of one task."""

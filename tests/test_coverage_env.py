@@ -76,6 +76,15 @@ def test_reward_timing_shifts_by_one():
     assert original[0] == 0.0 and original[1] != 0.0
 
 
+def test_the_reward_of_the_region_is_what_the_score_loses():
+    seen = fly(make(reward="region", reward_scale=10.0, reward_offset=0.25), jax.random.key(2))
+    entropy = [float(timestep.metrics["entropy"]) for _, timestep in seen]
+    rewards = [float(timestep.reward[0]) for _, timestep in seen]
+    assert rewards[0] == 0.0
+    np.testing.assert_allclose(rewards[1:], 0.25 - 10 * np.diff(entropy), atol=1e-5)
+    assert entropy[-1] < entropy[0] - 0.01
+
+
 def test_a_fusion_that_changes_nothing_earns_the_offset():
     env = make(num_agents=2, num_actions=4)
     start = np.int32([[5, 5, 0]] * 2)

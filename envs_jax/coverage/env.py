@@ -21,12 +21,12 @@ from envs_jax.coverage import (
     actions,
     baselines,
     communication,
+    egocentric,
     maps,
     observation,
     reward,
     sensor,
     starts,
-    symmetry,
     terrain,
     world,
 )
@@ -69,7 +69,7 @@ class Coverage(Settings):
             critic_input_spec=Box((side, side, observation.CRITIC_CHANNELS), low=0.0, high=1.0),
             next_mask=functools.partial(actions.next_mask, num_actions=self.num_actions),
             critic_input=functools.partial(observation.critic_input, num_actions=self.num_actions),
-            to_reference=functools.partial(symmetry.to_reference, num_actions=self.num_actions),
+            egocentric=functools.partial(egocentric.egocentric, num_actions=self.num_actions),
             score="entropy",
             score_mode="min",
         )
@@ -179,9 +179,15 @@ class Coverage(Settings):
     def _conclude(self, state: State, survey: Measurements, updated: Maps, report: Report) -> tuple[State, TimeStep]:
         """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
+        scaled = self.reward_scale, self.reward_offset
+        if self.reward == "region":
+            interest = state.maps.sums.interest, updated.sums.interest
+            training = reward.region(*interest, state.terrain.count, *scaled)
+        else:
+            training = reward.relative(report.before, updated.sums.weighted, *scaled)
         earned = jnp.stack(
             [
-                reward.relative(report.before, updated.sums.weighted, self.reward_scale, self.reward_offset),
+                training,
                 reward.absolute(report.before, updated.sums.weighted, self.n, self.weights),
             ]
         )

@@ -2,6 +2,7 @@
 
     relative:  u = sum w(p') (H(p) - H(p')) / sum w(p') H(p),   r = scale u + offset       (shared by all agents)
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)
+    region:    u = loss of the metric "entropy",                r = scale u + offset       (ours: knows the true region)
 
 p before and p' after the update; the weight w is that of the map after the update in numerator and denominator.
 """
@@ -26,6 +27,11 @@ def relative(before: Array, after: Array, scale: float, offset: float) -> Array:
     left = uncertain > 0.0
     share = jnp.where(left, real(before - after) / jnp.where(left, uncertain, 1.0), 0.0)
     return scale * share + offset
+
+
+def region(before: Array, after: Array, interest: Array, scale: float, offset: float) -> Array:
+    """float32[]: the reward from the sums of H over class-1 cells before and after (int32[2]), of `interest` cells."""
+    return scale * real(before - after) / jnp.maximum(interest, 1).astype(jnp.float32) + offset
 
 
 def absolute(before: Array, after: Array, n: int, weights: Weights) -> Array:

@@ -64,12 +64,14 @@ class Settings(Environment):
         (0.0, 1.0), "weights of cells believed to be of class 0 and 1", between=(0, 1e6)
     )
     unknown_weight: float = setting(0.5, "weight of unknown cells", between=(0, 1e6))
-    reward_scale: float = setting(
-        22.0, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
+    reward: str = setting(
+        "relative",
+        "what is rewarded: relative: the relative loss of the weighted entropy of the team's map; region: the loss of "
+        "the mean entropy over the true region, which is the score",
+        choices=("relative", "region"),
     )
-    reward_offset: float = setting(
-        -0.5, "reward = scale x relative loss of weighted entropy + offset", between=(-1e6, 1e6)
-    )
+    reward_scale: float = setting(22.0, "reward = scale x loss of entropy + offset", between=(-1e6, 1e6))
+    reward_offset: float = setting(-0.5, "reward = scale x loss of entropy + offset", between=(-1e6, 1e6))
     terrain: str = setting("split", f"family of ground truth maps: {', '.join(TERRAINS)}", choices=TERRAINS)
     start: str = setting("uniform", f"start positions: {', '.join(STARTS)}", choices=STARTS)
     reward_timing: str = setting(

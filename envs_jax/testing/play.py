@@ -128,12 +128,13 @@ class Check:
         if (critic := spec.critic_input) and (box := spec.critic_input_spec):
             rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
             self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
-        if (turn := spec.to_reference) and isinstance(spec.action, Discrete):
+        if (turn := spec.egocentric) and isinstance(spec.action, Discrete):
             for box in filter(None, (spec.observation, spec.critic_input_spec)):
                 turn_it = functools.partial(jax.eval_shape, turn, jax.ShapeDtypeStruct(box.shape, box.dtype))
-                turned, there = self._traced("to_reference", turn_it)
-                self._expect("to_reference returns as view", turned, box.shape, box.dtype)
-                self._expect("to_reference returns as actions", there, (spec.action.n,), jnp.int32)
+                pair = self._traced("egocentric", turn_it)
+                if not (isinstance(pair, tuple) and len(pair) == 2):
+                    self.fail(f"egocentric returns {type(pair).__name__}: it must return the pair (view, actions)")
+                self._expect("egocentric returns as actions", pair[1], (spec.action.n,), jnp.int32)
 
     def _returned(self, what: str, *arguments: Any) -> tuple[Any, TimeStep]:
         """Return the types of what reset or step returns, checked against the spec."""

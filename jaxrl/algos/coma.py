@@ -91,9 +91,10 @@ class Coma(Algorithm):
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
     scale_advantage: bool = setting(False, "divide advantages by their standard deviation over the minibatch")
-    symmetric: bool = setting(
-        False, "networks see views turned and mirrored into one frame, where the environment says how"
-    )
+    egocentric: bool = setting(
+        False, "networks see views from the agent, in a frame that symmetric situations share; for environments that "
+        "say how, such as coverage",
+    )  # fmt: skip
     hidden_size: int = setting(256, "channels of the convolutions and units of the dense layers", between=(1, 2**14))
     depth: int = setting(1, "hidden dense layers, after convolutions where inputs are images", between=(0, 100))
     initializer: Literal["torch", "he"] = setting("torch", "torch: PyTorch's default; he: He normal, small last layer")
@@ -101,7 +102,7 @@ class Coma(Algorithm):
     convolution: Literal["auto", "conv", "dense", "patches"] = setting("auto", "method; auto = by the backend")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", check_spec(self.spec, self.symmetric))
+        object.__setattr__(self, "spec", check_spec(self.spec, self.egocentric))
         super().__post_init__()
         self.batches.check(self.num_epochs, self.actor_epochs)
 
@@ -266,7 +267,7 @@ class Coma(Algorithm):
     def nets(self) -> TeamNetworks:
         """Return the networks, which act and give values."""
         sizes = self.hidden_size, self.depth, self.initializer, self.stride, self.convolution, self.layout.compute_dtype
-        return TeamNetworks.make(self.spec, self.make_network, self.dueling, self.symmetric, *sizes)
+        return TeamNetworks.make(self.spec, self.make_network, self.dueling, self.egocentric, *sizes)
 
     @property
     def networks(self) -> dict[str, Packed]:

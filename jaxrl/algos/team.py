@@ -20,17 +20,17 @@ from jaxrl.nn.precision import stored_dtype
 from jaxrl.runtime.data_parallel import DataParallel
 
 
-def check_spec(spec: EnvSpec, symmetric: bool) -> EnvSpec:
+def check_spec(spec: EnvSpec, egocentric: bool) -> EnvSpec:
     """Return the spec with a centralised observation, the default one where it names none.
 
     Raises:
-        ValueError: actions are continuous, half of the centralised observation is missing, or `symmetric` networks
-            are asked for and the environment does not say how to turn views.
+        ValueError: actions are continuous, half of the centralised observation is missing, or `egocentric` views are
+            asked for and the environment has none.
     """
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
-    if symmetric and spec.to_reference is None:
-        raise ValueError(f"'{spec.name}' has no to_reference, which symmetric networks need: use --symmetric false")
+    if egocentric and spec.egocentric is None:
+        raise ValueError(f"'{spec.name}' has no egocentric views: use --egocentric false")
     spec = with_critic_input(spec)
     if spec.critic_input is None or spec.critic_input_spec is None:
         raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
@@ -68,7 +68,7 @@ class TeamNetworks:
         actor: observations [N, ...] -> logits float32[N, n].
         critic: critic inputs [N, ...] -> values float32[N, n], or [N, 1 + n] if dueling.
         dueling: values are a state's value plus mean-free action values (arXiv 1511.06581, equation 9).
-        symmetric: networks see views in the frame that symmetric situations share, see `EnvSpec.to_reference`.
+        egocentric: networks see views as the agent does, see `EnvSpec.egocentric`.
         standard: (outputs, shape of an input) -> the flax module of both, unless the user gives another one.
     """
 
@@ -76,22 +76,26 @@ class TeamNetworks:
     actor: Packed
     critic: Packed
     dueling: bool
-    symmetric: bool
+    egocentric: bool
     standard: Callable[[int, tuple[int, ...]], Any]
 
     @classmethod
     def make(
-        cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, symmetric: bool, *sizes: Any
+        cls, spec: EnvSpec, make_network: Callable[..., Packed], dueling: bool, egocentric: bool, *sizes: Any
     ) -> "TeamNetworks":
         """Return networks made by `Algorithm.make_network`; `sizes` are the rest of the arguments of `network`."""
         actions, standard = spec.action, lambda outputs, shape: network(outputs, shape, *sizes)
         assert isinstance(actions, Discrete)
 
         def made(part: str, outputs: int, box: Any) -> Packed:
-            return make_network(part, outputs, lambda outputs: standard(outputs, box.shape), (1, *box.shape))
+            shape = box.shape
+            if egocentric:
+                assert spec.egocentric is not None
+                shape = jax.eval_shape(spec.egocentric, jax.ShapeDtypeStruct(box.shape, box.dtype))[0].shape
+            return make_network(part, outputs, lambda outputs: standard(outputs, shape), (1, *shape))
 
         critic = made("critic", actions.n + dueling, spec.critic_input_spec)
-        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, symmetric, standard)
+        return cls(spec, made("actor", actions.n, spec.observation), critic, dueling, egocentric, standard)
 
     def critic_inputs(self, trajectory: Trajectory, layout: DataParallel) -> Array:
         """Return the critic inputs [T, B, A, ...] of a trajectory, in the dtype that its observations are stored in."""
@@ -102,10 +106,10 @@ class TeamNetworks:
 
     def _outputs(self, net: Packed, params: Params, views: Array) -> Array:
         """Return outputs float32[N, k + n] of views [N, ...]; the last n belong to the n actions."""
-        if not self.symmetric:
+        if not self.egocentric:
             return net.apply(params, views)
-        assert self.spec.to_reference is not None
-        turned, there = jax.vmap(self.spec.to_reference)(views)
+        assert self.spec.egocentric is not None
+        turned, there = jax.vmap(self.spec.egocentric)(views)
         out, n = net.apply(params, turned), there.shape[1]
         chosen = jax.nn.one_hot(there, n)  # a product: the gradient of a gather is a slow scatter
         return jnp.concatenate([out[:, :-n], jnp.sum(chosen * out[:, None, -n:], axis=-1)], axis=1)

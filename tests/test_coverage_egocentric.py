@@ -1,4 +1,4 @@
-"""Views of coverage in the frame that symmetric situations share, and networks that see them there."""
+"""Egocentric views of coverage, and networks that see them."""
 
 import itertools
 
@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.tiny import Corridor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs_jax
-from envs_jax.coverage import actions, observation, symmetry
+from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
 from jaxrl.runtime.data_parallel import DataParallel
 
@@ -49,40 +50,48 @@ def made_up(generator: np.random.Generator, positions: np.ndarray, chosen: np.nd
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), symmetry_=st.sampled_from(SYMMETRIES))
-def test_symmetric_situations_look_the_same(seed: int, symmetry_: tuple[bool, bool, bool]) -> None:
-    """A view and its mirror image have one reference, in which every action is what its mirror image is."""
+@given(seed=st.integers(0, 2**32 - 1), mirrored_by=st.sampled_from(SYMMETRIES))
+def test_symmetric_situations_look_the_same(seed: int, mirrored_by: tuple[bool, bool, bool]) -> None:
+    """A view and its mirror image are one in the agent's frame, where every action is what its mirror image is."""
     generator = np.random.default_rng(seed)
     positions, chosen = generator.integers(0, [11, 11, 3], (4, 3), np.int32), generator.integers(0, 6, 4)
     view = made_up(generator, positions, chosen)
-    other = np.stack([turned(row, *symmetry_) for row in view])
+    other = np.stack([turned(row, *mirrored_by) for row in view])
     # actions of the others turn, too
-    there = np.array([0] + [turned_action(a, *symmetry_) + 1 for a in range(6)])
+    there = np.array([0] + [turned_action(a, *mirrored_by) + 1 for a in range(6)])
     other[..., 11] = there[np.rint(other[..., 11] * 6).astype(int)] / 6
-    of_all = jax.vmap(lambda view: symmetry.to_reference(view, 6))
+    of_all = jax.vmap(lambda view: egocentric.egocentric(view, 6))
     (first, acts), (second, turned_acts) = of_all(view), of_all(other)
     for agent, (x, y, _) in enumerate(positions):
         if x == 5 or y == 5 or min(x, 10 - x) == min(y, 10 - y):
             continue  # on the middle or a diagonal: its own mirror image
         np.testing.assert_array_equal(first[agent], second[agent])
-        mirrored = [turned_acts[agent, turned_action(a, *symmetry_)] for a in range(6)]
+        mirrored = [turned_acts[agent, turned_action(a, *mirrored_by)] for a in range(6)]
         np.testing.assert_array_equal(acts[agent], mirrored)
 
 
 @pytest.mark.parametrize("position", [(1, 3), (3, 1), (9, 3), (1, 7), (7, 9), (10, 0), (5, 8), (4, 4), (6, 4)])
 def test_the_agent_lies_in_one_eighth(position: tuple[int, int]) -> None:
-    """Channel 7 shows it at x <= y <= 5; the first seven channels alone are turned in the same way."""
+    """Channel 7 shows it at x <= y <= 5; an observation alone is turned in the same way."""
     view = made_up(np.random.default_rng(1), np.array([[*position, 1]], np.int32), np.zeros(1, int))[0]
     view[:, :, 7] = 0
     view[*position, 7] = 2 / 3
-    found, there = symmetry.to_reference(jnp.asarray(view), 6)
+    found, there = egocentric.egocentric(jnp.asarray(view), 6)
     ((x, y),) = np.argwhere(found[:, :, 7])
     assert x <= y <= 5 and {x, y} == {min(p, 10 - p) for p in position}
-    seven, same = symmetry.to_reference(jnp.asarray(view[:, :, :7]), 6)
-    np.testing.assert_array_equal(seven, found[:, :, :7])
+    seven, same = egocentric.egocentric(jnp.asarray(view[:, :, :7]), 6)
+    np.testing.assert_array_equal(seven[:, :, :7], found[:, :, :7])
     np.testing.assert_array_equal(there, same)
-    # the map's value under the agent goes with it
-    assert float(found[x, y, 5]) == view[*position, 5]
+    assert float(found[x, y, 5]) == view[*position, 5]  # the map's value under the agent goes with it
+    assert seven.shape == (11, 11, 10) and found.shape == (11, 11, 20)
+    np.testing.assert_array_equal(seven[:, :, 7:], found[:, :, 12:15])
+    for channel, around in zip(
+        (3, 5, 6, 7, 8, 9, 10, 11), np.moveaxis(np.asarray(found[:, :, 12:]), 2, 0), strict=True
+    ):
+        for a, b in np.ndindex(11, 11):  # cell (5, 5) is the agent's
+            row, column = x + a - 5, y + b - 5
+            on_map = 0 <= row < 11 and 0 <= column < 11
+            assert around[a, b] == (found[row, column, channel] if on_map else 0)
 
 
 @pytest.mark.parametrize("num_actions", [4, 6, 27])
@@ -91,7 +100,7 @@ def test_every_action_moves_in_its_frame_as_its_image_does(num_actions: int) -> 
     for position, exchange in (((9, 7), False), ((7, 9), True)):
         view = np.zeros((11, 11, 7), np.float32)
         view[:, :, 2] = observation.neighbours(jnp.array([[*position, 1]]), jnp.ones((1, 1), bool))[0]
-        _, there = symmetry.to_reference(jnp.asarray(view), num_actions)
+        _, there = egocentric.egocentric(jnp.asarray(view), num_actions)
         assert sorted(there.tolist()) == list(range(num_actions))
         for action in range(num_actions):
             old = np.array([*position, 1]) + actions.MOVES[num_actions][action]
@@ -100,7 +109,7 @@ def test_every_action_moves_in_its_frame_as_its_image_does(num_actions: int) -> 
             np.testing.assert_array_equal(new, [*(mirrored[::-1] if exchange else mirrored), old[2]])
 
 
-def test_a_symmetric_policy_acts_alike_in_symmetric_situations() -> None:
+def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     """Probabilities and values of mirrored views are mirrored; without the setting they are not."""
     env = envs_jax.make("coverage", q=5)
     generator = np.random.default_rng(0)
@@ -110,12 +119,17 @@ def test_a_symmetric_policy_acts_alike_in_symmetric_situations() -> None:
     moved = np.array([0] + [turned_action(a, True, False, True) + 1 for a in range(6)])
     other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6
     order = [turned_action(a, True, False, True) for a in range(6)]
-    for symmetric in (True, False):
-        algo = Coma(env.spec, DataParallel(8), symmetric=symmetric, hidden_size=8, dueling=True, num_minibatches=1)
+    for seen in (True, False):
+        algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True, num_minibatches=1)
         params = algo.init(jax.random.key(0), None).replicated
         for net, vector, channels in (
             (algo.nets.logits, params.actor.params, 7),
             (algo.nets.values, params.critic.params, 12),
         ):
             first, second = (np.asarray(net(vector, jnp.asarray(x[..., :channels]))) for x in (view, other))
-            assert np.allclose(first, second[:, order], atol=1e-6) == symmetric
+            assert np.allclose(first, second[:, order], atol=1e-6) == seen
+
+
+def test_an_environment_without_egocentric_views_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^'corridor' has no egocentric views: use --egocentric false$"):
+        Coma(Corridor().spec, DataParallel(8), egocentric=True, num_minibatches=1)

@@ -1,11 +1,13 @@
-"""The symmetry of the square area: turned and mirrored, a mission is another one, equally likely and worth as much.
+"""Views as the agent sees them from where it is, in a frame that symmetric situations share. Not in the original.
 
-Views are turned and mirrored such that their agent lies in one eighth of the area, so networks learn once what they
-would learn eight times. Not in the original.
+Turned or mirrored, a mission is another one, equally likely and worth as much. Views are turned and mirrored such that
+their agent lies in one eighth of the area, so networks learn once what they would learn eight times. Maps are shown
+centred on the agent, too, as channel 2 is: what lies next to an agent is then in the same place wherever it is.
 """
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +16,7 @@ from envs_jax.coverage.actions import MOVES
 from envs_jax.coverage.world import LATTICE
 
 _POSITIONS, _OTHER_ACTIONS = 2, 11  # channels of `observation`
+_ABSOLUTE = (3, 5, 6, 7, 8, 9, 10, 11)  # channels that are not centred on the agent
 
 
 def _actions_there(num_actions: int) -> np.ndarray:
@@ -27,24 +30,26 @@ def _actions_there(num_actions: int) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def to_reference(view: Array, num_actions: int) -> tuple[Array, Array]:
-    """Turn an agent's view into the frame in which the agent has x <= y <= the middle of the area.
+def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
+    """Turn an agent's view into the frame in which the agent has x <= y <= 5, and add maps centred on it.
 
-    On the middle and on the diagonal, where views are their own mirror images, nothing is turned.
+    On the middle and on the diagonals, where views may be their own mirror images, less is turned.
 
     Args:
         view: [11, 11, 7], an observation, or [11, 11, 12], a row of `observation.critic_input`.
         num_actions: n.
 
     Returns:
-        the view, and int32[n]: which action of the frame each action is.
+        [11, 11, 10] or [11, 11, 20]: the view turned, then its channels 3, 5, 6 (and 7 to 11) around the agent, 0
+        beyond the maps; and int32[n]: which action of the frame each action is.
     """
     centre = LATTICE // 2
     inside = (view[:, :, _POSITIONS] > 0).astype(jnp.int32)  # the area around the agent
     low_x, high_x = inside[:centre, centre].sum(), inside[centre + 1 :, centre].sum()  # steps to the borders, up to 5
     low_y, high_y = inside[centre, :centre].sum(), inside[centre, centre + 1 :].sum()
     mirror_x, mirror_y = low_x > high_x, low_y > high_y
-    exchange = jnp.minimum(low_x, high_x) > jnp.minimum(low_y, high_y)
+    x, y = jnp.minimum(low_x, high_x), jnp.minimum(low_y, high_y)
+    exchange = x > y
     frame = 4 * mirror_x.astype(jnp.int32) + 2 * mirror_y.astype(jnp.int32) + exchange.astype(jnp.int32)
     there = jnp.asarray(_actions_there(num_actions))[frame]
 
@@ -58,4 +63,8 @@ def to_reference(view: Array, num_actions: int) -> tuple[Array, Array]:
             turned = jnp.where(shown == a + 1, there[a] + 1, turned)
         channel = (turned.astype(jnp.float32) / num_actions).astype(view.dtype)
         view = jnp.concatenate([view[:, :, :_OTHER_ACTIONS], channel[:, :, None]], axis=2)
-    return view, there
+
+    maps = view[:, :, np.array([channel for channel in _ABSOLUTE if channel < view.shape[2]])]
+    wide = jnp.pad(maps, ((centre, centre), (centre, centre), (0, 0)))
+    around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), 0), maps.shape)
+    return jnp.concatenate([view, around], axis=2), there
