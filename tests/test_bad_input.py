@@ -78,6 +78,7 @@ USAGE = {
     "a key that stands twice": ("--config {here}/twice.yaml", "a key stands twice in a mapping"),
     "unknown key": ("--config {here}/unknown_key.yaml", "unknown setting 'gama': did you mean 'gamma'?"),
     "not a mapping": ("--config {here}/list.yaml", "list.yaml must be a mapping of setting names to values"),
+    "no such file": ("--config {here}/none.yaml", "there is no file '{here}/none.yaml': name a YAML file"),
     "not YAML": ("--config {here}/torn.yaml", "cannot read the configuration {here}/torn.yaml"),
     "another algorithm's preset": (
         "--algo helpers.tiny:TinyQ --config coma",

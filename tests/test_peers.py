@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench.harness import measure
 from bench.peers import __main__ as command
 from bench.peers import environments, installs, learners, tables
 from bench.peers.environments import Measured, Skipped, open_environment
 from bench.peers.installs import Peer
-from bench.studies import scaling
+from bench.studies import presets, scaling
 from jaxrl.common.errors import UserError
 
 pytestmark = pytest.mark.long
@@ -104,6 +105,7 @@ def test_rows_are_added(fake, tmp_path, capsys):
         ("learners --python brax=nowhere", "brax=nowhere is neither an interpreter nor a virtual environment"),
         ("learners --algos dqn", "there is no dqn"),
         ("environments --only snake-v1", "there is no environment 'snake-v1'"),
+        ("learners --only reach", "--only names environments: learners are chosen with --algos and --peers"),
         ("planes", "say what to measure: environments or learners"),
         ("", "say what to measure: environments or learners"),
     ],
@@ -113,6 +115,28 @@ def test_refusals(monkeypatch, tmp_path, capsys, words, sentence):
     assert command.main(words.split()) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ") and sentence in error
+
+
+def test_another_result_is_refused(fake, tmp_path, capsys):
+    """As a table, or to add rows to; it stays as it is."""
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"format": measure.FORMAT, "kind": "studies.known", "rows": []}))
+    before = other.read_bytes()
+    assert command.main(["--table", str(other)]) == 1
+    assert f"{other} is no result of bench.peers for environments or learners" in capsys.readouterr().err
+    assert command.main(["environments", "--num_envs", "1", "--add", *fake[:-1], str(other)]) == 1
+    assert f"{other} is no result of bench.peers for environments: name another file" in capsys.readouterr().err
+    assert other.read_bytes() == before
+
+
+def test_other_studies_refuse_in_a_sentence(tmp_path, capsys):
+    assert presets.main(["--preset", "ppo --env 'coverage", "--out", str(tmp_path / "a.json")]) == 2
+    assert "No closing quotation: close the quotation mark" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling.jax, "local_device_count", lambda: 1)
+        assert scaling.main(["devices", "--out", str(tmp_path / "b.json")]) == 2
+    assert "here are 1: start with JAX_NUM_CPU_DEVICES=" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_make_says_what_pip_says(monkeypatch, tmp_path):
