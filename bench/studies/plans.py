@@ -3,7 +3,8 @@
 The cross-entropy method (Rubinstein 1999, doi 10.1023/A:1010091220143) searches for each held-out mission the actions
 of all agents and steps that leave the least entropy, with the true simulator: the search knows the ground truth and
 the sensor's errors, which no policy does. What it finds bounds what policies can reach from one side only: a longer
-search may find better plans. With --runs, the policies of runs fly the same missions.
+search may find better plans. With --runs, the policies of runs fly the same missions, and a search begins with plans
+like the actions of the first one.
 """
 
 import dataclasses
@@ -33,6 +34,7 @@ from jaxrl.runtime.trainer import key_of_env
 
 KIND = "plans"
 SMOOTHING = 0.7  # weight of the elite's frequencies in the new probabilities
+LIKE = 0.8  # of a policy's own action in the probabilities that a search begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +90,14 @@ class Search:
         return actions, last.metrics[spec.score]
 
     @functools.partial(jax.jit, static_argnums=0)
-    def best(self, mission: Key, key: Key) -> Array:
-        """float32[iterations]: the best score so far of a search that begins with equal probabilities."""
+    def best(self, mission: Key, key: Key, begin: Array | None = None) -> Array:
+        """float32[iterations]: the best score so far of a search.
+
+        Args:
+            mission: key[], of the mission.
+            key: key[], of the draws.
+            begin: int32[T, A], actions that the first plans are like; None: equal probabilities.
+        """
         spec = self.env.spec
         assert isinstance(spec.action, Discrete)
         actions = spec.action.n
@@ -105,6 +113,8 @@ class Search:
             return (p / p.sum(-1, keepdims=True), best), best
 
         p = jnp.full((spec.horizon, spec.num_agents, actions), 1.0 / actions, jnp.float32)
+        if begin is not None:
+            p = (1 - LIKE) * p + LIKE * jax.nn.one_hot(begin, actions)
         return jax.lax.scan(iterate, (p, jnp.float32(jnp.inf)), jax.random.split(key, self.iterations))[1]
 
 
@@ -143,15 +153,17 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, KIND)
     result = measure.header(f"studies.{KIND}", argv, quick=False) | {"settings": config.env_settings}
     result |= {"missions": missions, "policies": {}, "curves": []}
-    for run in filter(None, parsed.runs.split(",")):
-        learned = policies.load_run(run).with_env_settings(config.env_settings)
+    flown = [policies.load_run(run).with_env_settings(config.env_settings) for run in parsed.runs.split(",") if run]
+    for learned in flown:
         for name, curves in rollout(learned, ("learned",), missions, seed=0):
             scores = curves[subject.env.spec.score][-1]
             result["policies"][f"{learned.run_name}, {name}"] = {"scores": scores.tolist()} | interval(scores)
     key = held_out_key(0, "evaluation")
-    for index in range(missions):
+    record = flown[0].evaluator(("learned",), 1).record() if flown else None
+    for index in map(jnp.int32, range(missions)):
         draws = jax.random.split(jax.random.fold_in(jax.random.key(1), index), restarts)
-        found = [np.asarray(search.best(key_of_env(key, jnp.int32(index)), draw)) for draw in draws]
+        begin = record(flown[0].parameters(0), key, flown[0].context, index)[3] if record else None
+        found = [np.asarray(search.best(key_of_env(key, index), draw, begin)) for draw in draws]
         result["curves"].append([curve.tolist() for curve in found])
         best = [min(curve[-1] for curve in curves) for curves in result["curves"]]
         result["best"] = {"scores": best} | interval(np.asarray(best))
