@@ -1,6 +1,7 @@
 """Egocentric views of coverage, and networks that see them."""
 
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs_jax
+import jaxrl
 from envs_jax.coverage import actions, egocentric, observation
 from jaxrl.algos.coma import Coma
+from jaxrl.common.errors import UserError
 from jaxrl.runtime.data_parallel import DataParallel
 
 X_DOWN, Y_DOWN, Y_UP, X_UP = 1, 2, 3, 4  # of six actions; 0 and 5 change the altitude
@@ -128,6 +131,21 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
         ):
             first, second = (np.asarray(net(vector, jnp.asarray(x[..., :channels]))) for x in (view, other))
             assert np.allclose(first, second[:, order], atol=1e-6) == seen
+
+
+def test_training_sees_them(tmp_path: Path) -> None:
+    """Networks get ten and twenty channels; a loaded policy acts alike; NumPy agents are refused."""
+    sizes = {"q": 2, "num_agents": 2, "budget": 3, "num_envs": 8, "batch_transitions": 64, "num_minibatches": 2}
+    small = {"hidden_size": 4, "depth": 0, "stride": 2, "dueling": True, "devices": 1, "eval_episodes": 2}
+    done = jaxrl.train("coma", "coverage", egocentric=True, total_episodes=16, runs=str(tmp_path), **sizes, **small)
+    algo, params = done.policy.algo, done.policy.params
+    assert params["params"]["conv1_kernel"].shape == (5, 5, 10, 4)
+    assert algo.networks["critic"].shapes["params"]["conv1_kernel"].shape == (5, 5, 20, 4)
+    _, timestep = jax.jit(done.policy.env.reset)(jax.random.key(0))
+    first, second = (policy(timestep)[0] for policy in (jaxrl.load(done.directory), done.policy))
+    np.testing.assert_array_equal(first, second)
+    with pytest.raises(UserError, match=r"cannot make egocentric views of observations: choose --format stablehlo"):
+        jaxrl.export(done.policy, "numpy", tmp_path / "agent")
 
 
 def test_an_environment_without_egocentric_views_is_refused() -> None:

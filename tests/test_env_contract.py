@@ -512,6 +512,18 @@ BROKEN: list[tuple[str, Any, dict[str, int], str]] = [
         TWO,
         "critic_input of agent 0 depends on that agent's own action at step 1: leave it out",
     ),
+    (
+        "egocentric view alone",
+        spec_with(egocentric=lambda view: view),
+        TWO,
+        "it must return the pair",
+    ),
+    (
+        "egocentric actions",
+        spec_with(egocentric=lambda view: (view, jnp.zeros(3, jnp.int32))),
+        TWO,
+        r"egocentric returns as actions int32\[3\], expected int32\[2\]",
+    ),
     # batch and baselines
     ("copies mix", SeesOtherCopies, {"length": 2}, r"in a batch and the same copy alone differ at step \d.*reward"),
     (

@@ -3,8 +3,8 @@
 The cross-entropy method (Rubinstein 1999, doi 10.1023/A:1010091220143) searches for each held-out mission the actions
 of all agents and steps that leave the least entropy, with the true simulator: the search knows the ground truth and
 the sensor's errors, which no policy does. What it finds bounds what policies can reach from one side only: a longer
-search may find better plans. With --runs, the policies of runs fly the same missions, and a search begins with plans
-like the actions of the first one.
+search may find better plans. With --runs, the policies of runs fly the same missions; with --begin, the first plans
+are like the actions of a policy.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from jaxrl.runtime.trainer import key_of_env
 
 KIND = "plans"
 SMOOTHING = 0.7  # weight of the elite's frequencies in the new probabilities
-LIKE = 0.8  # of a policy's own action in the probabilities that a search begins with
+POLICY_SHARE = 0.8  # probability of the policy's actions in the first plans, with --begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Search:
 
         p = jnp.full((spec.horizon, spec.num_agents, actions), 1.0 / actions, jnp.float32)
         if begin is not None:
-            p = (1 - LIKE) * p + LIKE * jax.nn.one_hot(begin, actions)
+            p = (1 - POLICY_SHARE) * p + POLICY_SHARE * jax.nn.one_hot(begin, actions)
         return jax.lax.scan(iterate, (p, jnp.float32(jnp.inf)), jax.random.split(key, self.iterations))[1]
 
 
@@ -125,6 +125,7 @@ def main(argv: Sequence[str]) -> int:
     parser = measure.parser(f"python -m bench.studies.{KIND}", __doc__)
     parser.add_argument("--config", default="coma_paper_cpu", metavar="NAME", help="preset whose missions are flown")
     parser.add_argument("--runs", default="", metavar="RUN,RUN", help="runs whose policies fly the same missions")
+    parser.add_argument("--begin", metavar="RUN", help="run whose policy's actions the first plans are like")
     for name, default, most, what in (
         ("missions", "8", 10_000, "held-out missions"),
         ("plans", "256", 1_000_000, "plans per iteration"),
@@ -153,16 +154,18 @@ def main(argv: Sequence[str]) -> int:
     path = measure.output(parsed.out, KIND)
     result = measure.header(f"studies.{KIND}", argv, quick=False) | {"settings": config.env_settings}
     result |= {"missions": missions, "policies": {}, "curves": []}
-    flown = [policies.load_run(run).with_env_settings(config.env_settings) for run in parsed.runs.split(",") if run]
-    for learned in flown:
+    for run in filter(None, parsed.runs.split(",")):
+        learned = policies.load_run(run).with_env_settings(config.env_settings)
         for name, curves in rollout(learned, ("learned",), missions, seed=0):
             scores = curves[subject.env.spec.score][-1]
             result["policies"][f"{learned.run_name}, {name}"] = {"scores": scores.tolist()} | interval(scores)
     key = held_out_key(0, "evaluation")
-    record = flown[0].evaluator(("learned",), 1).record() if flown else None
+    if parsed.begin:
+        first = policies.load_run(parsed.begin).with_env_settings(config.env_settings)
+        record = first.evaluator(("learned",), 1).record()
     for index in map(jnp.int32, range(missions)):
         draws = jax.random.split(jax.random.fold_in(jax.random.key(1), index), restarts)
-        begin = record(flown[0].parameters(0), key, flown[0].context, index)[3] if record else None
+        begin = record(first.parameters(0), key, first.context, index)[3] if parsed.begin else None
         found = [np.asarray(search.best(key_of_env(key, index), draw, begin)) for draw in draws]
         result["curves"].append([curve.tolist() for curve in found])
         best = [min(curve[-1] for curve in curves) for curves in result["curves"]]

@@ -1,8 +1,9 @@
 """Views as the agent sees them from where it is, in a frame that symmetric situations share. Not in the original.
 
-Turned or mirrored, a mission is another one, equally likely and worth as much. Views are turned and mirrored such that
-their agent lies in one eighth of the area, so networks learn once what they would learn eight times. Maps are shown
-centred on the agent, too, as channel 2 is: what lies next to an agent is then in the same place wherever it is.
+Turned or mirrored, a mission is another one, nearly as likely (fixed starts, the agents' numbers and the last row and
+column apart) and worth as much. Views are turned and mirrored such that their agent lies in one eighth of the area, so
+networks learn once what they would learn eight times. Maps are shown centred on the agent, too, as channel 2 is: what
+lies next to an agent is then in nearly the same place wherever it is (cells are not lattice points).
 """
 
 import itertools
@@ -65,6 +66,6 @@ def egocentric(view: Array, num_actions: int) -> tuple[Array, Array]:
         view = jnp.concatenate([view[:, :, :_OTHER_ACTIONS], channel[:, :, None]], axis=2)
 
     maps = view[:, :, np.array([channel for channel in _ABSOLUTE if channel < view.shape[2]])]
-    wide = jnp.pad(maps, ((centre, centre), (centre, centre), (0, 0)))
+    wide = jnp.pad(maps, ((centre, 0), (centre, 0), (0, 0)))  # the agent has x, y <= 5, so no map ends before its view
     around = jax.lax.dynamic_slice(wide, (jnp.minimum(x, y), jnp.maximum(x, y), 0), maps.shape)
     return jnp.concatenate([view, around], axis=2), there

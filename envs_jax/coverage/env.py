@@ -179,12 +179,12 @@ class Coverage(Settings):
     def _conclude(self, state: State, survey: Measurements, updated: Maps, report: Report) -> tuple[State, TimeStep]:
         """Return the new state and its time step after the update of the maps."""
         t = state.t + 1
-        scaled = self.reward_scale, self.reward_offset
+        scale, offset = self.reward_scale, self.reward_offset
         if self.reward == "region":
-            interest = state.maps.sums.interest, updated.sums.interest
-            training = reward.region(*interest, state.terrain.count, *scaled)
+            before, count = state.maps.sums.interest, state.terrain.count
+            training = reward.region(before, updated.sums.interest, count, scale, offset)
         else:
-            training = reward.relative(report.before, updated.sums.weighted, *scaled)
+            training = reward.relative(report.before, updated.sums.weighted, scale, offset)
         earned = jnp.stack(
             [
                 training,

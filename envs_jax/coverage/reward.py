@@ -1,4 +1,4 @@
-"""Reward, the reduction of the weighted entropy of the team map by an update, and metrics that do not depend on it.
+"""Reward, the reduction of an entropy of the team map by an update, and metrics that do not depend on it.
 
     relative:  u = sum w(p') (H(p) - H(p')) / sum w(p') H(p),   r = scale u + offset       (shared by all agents)
     absolute:  u = mean over cells of w(p') (H(p) - H(p')),     r = 10 u - 0.17            (reported only)

@@ -99,8 +99,8 @@ class Minibatches:
         (Activations, gradients and the patches of convolutions that are matrix products.)
         """
         samples, actions, shape = self.samples * self.layout.local_shards, self.spec.action, nets.critic.inputs[0][1:]
-        assert isinstance(actions, Discrete)
-        row = math.prod(shape) * 2 + 16 * actions.n
+        assert isinstance(actions, Discrete) and nets.spec.critic_input_spec is not None
+        row = math.prod(nets.spec.critic_input_spec.shape) * 2 + 16 * actions.n
         return MemoryNeeds(
             largest_chunk=self.size,
             sample_bytes=activation_bytes(nets.standard(1, shape), shape),

@@ -29,8 +29,9 @@ def check_spec(spec: EnvSpec, egocentric: bool) -> EnvSpec:
     """
     if not isinstance(spec.action, Discrete):
         raise ValueError(f"coma needs discrete actions, '{spec.name}' has continuous ones: use ppo, sac or ddpg")
-    if egocentric and spec.egocentric is None:
-        raise ValueError(f"'{spec.name}' has no egocentric views: use --egocentric false")
+    if egocentric and (spec.egocentric is None or spec.critic_input is None):
+        missing = "critic_input" if spec.egocentric else "egocentric views"
+        raise ValueError(f"'{spec.name}' has no {missing}: use --egocentric false")
     spec = with_critic_input(spec)
     if spec.critic_input is None or spec.critic_input_spec is None:
         raise ValueError(f"coma needs a centralised observation, but '{spec.name}' defines no critic_input")
@@ -68,7 +69,7 @@ class TeamNetworks:
         actor: observations [N, ...] -> logits float32[N, n].
         critic: critic inputs [N, ...] -> values float32[N, n], or [N, 1 + n] if dueling.
         dueling: values are a state's value plus mean-free action values (arXiv 1511.06581, equation 9).
-        egocentric: networks see views as the agent does, see `EnvSpec.egocentric`.
+        egocentric: networks see views as the agent does, see `EnvSpec.egocentric`; `logits` and `values` do this.
         standard: (outputs, shape of an input) -> the flax module of both, unless the user gives another one.
     """
 
