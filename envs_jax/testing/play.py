@@ -129,7 +129,7 @@ class Check:
             rows = self._traced("critic_input", lambda: jax.eval_shape(critic, first, self.action))
             self._expect("critic_input returns", rows, (spec.num_agents, *box.shape), box.dtype)
         if (turn := spec.egocentric) and isinstance(spec.action, Discrete):
-            for box in filter(None, (spec.observation, spec.critic_input_spec)):
+            for box in (box for box in (spec.observation, spec.critic_input_spec) if isinstance(box, Box)):
                 turn_it = functools.partial(jax.eval_shape, turn, jax.ShapeDtypeStruct(box.shape, box.dtype))
                 pair = self._traced("egocentric", turn_it)
                 if not (isinstance(pair, tuple) and len(pair) == 2):
