@@ -75,6 +75,12 @@ def test_learners_of_a_worker(fake, tmp_path, capsys):
     assert lines[3] == "| td3 | fake | the process ended with 1: no such file |  |  |  |  |"
 
 
+def test_nothing_was_measured(fake, capsys):
+    """A call that finds no figure ends with exit code 1 and the first reason."""
+    assert command.main(["environments", "--num_envs", "64", *fake]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: nothing was measured: one copy at a time"
+
+
 def test_rows_are_added(fake, tmp_path, capsys):
     """What is there is not measured again, and how it came about stays in the record."""
     out = tmp_path / "out.json"

@@ -286,6 +286,9 @@ def main(argv: Sequence[str]) -> int:
         result |= part
         measure.write(result, path)  # so that what is there outlives an interruption
     print(rows(result))
+    if all("skipped" in row for row in result["rows"]):
+        reason = result["rows"][0]["skipped"] if result["rows"] else "no library that was chosen has any of it"
+        raise UserError(f"nothing was measured: {reason}")
     return 0
 
 

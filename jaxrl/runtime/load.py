@@ -14,6 +14,7 @@ from jaxrl.algos.base import STANDARD, Algorithm, AlgoState, Custom, Learner
 from jaxrl.algos.multi_stage import MultiStage, UpstreamRun
 from jaxrl.common.errors import UsageError, UserError, usage_errors
 from jaxrl.evaluation.policy import Policy
+from jaxrl.runtime import config as configuration
 from jaxrl.runtime import expert_dataset, run_directory
 from jaxrl.runtime.build import Run, unchecked_run
 from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
@@ -174,6 +175,21 @@ def _weights_of(run: str) -> Any:
     return _anywhere(setup.algo.weights(state))
 
 
+def _shapes(setup: Run) -> Any:
+    """Return the shapes and dtypes of a run's weights."""
+    weights = jax.eval_shape(setup.algo.weights, setup.trainer.shapes().algo)
+    return jax.tree.map(lambda x: (x.shape, x.dtype), weights)
+
+
+def _makes_other_networks(setup: Run, changes: dict[str, Any]) -> bool:
+    """Return whether a run with these settings changed, if there can be one, has weights of other shapes."""
+    try:
+        changed = unchecked_run(configuration.changed(setup.config, changes), resuming=True)
+    except UserError:
+        return False
+    return bool(_shapes(changed) != _shapes(setup))
+
+
 def load_weights(run: str, setup: Run) -> Any:
     """Return the `inputs` of `Algorithm.init` from another run of the same algorithm or from PyTorch files.
 
@@ -188,13 +204,14 @@ def load_weights(run: str, setup: Run) -> Any:
     if config.algo != setup.config.algo:
         raise UsageError(f"{run} was trained with '{config.algo}', not '{setup.config.algo}': its weights do not match")
     other = unchecked_run(config, resuming=True)
-    shapes_of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    wanted, found = (jax.eval_shape(s.algo.weights, s.trainer.shapes().algo) for s in (setup, other))
     here, there = setup.config.flat(), config.flat()
-    sections: tuple[Iterable[str], ...] = (setup.algo.compatible_settings,)
-    if other_shapes := shapes_of(wanted) != shapes_of(found):
-        sections = (["env"], setup.config.env_settings, setup.config.algo_settings)
-    odd = next(filter(None, ([name for name in names if here[name] != there[name]] for names in sections)), [])
+    names: Iterable[str] = setup.algo.compatible_settings
+    if other_shapes := _shapes(setup) != _shapes(other):
+        settings = (*setup.config.env_settings, *setup.config.algo_settings)
+        names = settings if here["env"] == there["env"] else ("env",)
+    odd = [name for name in names if here[name] != there[name]]
+    if other_shapes:
+        odd = [name for name in odd if _makes_other_networks(setup, {name: there[name]})] or odd
     if odd:
         told = [", ".join(f"{name} {flat[name]}" for name in odd) for flat in (there, here)]
         raise UsageError(f"the networks of {run} do not match: they were built with {told[0]}; here {told[1]}")
