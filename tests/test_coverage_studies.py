@@ -100,6 +100,23 @@ def test_the_second_stage_begins_with_the_first_ones_weights(monkeypatch: pytest
     assert second[second.index("--config") + 1] == "coma_paper_cpu" and second[second.index("--seed") + 1] == "7"
 
 
+def test_picture_of_the_curves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The curve of the second stage begins where that of the first ends; seconds become minutes."""
+    curve = [{"seconds": 60.0, "score": 0.5}, {"seconds": 120.0, "score": 0.25}]
+    stages = {preset: {"selection": curve} for preset in small_to_large.STAGES}
+    scores = {name: {"entropy": {"mean": 0.6}} for name in ("ig", "random")}
+    result = {"kind": "studies.small_to_large", "rows": [{"seed": 1, "stages": stages, "policies": scores}]}
+    first, second = small_to_large.plot(result).axes[0].lines[:2]
+    assert list(first.get_xdata()) == [1, 2] and list(second.get_xdata()) == [3, 4]
+    assert list(second.get_ydata()) == [0.5, 0.25] and second.get_label() == "seed 1"
+    path = tmp_path / "found.json"
+    for kind, code in (("studies.small_to_large", 0), ("studies.plans", 1)):
+        path.write_text(json.dumps(result | {"kind": kind, "format": 1}))
+        assert small_to_large.main(["--draw", str(path)]) == code
+    assert (tmp_path / "found.png").stat().st_size > 1000
+    assert "is no result of bench.studies.small_to_large" in capfd.readouterr().err
+
+
 def test_failed_training_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training coma_fats failed: see"):
         training.train(["coma_fats"], tmp_path)

@@ -3,12 +3,15 @@
 Trains `coma_paper_small` for so many missions, then `coma_paper_cpu` from its weights, once per seed, as the commands
 that a user would type. Seconds count from the first command to the end of the second, with imports and compiling.
 Schedules end after three quarters of the missions. Learned and scripted policies fly the same held-out missions.
+--draw RESULT.json draws the selection evaluations of a result.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from bench.harness import measure
 from bench.harness.training import train
@@ -46,6 +49,33 @@ def of_seed(seed: int, missions: Sequence[int], start: str, folder: Path, episod
     return {"seed": seed, "stages": stages, "policies": scores}
 
 
+def plot(result: dict[str, Any]) -> Figure:
+    """Plot the selection evaluations of each seed against minutes of training: small maps dashed, large maps solid."""
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for i, row in enumerate(result["rows"]):
+        begin = 0.0
+        for preset, style in zip(STAGES, ("--", "-"), strict=True):
+            stage = row["stages"][preset]
+            points = [((begin + point["seconds"]) / 60, point["score"]) for point in stage["selection"]]
+            label = f"seed {row['seed']}" if preset == STAGES[-1] else None
+            if not points:
+                continue
+            axes.plot(*zip(*points, strict=True), style, color=f"C{i}", marker=".", label=label)
+            begin = 60 * points[-1][0]
+    scores = result["rows"][0]["policies"]
+    for name, text in {"ig": "greedy information gain", "random": "random"}.items():
+        height = scores[name]["entropy"]["mean"]
+        axes.axhline(height, color="grey", linestyle=":", linewidth=0.8)
+        axes.annotate(text, (0.99, height), xycoords=("axes fraction", "data"), ha="right", va="top", fontsize=9)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("minutes of training (dashed: maps of 60 x 60 cells, solid: 493 x 493)")
+    axes.set_ylabel("entropy, selection missions")
+    axes.legend(loc="lower left")
+    return figure
+
+
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Entry point; returns the exit code."""
@@ -58,7 +88,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
     parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
+    parser.add_argument("--draw", metavar="RESULT.json", help="draw a result as .png beside it, instead of training")
     parsed = parser.parse_args(list(argv))
+    if parsed.draw:
+        result = measure.read(Path(parsed.draw))
+        if result["kind"] != f"studies.{KIND}" or not result["rows"]:
+            raise UserError(f"{parsed.draw} is no result of bench.studies.{KIND}: name another file")
+        plot(result).savefig(Path(parsed.draw).with_suffix(".png"), dpi=120)
+        return 0
     seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
     missions = [measure.parse_int(getattr(parsed, name), f"--{name}", 64, 10**9) for name in ("small", "large")]
     episodes = measure.parse_int(parsed.episodes, "--episodes", 1, 100_000)
@@ -74,6 +111,7 @@ def main(argv: Sequence[str]) -> int:
         seconds = sum(stage["seconds"] for stage in row["stages"].values())
         measure.say(f"seed {seed}: entropy {row['policies']['learned']['entropy']['mean']:.4f} after {seconds:.0f} s")
         measure.write(result, path)
+        plot(result).savefig(path.with_suffix(".png"), dpi=120)
     return 0
 
 
