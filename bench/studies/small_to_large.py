@@ -26,17 +26,20 @@ from jaxrl.report.writer import read_metrics
 
 KIND = "small_to_large"
 STAGES = ("coma_paper_small", "coma_paper_cpu")
+REWARDS = {"region": {}, "relative": {"reward": "relative", "reward_offset": -0.5}}  # of the presets, of the paper
 BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
 
-def of_seed(seed: int, missions: Sequence[int], start: str, folder: Path, episodes: int) -> dict[str, Any]:
-    """Train and evaluate one seed."""
+def of_seed(
+    seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int
+) -> dict[str, Any]:
+    """Train one seed with settings of the environment changed, and evaluate it."""
     run: Path | None = None
     stages: dict[str, Any] = {}
     settings: dict[str, Any]
     for preset, number in zip(STAGES, missions, strict=True):
-        settings = {"seed": seed, "start": start, "total_episodes": number, "entropy_anneal": 3 * number // 4}
+        settings = changes | {"seed": seed, "total_episodes": number, "entropy_anneal": 3 * number // 4}
         settings |= {} if run is None else {"init_from": run}
         run, spent = train([preset], folder / f"{seed}" / preset, **settings)
         curve = of_selection(read_metrics(run), "eval/entropy")
@@ -85,6 +88,7 @@ def main(argv: Sequence[str]) -> int:
     for name in ("small", "large"):
         parser.add_argument(f"--{name}", default="15360", metavar="N", help=f"missions on {name} maps (default: 15360)")
     parser.add_argument("--start", default="corners", choices=("corners", "uniform"), help="(default: corners)")
+    parser.add_argument("--reward", default="region", choices=REWARDS, help="relative is the paper's (default: region)")
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
     parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
@@ -103,10 +107,11 @@ def main(argv: Sequence[str]) -> int:
     if folder.exists():
         raise UserError(f"--runs {parsed.runs} exists: name a new folder")
     result = measure.header(f"studies.{KIND}", argv, quick=False)
-    result |= {"start": parsed.start, "episodes": episodes, "rows": []}
+    result |= {"start": parsed.start, "reward": parsed.reward, "episodes": episodes, "rows": []}
+    changes = {"start": parsed.start} | REWARDS[parsed.reward]
     enable_compilation_cache()
     for seed in seeds:
-        row = of_seed(seed, missions, parsed.start, folder, episodes)
+        row = of_seed(seed, missions, changes, folder, episodes)
         result["rows"].append(row)
         seconds = sum(stage["seconds"] for stage in row["stages"].values())
         measure.say(f"seed {seed}: entropy {row['policies']['learned']['entropy']['mean']:.4f} after {seconds:.0f} s")
