@@ -31,9 +31,7 @@ BASELINES = ("ig", "ig_sequential", "lawnmower_5", "random")
 METRICS = ("entropy", "f1")
 
 
-def of_seed(
-    seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int
-) -> dict[str, Any]:
+def of_seed(seed: int, missions: Sequence[int], changes: dict[str, Any], folder: Path, episodes: int) -> dict[str, Any]:
     """Train one seed with settings of the environment changed, and evaluate it."""
     run: Path | None = None
     stages: dict[str, Any] = {}
