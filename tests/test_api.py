@@ -1,5 +1,6 @@
 """`import jaxrl`: the code of docs/python.md runs as it stands there; policies, seeds, and what is refused."""
 
+import dataclasses
 import logging
 import re
 import runpy
@@ -303,6 +304,28 @@ def test_coverage_needs_the_whole_time_step() -> None:
     policy = jax.eval_shape(run, jax.random.key(0))[0]
     with pytest.raises(ValueError, match="pass the whole time step"):
         policy(jnp.zeros((2, *policy.env.spec.observation.shape)))
+
+
+def test_masks_of_ones_own() -> None:
+    """A mask decides the action, or is refused: never ignored."""
+    sizes = {"num_envs": 4, "rollout_steps": 4, "num_minibatches": 1, "total_env_steps": 16, "hidden_size": 4}
+    policy = jaxrl.make_train("ppo", envs_jax.make("snakes_1v1", masks=True), **sizes)(jax.random.key(0))[0]
+    agents, numbers = policy.env.spec.num_agents, policy.env.spec.action.n
+    observation = jnp.zeros((agents, *policy.env.spec.observation.shape))
+    for action in range(numbers):
+        mask = jnp.broadcast_to(jnp.arange(numbers) == action, (agents, numbers))
+        assert (policy(observation, action_mask=mask)[0] == action).all()
+        assert (policy(observation[None], action_mask=mask[None])[0] == action).all()
+    for wrong in (mask[None], mask[:, :-1], mask[0]):
+        with pytest.raises(ValueError, match=r"action_mask must have the shape \(\d, \d\), as the observation has"):
+            policy(observation, action_mask=wrong)
+    timestep = policy.env.reset(jax.random.key(0))[1]
+    assert policy(timestep)[0].shape == (agents,)
+    with pytest.raises(ValueError, match="a time step has its own masks"):
+        policy(timestep, action_mask=mask)
+    unmasked = dataclasses.replace(policy, env=envs_jax.make("snakes_1v1"))
+    with pytest.raises(ValueError, match="has no action masks: leave action_mask out"):
+        unmasked(observation, action_mask=mask)
 
 
 def test_the_package_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -987,7 +987,7 @@ def test_without_a_mask_every_action_is_open() -> None:
         (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
         (
             {"num_minibatches": 100},
-            "minibatches 100 exceeds the 60 samples of a logical shard: lower it or raise num_envs",
+            "minibatches 100 exceeds the 60 samples that a logical shard learns from: lower it, or raise num_envs",
         ),
         (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},

@@ -74,6 +74,19 @@ def test_every_preset_can_be_read(name: str) -> None:
     read.make_env()
 
 
+def test_presets_of_an_installation_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of another package that installs a folder `configs` beside it."""
+    for folder in ("configs", "own"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.yaml").touch()
+    (tmp_path / "jaxrl" / "runtime").mkdir(parents=True)
+    monkeypatch.setattr(presets, "__file__", str(tmp_path / "jaxrl" / "runtime" / "presets.py"))
+    monkeypatch.setattr(presets.resources, "files", lambda package: tmp_path / "own")
+    assert set(presets.presets()) == {"own"}
+    (tmp_path / "pyproject.toml").touch()
+    assert set(presets.presets()) == {"configs"}
+
+
 def test_one_kind_of_total_replaces_the_other() -> None:
     values = flat("--algo", "coma", "--total_env_steps", "1e6")
     assert (values["total_env_steps"], values["total_episodes"]) == (1_000_000, 0)

@@ -8,8 +8,11 @@ import pynvml
 import pytest
 
 from jaxrl.cli import doctor
+from jaxrl.cli import flags as command_line
+from jaxrl.cli.flags import parse
 from jaxrl.report import diagnosis
 from jaxrl.report.diagnosis import Finding, Nvidia
+from jaxrl.runtime.build import build_run
 
 TINY = [
     "--algo",
@@ -127,6 +130,15 @@ def test_a_run_that_does_not_fit(capsys):
     assert doctor.main([*TINY, "--num_envs", "100000", "--memory_gb", "0.001"]) == 1
     out = capsys.readouterr().out
     assert "the largest --num_envs that fits is" in out and "not well" in out
+
+
+def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch, capsys):
+    """The plan is of the resumed run: chunks that no longer divide are lowered, as in training."""
+    config = parse([*TINY, "--devices", "2", "--num_envs", "24", "--logical_shards", "8"]).config
+    config = build_run(config).config.with_run(devices=8)
+    monkeypatch.setattr(command_line, "parse", lambda *_: SimpleNamespace(resume="run", config=config, changes={}))
+    assert doctor.main(["--resume", "run"]) == 0
+    assert "3 environments rolled out at a time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

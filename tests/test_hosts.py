@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import AuthenticationError, Pipe
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,22 @@ def test_hosts_exchange_values_and_see_one_that_ends() -> None:
     assert lost[0].wait(10)
     ends[1][1].send_bytes(b"[")  # a host that dies in the middle of a message, or closes its socket
     assert lost[1].wait(10)
+
+
+def test_strangers_are_not_counted_as_hosts() -> None:
+    """One that has not the secret, and one that closes its socket at once."""
+    with Listener(("localhost", 0), authkey=b"ours") as listener:
+
+        def connect() -> None:
+            socket.create_connection(listener.address).close()
+            with pytest.raises(AuthenticationError):
+                Client(listener.address, authkey=b"theirs")
+            Client(listener.address, authkey=b"ours").send_bytes(b"host")
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(connect)
+            assert hosts._accepted(listener).recv_bytes() == b"host"
+            done.result()
 
 
 # Places

@@ -79,6 +79,16 @@ def test_evaluation_counts_where_training_flies_fewer() -> None:
     assert loud.parts["evaluation"] == max(0, flying - loud.parts["trajectory"]) > 0
 
 
+def test_evaluation_takes_as_many_episodes_as_fit() -> None:
+    """A run of two environments that go on evaluates more at a time; exact sums need equal shapes."""
+    many = "--devices 1 --capacity 1 --num_envs 2 --logical_shards 1 --eval_every 1 --eval_episodes 300"
+    assert setup_of(f"{TINY} {many}").plan.eval_chunk == 300
+    assert setup_of(f"{TINY} {many} --exact_sharding").plan.eval_chunk == 2
+    one = 3 * memory_plan.rollout_env_bytes(batched(Corridor())) / memory_plan.SHARE
+    trainer = setup_of(f"{TINY} {many}").trainer
+    assert memory_plan.make_plan(trainer, int(40.5 * one), 300).eval_chunk == 40
+
+
 def test_the_compiler_needs_about_what_was_planned() -> None:
     sizes = "--devices 1 --num_envs 256 --capacity 4096 --length 40 --total_env_steps 5120"
     setup, said = setup_of(f"{TINY} {sizes}"), []

@@ -383,6 +383,27 @@ def test_samples_per_gradient_follow_the_number_of_devices_and_nothing_else(tmp_
         runs._resumable(tmp_path, edited, config, quiet)
 
 
+def test_episodes_count_their_resets_as_steps() -> None:
+    """Where environments go on; where an iteration is a whole episode they do not."""
+    argv = (
+        "--algo ppo --env coverage --q 2 --num_agents 1 --budget 2 --num_envs 4 --num_minibatches 1 --total_episodes 8"
+    )
+    whole, parts = (build_run(parse([*f"{argv} --rollout_steps {n}".split()]).config) for n in (0, 4))
+    assert whole.config.run.total_env_steps == 8 * whole.env.spec.horizon
+    assert parts.config.run.total_env_steps == 8 * (parts.env.spec.horizon + 1)
+
+
+def test_an_option_that_this_compiler_does_not_know_does_not_stop_a_run(tmp_path: Path) -> None:
+    """It stays in config.yaml, for the version that knows it."""
+    base = build_run(parse([*f"--algo helpers.tiny:TinyQ {TINY}".split()]).config).config
+    config = base.with_run(compiler_options="xla_no_such_option=1")
+    resumed = build_run(config, resuming=True)
+    settings = session.fixed_settings(build_run(base, resuming=True)) | {"compiler_options": "xla_no_such_option=1"}
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, jnp.zeros(1), {"devices": resumed.mesh.size, "settings": settings, "env_steps": 0})
+    assert runs._resumable(tmp_path, resumed, config, Console("", io.StringIO()))[0] == 1
+
+
 # What goes wrong
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from bench.harness import measure
 from bench.harness.timing import Timing
 from bench.peers import installs
+from bench.peers.environments import ALONE
 from bench.peers.tables import rows
 from envs_jax.base import closest
 from jaxrl.cli.entry import exit_on_error
@@ -226,9 +227,10 @@ def _result(path: Path, work: str | None = None) -> dict[str, Any]:
 
 
 def _earlier(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what a call that adds rows keeps of a result: its rows, and how they came about."""
+    """Return what a call that adds rows keeps of a result: its rows but those that failed, and how they came about."""
+    kept = [row for row in result["rows"] if row.get("skipped", ALONE) == ALONE]
     call = {"command": result["command"], "started": result["machine"]["started"], "load": result["machine"]["load"]}
-    return {"peers": result["peers"], "rows": result["rows"], "earlier": [*result.get("earlier", []), call]}
+    return {"peers": result["peers"], "rows": kept, "earlier": [*result.get("earlier", []), call]}
 
 
 @exit_on_error

@@ -8,7 +8,6 @@ random players on both sides by the published protocol: sampled actions, no expl
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -54,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
     episodes = parse_int(parsed.episodes, "--episodes", 1, 1_000_000)
     number = parse_int(parsed.games, "--games", 2, 1_000_000)
     seed = parse_int(parsed.seed, "--seed", 0, 2**31 - 1)
+    path = measure.output(parsed.out, "published_learning") if parsed.out else None
     try:
         require_torch().set_num_threads(1)
     except ImportError as error:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"random, {('first', 'second')[side]} side: {row(*sides[-1])}", flush=True)
     own, other = np.concatenate(sides, axis=1)
     print(f"random, both sides: {row(own, other)}")
-    if parsed.out:
+    if path:
         hundreds = np.array(training[: len(training) // 100 * 100]).reshape(-1, 100).mean(1)
         result = measure.header("snakes.published_learning", argv, quick=False) | {
             "notes": [],
@@ -91,8 +91,8 @@ def main(argv: Sequence[str]) -> int:
                 "draw": float((own == other).mean()),
             },
         }
-        measure.write(result, Path(parsed.out))
-        print(f"wrote {parsed.out}")
+        measure.write(result, path)
+        print(f"wrote {path}")
     return 0
 
 

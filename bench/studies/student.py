@@ -22,7 +22,7 @@ from bench.harness import measure
 from envs_jax.base import closest, short_repr
 from jaxrl.cli.entry import exit_on_error
 from jaxrl.cli.values import parse_int
-from jaxrl.common.errors import UsageError
+from jaxrl.common.errors import UsageError, UserError
 from jaxrl.evaluation import learning_curves
 from jaxrl.evaluation.statistics import interval
 from jaxrl.report.writer import read_metrics
@@ -79,6 +79,7 @@ def train(arm: str, teacher: str, seeds: int, runs: str) -> dict[str, Any]:
     curves = [learning_curves.curve(read_metrics(folder), METRIC) for folder in folders]
     return {
         "settings": settings,
+        "seeds": list(range(1, seeds + 1)),
         "cpu_seconds": time.process_time() - began,
         "clock": [(steps, round((at - clock[0][1]) / seeds, 2)) for steps, at in clock],
         "curves": curves,
@@ -122,7 +123,9 @@ def main(argv: Sequence[str]) -> int:
     seeds = parse_int(parsed.seeds, "--seeds", 1, 100)
     path = measure.output(parsed.out, KIND)
     result = measure.read(path) if path.exists() else measure.header(f"studies.{KIND}", argv, quick=False)
-    result |= {"score": SCORE, "seeds": list(range(1, seeds + 1)), "arms": result.get("arms", {})}
+    if result["kind"] != f"studies.{KIND}":
+        raise UserError(f"--out {parsed.out} is no result of bench.studies.{KIND}: name another file")
+    result |= {"score": SCORE, "arms": result.get("arms", {})}
     run = parsed.teacher or (teacher(parsed.runs, measure.say) if any(map(helped, parsed.arms)) else "")
     for arm in parsed.arms:
         entry = train(arm, run, seeds, parsed.runs)

@@ -96,7 +96,11 @@ class Snakes(Settings):
         if len(action) != wanted:
             raise ValueError(
                 f"snakes: {len(action)} actions for a game with the opponent '{self.opponent}', which takes {wanted}"
-                + ("; 'self' needs a run with --self_play" if self.accepts_opponent_actions else "")
+                + (
+                    "; 'self' is played by training: pass the other team's actions, too"
+                    if self.accepts_opponent_actions
+                    else ""
+                )
             )
         if self.scripted:
             action = teams.with_opponents(self, state, words[-1], action)

@@ -312,7 +312,7 @@ class Algorithm:
         return self.networks["actor"].tree(state.replicated.actor.params)
 
     def init_carry(self, policy: PolicyParams, timestep: TimeStep, indices: Array) -> Any:
-        """Return the policy's carry per environment (leaves [B, ...]), () by default; it is reset where `first`.
+        """Return the policy's carry per environment (leaves [B, ...]), () by default; `act` resets it where `first`.
 
         `indices` int32[B] number the run's environments from 0 to num_envs - 1.
         """
@@ -362,13 +362,14 @@ def is_used(value: Array | float) -> bool:
     return isinstance(value, Array) or value != 0
 
 
+def appended(rows: Array, last: Array) -> Array:
+    """Return rows [T, ...] and a last one [...] of any dtype, as [T + 1, ...] of the rows' dtype."""
+    return jnp.concatenate([rows, last[None].astype(rows.dtype)])
+
+
 def next_timesteps(trajectory: Trajectory, last_timestep: TimeStep) -> TimeStep:
     """Return the time steps [T, B, ...] that follow each row."""
-    return jax.tree.map(
-        lambda rows, last: jnp.concatenate([rows[1:], last[None].astype(rows.dtype)]),
-        trajectory.timestep,
-        last_timestep,
-    )
+    return jax.tree.map(lambda rows, last: appended(rows[1:], last), trajectory.timestep, last_timestep)
 
 
 def _check_network(part: str, network: Packed, wanted: tuple[int, ...]) -> None:

@@ -45,13 +45,18 @@ class Minibatches:
         return self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
 
     @property
-    def size(self) -> int:
-        """Return m; the remainder is dropped after shuffling.
+    def used(self) -> int:
+        """Return the agent transitions that a logical shard learns from in an epoch, at most.
 
         Rounding `batch_transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
         """
         collected = episodes_for(self.batch_transitions, self.spec) * self.spec.horizon * self.spec.num_agents
-        return self.samples * self.batch_transitions // collected // self.number
+        return self.samples * self.batch_transitions // collected
+
+    @property
+    def size(self) -> int:
+        """Return m; the remainder is dropped after shuffling."""
+        return self.used // self.number
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -77,8 +82,8 @@ class Minibatches:
             raise ValueError(f"actor_epochs {actor_epochs} exceeds num_epochs {epochs}: lower it")
         if self.size < 1:
             raise ValueError(
-                f"num_minibatches {self.number} exceeds the {self.samples} samples of a logical shard: lower it or "
-                "raise num_envs"
+                f"num_minibatches {self.number} exceeds the {self.used} samples that a logical shard learns from: "
+                "lower it, or raise num_envs or batch_transitions"
             )
 
     def weights(self, trajectory: Trajectory) -> Array:

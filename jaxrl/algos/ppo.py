@@ -25,7 +25,7 @@ from jaxrl.common.types import Key, Params, PolicyParams
 from jaxrl.nn import optimizers
 from jaxrl.nn.packed import Packed
 from jaxrl.rl import returns
-from jaxrl.rl.policy_gradient import Samples, divergence
+from jaxrl.rl.policy_gradient import Samples, clipped_losses, divergence
 
 
 def generalised_advantages(
@@ -41,13 +41,6 @@ def generalised_advantages(
     ended or was cut.
     """
     return returns.lambda_returns(reward_t, discount_t, value_t, lambda_t) - value_tm1
-
-
-def clipped_losses(log_prob: Samples, old_log_prob: Samples, advantage: Samples, clip_ratio: Array | float) -> Samples:
-    """- min(r A, clip(r, 1 - c, 1 + c) A) with the ratio r to the policy that acted (arXiv 1707.06347, equation 7)."""
-    assert_equal_shape([log_prob, old_log_prob, advantage])
-    ratio = jnp.exp(log_prob - old_log_prob)
-    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)
 
 
 def value_losses(value: Samples, old_value: Samples, target: Samples, value_clip: float) -> Samples:

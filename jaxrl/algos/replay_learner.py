@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, TimeStep
-from jaxrl.algos.base import Trajectory
+from jaxrl.algos.base import Trajectory, appended
 from jaxrl.common.types import Key
 from jaxrl.rl import replay
 from jaxrl.rl.replay import Replay
@@ -95,13 +95,12 @@ class ReplayLearner:
             trajectory, last: of an iteration.
         """
         step = trajectory.timestep
-        join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         observations = {
-            name: join(entry.of(step).astype(entry.shape.dtype), entry.of(last))
+            name: appended(entry.of(step).astype(entry.shape.dtype), entry.of(last))
             for name, entry in self.observation.items()
         }
-        end = replay.ends(join(step.terminated, last.terminated), join(step.truncated, last.truncated))
-        return replay.write(ring, observations, self.action.of(trajectory), join(step.reward, last.reward), end)
+        end = replay.ends(appended(step.terminated, last.terminated), appended(step.truncated, last.truncated))
+        return replay.write(ring, observations, self.action.of(trajectory), appended(step.reward, last.reward), end)
 
     def run(self, update: Update, params: Any, ring: Replay, key: Key, numbers: Array) -> tuple[Any, dict[str, Array]]:
         """Run one update for each number uint32[updates]; return parameters and metrics float32[updates]."""

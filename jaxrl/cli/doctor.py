@@ -33,16 +33,17 @@ def show(section: diagnosis.Section) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    config = None
+    config, resuming = None, False
     if argv:
         request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
-        if request.resume is not None:
+        resuming = request.resume is not None
+        if resuming:
             config = configuration.resumed(request.config, request.changes)
         else:
             config = loading.resolve_config(request.config)
     enable_compilation_cache()
     bad = []
-    for section in diagnosis.checks(config):
+    for section in diagnosis.checks(config, resuming):
         show(section)
         bad += [finding.value for finding in section[1] if finding.state == "bad"]
     verdict = "not well: " + "; ".join(bad) if bad else "all is well"

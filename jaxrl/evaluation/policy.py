@@ -73,7 +73,8 @@ class Policy:
             actions [A, ...] or [B, A, ...], and the carry.
 
         Raises:
-            ValueError: shapes that do not fit, masks that only a TimeStep can hold, or no JAX key.
+            ValueError: shapes that do not fit, masks that the environment does not have or that only a TimeStep can
+                hold, masks or `first` beside a TimeStep, which has its own, or no JAX key.
         """
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)
@@ -114,6 +115,8 @@ class Policy:
                 f"batch axis before them, not {[x.shape for x in found]}"
             )
         if given is not None:
+            if mask is not None or first is not False:
+                raise ValueError("a time step has its own masks and `first`: leave action_mask and first out")
             return (jax.tree.map(lambda x: x[None], given) if single else given), single
         if self.env.spec.next_mask is not independent_mask:
             raise ValueError(
@@ -122,14 +125,24 @@ class Policy:
             )
         size = 1 if single else len(found[0])
         blank = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype), self._blank)
-        if blank.action_mask is not None:
-            mask = jnp.ones(blank.action_mask.shape, bool) if mask is None else jnp.asarray(mask, bool)
-            blank = dataclasses.replace(blank, action_mask=mask.reshape(blank.action_mask.shape))
+        if mask is not None:
+            blank = dataclasses.replace(blank, action_mask=self._mask(mask, blank.action_mask, single))
+        elif blank.action_mask is not None:
+            blank = dataclasses.replace(blank, action_mask=jnp.ones(blank.action_mask.shape, bool))
         structure = jax.tree.structure(self._blank.observation)
         observation = jax.tree.unflatten(structure, [x[None] if single else x for x in found])
         return dataclasses.replace(
             blank, observation=observation, first=jnp.broadcast_to(jnp.asarray(first, bool), (size,))
         ), single
+
+    def _mask(self, given: Any, wanted: Array | None, single: bool) -> Array:
+        """Return the caller's mask with a batch axis. Raises ValueError."""
+        if wanted is None:
+            raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")
+        mask, shape = jnp.asarray(given, bool), wanted.shape[single:]
+        if mask.shape != shape:
+            raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
+        return mask[None] if single else mask
 
 
 class _Known:

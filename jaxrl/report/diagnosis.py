@@ -30,15 +30,15 @@ class Finding(NamedTuple):
 Section = tuple[str, list[Finding]]  # title, lines
 
 
-def checks(config: Config | None = None) -> Iterator[Section]:
+def checks(config: Config | None = None, resuming: bool = False) -> Iterator[Section]:
     """Check everything; yield the sections as results arrive, only that of the machine where JAX finds no device.
 
-    `config` is the run to plan, None for the machine alone. Raises UsageError: impossible settings.
+    `config` is the run to plan, new or resumed, None for the machine alone. Raises UsageError: impossible settings.
     """
     findings = look_at_devices(find_nvidia())
     yield "machine", findings
     if config is not None and findings[-1].name != "JAX":
-        yield "memory plan", look_at_memory(config)
+        yield "memory plan", look_at_memory(config, resuming)
 
 
 # The machine
@@ -162,9 +162,9 @@ def _counted(names: Sequence[str]) -> str:
 # Memory
 
 
-def look_at_memory(config: Config) -> list[Finding]:
-    """Plan the memory of a run and check whether it fits. Raises UsageError for impossible settings."""
-    setup = build.unchecked_run(config)
+def look_at_memory(config: Config, resuming: bool = False) -> list[Finding]:
+    """Plan the memory of a new or resumed run; check whether it fits. Raises UsageError for impossible settings."""
+    setup = build.unchecked_run(config, resuming)
     plan, run = setup.plan, setup.config.run
     about = f"{setup.config.algo} on {setup.config.env}, {run.num_envs:,} environments"
     device = f"{setup.mesh.size} x {jax.local_devices()[0].device_kind}, {run.logical_shards} logical shards"
@@ -178,9 +178,9 @@ def look_at_memory(config: Config) -> list[Finding]:
     ]
     if not plan.fits:
         try:
-            build.build_run(config)
+            build.build_run(config, resuming)
         except memory_plan.TooLargeError as error:
             return [*findings, Finding("fits", f"no: {error}", "bad")]
     largest = plan.largest()
-    more = f" (up to about --num_envs {largest:,})" if largest > run.num_envs else ""
+    more = f" (up to about --num_envs {largest:,})" if largest > run.num_envs and not resuming else ""
     return [*findings, Finding("fits", f"yes, by the plan{more}", "good")]

@@ -8,6 +8,15 @@ from jaxrl.common.shapes import Float32, assert_equal_shape
 Samples = Float32[Array, "N"]
 
 
+def clipped_losses(
+    log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, clip_ratio: Array | float
+) -> Samples:
+    """- min(r A, clip(r, 1 - c, 1 + c) A) with the ratio r to the policy that acted (arXiv 1707.06347, equation 7)."""
+    assert_equal_shape([log_prob, behaviour_log_prob, advantage])
+    ratio = jnp.exp(log_prob - behaviour_log_prob)
+    return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)
+
+
 def policy_gradient_loss(
     log_prob: Samples, behaviour_log_prob: Samples, advantage: Samples, weight: Samples, clip_ratio: float
 ) -> Float32[Array, ""]:
@@ -18,9 +27,7 @@ def policy_gradient_loss(
     assert_equal_shape([log_prob, behaviour_log_prob, advantage, weight])
     if clip_ratio == 0:
         return -jnp.mean(weight * advantage * log_prob)
-    ratio = jnp.exp(log_prob - behaviour_log_prob)
-    clipped = jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio)
-    return -jnp.mean(weight * jnp.minimum(ratio * advantage, clipped * advantage))
+    return jnp.mean(weight * clipped_losses(log_prob, behaviour_log_prob, advantage, clip_ratio))
 
 
 def divergence(log_prob: Samples, behaviour_log_prob: Samples, weight: Samples) -> Float32[Array, ""]:

@@ -133,7 +133,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         logical_shards=layout.shards,
         rollout_chunk=chunks.rollout,
         learn_chunk=chunks.learn,
-        compiler_options=options,
+        compiler_options=run.compiler_options if resuming and run.compiler_options != tuned.AUTO else options,
         total_env_steps=total,
         total_episodes=0,
         schedule_env_steps=run.schedule_env_steps or total,
@@ -154,11 +154,11 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    evaluation = min(chunks.rollout, -(-run.eval_episodes // layout.devices)) if run.eval_every else 0
+    episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
-        made = memory_plan.make_plan(trainer, limit, evaluation)
+        made = memory_plan.make_plan(trainer, limit, episodes)
     return Run(resolved, env, algo, trainer, mesh, made, notes)
 
 
@@ -237,9 +237,14 @@ def _with_self_play(env: BatchedEnvironment, algo: Algorithm, run: RunSettings) 
     games = algo.layout.num_envs // algo.layout.shards
     snapshots = largest_divisor(games, run.self_play)
     if any(phase.restart for phase in algo.phases):
-        raise UsageError("self_play needs an algorithm whose environments go on from iteration to iteration")
+        raise UsageError(
+            "the opponent 'self' needs an algorithm whose environments go on from iteration to iteration: choose "
+            "scripted players, such as --opponent 2"
+        )
     if algo.recurrent:
-        raise UsageError("self_play needs a policy without a carry")
+        raise UsageError(
+            "the opponent 'self' needs a policy without a carry: choose scripted ones, such as --opponent 2"
+        )
     return SelfPlay(env.env, env, algo, games // snapshots, snapshots, run.self_play_every)
 
 
@@ -259,7 +264,8 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
     if run.total_episodes:
         if not spec.fixed_horizon:
             raise UsageError(f"episodes of '{spec.name}' differ in length: use --total_env_steps")
-        return run.total_episodes * spec.horizon
+        restarted = all(phase.restart or not phase.steps for phase in algo.phases)
+        return run.total_episodes * (spec.horizon + (not restarted))  # else each reset is a step, too
     if not run.total_env_steps:
         lengths = [phase.steps * (phase.iterations or 0) for phase in algo.phases if phase.steps]
         if all(lengths):
@@ -363,7 +369,7 @@ def compile_run(
             learned(setup.algo, "sample" if rules and rules.sampled else "greedy"),
             setup.eval_episodes,
             setup.mesh,
-            run.rollout_chunk,
+            setup.plan.eval_chunk,
             setup.algo.init_carry,
             trainer.trials,
         )

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
         if not writes():
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _peers[:] = map(Peer, _connect(place))
-    except (RuntimeError, ValueError, LookupError, OSError) as error:
+    except (RuntimeError, ValueError, LookupError, OSError, EOFError, AuthenticationError) as error:
         cause = one_line(str(error))
         if isinstance(error, ValueError):
             raise UsageError(
@@ -109,7 +110,7 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
             ) from None
         raise UserError(
             f"this host could not join the others ({cause}): start the same command on all hosts, and check that they "
-            "reach the coordinator's port"
+            "reach the coordinator's port and the free port that host 0 opens beside it"
         ) from None
     try:
         yield
@@ -146,9 +147,16 @@ def _connect(place: ProcessInfo) -> list[Connection]:
     with Listener(("", 0), backlog=number(), authkey=bytes.fromhex(secret)) as listener:
         name = (place.coordinator or "").rpartition(":")[0] or socket.gethostname()  # SLURM's and Open MPI's names
         _from_first(json.dumps([name, listener.address[1], secret]).encode())
-        found = [listener.accept() for _ in range(number() - 1)]
+        found = [_accepted(listener) for _ in range(number() - 1)]
     by_index = {json.loads(connection.recv_bytes()): connection for connection in found}  # they connect in any order
     return [by_index[index] for index in sorted(by_index)]
+
+
+def _accepted(listener: Listener) -> Connection:
+    """Return the next connection of one of this run's hosts; strangers do not know the secret."""
+    while True:
+        with contextlib.suppress(AuthenticationError, EOFError, ConnectionError):
+            return listener.accept()
 
 
 def _from_first(text: bytes) -> bytes:

@@ -48,12 +48,14 @@ class Plan:
         limit: bytes that may be used.
         num_envs: environments over all devices.
         scaling: bytes of `parts` that grow with the number of environments.
+        eval_chunk: episodes of an evaluation that are rolled out at a time on a device.
     """
 
     parts: dict[str, int]
     limit: int
     num_envs: int
     scaling: int
+    eval_chunk: int = 0
 
     @property
     def total(self) -> int:
@@ -236,23 +238,23 @@ def choose_chunks(
         UsageError: a given chunk does not divide its axis.
     """
     layout, cpu = algo.layout, jax.default_backend() == "cpu"
-    flown = layout.num_envs // layout.shards if layout.exact else layout.local_envs
+    together = layout.num_envs // layout.shards if layout.exact else layout.local_envs
     learned = most_samples(algo)
-    rollout = min(rollout, flown)
+    rollout = min(rollout, together)
     if adapt:
-        rollout = rollout and largest_divisor(flown, rollout)
+        rollout = rollout and largest_divisor(together, rollout)
         learn = learn and largest_divisor(learned, learn)
-    for name, chunk, whole in (("rollout_chunk", rollout, flown), ("learn_chunk", learn, learned)):
+    for name, chunk, whole in (("rollout_chunk", rollout, together), ("learn_chunk", learn, learned)):
         if chunk and whole > 1 and whole % chunk:
             raise UsageError(f"{name} {chunk} does not divide {whole}: use {largest_divisor(whole, chunk)}")
     if not rollout and all(phase.restart or not phase.steps for phase in algo.phases):
         per_env = 3 * rollout_env_bytes(env)  # before, after, and compiler temporaries
         affordable = SHARE * limit / max(per_env, 1)
-        rollout = _chunk(flown, affordable, CPU_ROLLOUT if cpu else flown, measured.rollout)
+        rollout = _chunk(together, affordable, CPU_ROLLOUT if cpu else together, measured.rollout)
     if not learn and learned > 1:  # else the algorithm cannot split its gradients
         affordable = SHARE * limit / max(algo.memory.sample_bytes, 1)
         learn = _chunk(learned, affordable, CPU_SAMPLES if cpu else learned, measured.learn)
-    return Chunks(rollout or flown, learn)
+    return Chunks(rollout or together, learn)
 
 
 def most_samples(algo: Algorithm) -> int:
@@ -277,11 +279,12 @@ def rollout_env_bytes(env: BatchedEnvironment) -> int:
     return size(env.shapes)
 
 
-def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
+def make_plan(trainer: Trainer, limit: int, episodes: int = 0) -> Plan:
     """Estimate the memory of a run from shapes.
 
-    `limit` are the bytes that may be used on a device, `evaluation` the episodes rolled out at a time there to
-    evaluate.
+    `limit` are the bytes that may be used on a device, `episodes` those of an evaluation there. They are rolled out as
+    many at a time as in training where that has a size of its own (with --exact_sharding, and where environments
+    restart), else as many as fit.
     """
     layout, algo, shapes = trainer.layout, trainer.algo, trainer.shapes()
     devices, trials = trainer.mesh.size, max(trainer.trials // trainer.mesh.size, 1)  # of one device
@@ -289,11 +292,13 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
     split = size(shapes.algo.sharded) // devices
     kept = size((shapes.carry, shapes.env, shapes.timestep, shapes.statistics)) // devices
     per_env = size((shapes.env, shapes.timestep)) // layout.num_envs // trainer.trials if kept else 0
-    flying = 3 * (per_env or rollout_env_bytes(trainer.env))  # tracing it again takes a second
+    rollout = 3 * (per_env or rollout_env_bytes(trainer.env))  # tracing it again takes a second
+    fitting = int(SHARE * limit / trials / rollout) if kept and not layout.exact else 0
+    evaluation = min(max(trainer.rollout_chunk, fitting), episodes)
     # Of the phases that restart their environments, the longest collects most.
     longest = {phase.restart: phase for phase in sorted(algo.phases, key=lambda phase: phase.steps) if phase.steps}
     work = {
-        "flying": 0 if kept else trials * flying * (trainer.rollout_chunk or layout.local_envs),
+        "rollout": 0 if kept else trials * rollout * (trainer.rollout_chunk or layout.local_envs),
         "trajectory": max((size(trainer.trajectory_shapes(phase)) // devices for phase in longest.values()), default=0),
         "learner": trials * algo.memory.data_bytes,
         "activations": trials * algo.memory.sample_bytes * (layout.learn_chunk or most_samples(algo)),
@@ -304,12 +309,12 @@ def make_plan(trainer: Trainer, limit: int, evaluation: int = 0) -> Plan:
         "environments": 2 * kept,
         **work,
         # only what exceeds training's temporaries
-        "evaluation": max(0, trials * flying * evaluation - sum(work.values())),
+        "evaluation": max(0, trials * rollout * evaluation - sum(work.values())),
         # On a CPU the host's copy of a checkpoint is in the same memory.
         "checkpoint": replicated + split + kept if jax.default_backend() == "cpu" else 0,
     }
     scaling = split + 2 * kept + work["trajectory"] + work["learner"] + bool(parts["checkpoint"]) * (split + kept)
-    return Plan({name: part for name, part in parts.items() if part}, limit, layout.num_envs, scaling)
+    return Plan({name: part for name, part in parts.items() if part}, limit, layout.num_envs, scaling, evaluation)
 
 
 def compiled_bytes(compiled: Any) -> int:

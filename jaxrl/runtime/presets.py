@@ -1,6 +1,5 @@
 """Presets: YAML files under configs/, in a checkout or in the installed package."""
 
-import contextlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from jaxrl.runtime.run_directory import CONFIG
 
 
 def presets() -> dict[str, Path]:
-    """Return all presets by name: of the installed package, or of a checkout."""
-    folders = [Path(__file__).resolve().parents[2] / "configs"]
-    with contextlib.suppress(ModuleNotFoundError):  # not in a checkout that is only on the path
-        folders.insert(0, Path(str(resources.files("jaxrl.configs"))))
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+    """Return all presets by name: of this checkout, or of the installed package."""
+    root = Path(__file__).resolve().parents[2]
+    checkout = (root / "pyproject.toml").is_file()  # where packages are installed, another one may own a folder configs
+    folder = root / "configs" if checkout else Path(str(resources.files("jaxrl.configs")))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_preset(name: str) -> Path:

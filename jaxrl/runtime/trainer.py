@@ -56,7 +56,7 @@ class Trainer:
         layout: of the batch on the devices.
         mesh: the devices.
         block: K, maximum iterations of one compiled call.
-        rollout_chunk: environments loop out at a time on a device (restart phases and exact mode); 0 = all.
+        rollout_chunk: environments rolled out at a time on a device (restart phases and exact mode); 0 = all.
         store: dtype of stored observations that lie in [0, 1].
         total_env_steps: denominator of `Progress.fraction`; schedules do not change when a run is extended.
         seeds: the run's seed and the next ones, trained in one program.

@@ -71,12 +71,17 @@ def trials(config: Config) -> list[Trial]:
     """Return the trials of a run, in the order of the first axis of its state."""
     made = []
     for values in combinations(config):
-        combination = ",".join(f"{name}={value:g}" for name, value in values.items())
+        combination = ",".join(f"{name}={_short(value)}" for name, value in values.items())
         alone = dataclasses.replace(config, algo_settings=config.algo_settings | values).with_run(sweep="", num_seeds=1)
         for seed in range(config.run.seed, config.run.seed + config.run.num_seeds):
             parts = [combination] * bool(combination) + [f"seed_{seed}"] * (config.run.num_seeds > 1)
             made.append(Trial(combination, "/".join(parts) or ".", alone.with_run(seed=seed)))
     return made
+
+
+def _short(value: float) -> str:
+    """Return a number's shortest text that is still this number."""
+    return text if float(text := f"{value:g}") == value else repr(value)
 
 
 def write_configs(directory: Path, config: Config) -> None:

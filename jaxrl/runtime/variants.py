@@ -4,7 +4,7 @@ At the start of a run the variants are compiled for a small batch, compared with
 happens in a separate process, so that a kernel that crashes or hangs does no harm. Results are
 cached for this kind of device, these versions, and these settings.
 
-    python -m jaxrl.runtime.variants COPIES < settings.json     is that process; it prints what `look` returns
+    python -m jaxrl.runtime.variants COPIES < settings.json     is that process; it prints what `search` returns
 """
 
 import contextlib
@@ -162,7 +162,7 @@ def named(change: Change) -> str:
 
 
 def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -> Found:
-    """Return the result of `look` for the environment of a configuration, measured now or by an earlier run.
+    """Return the result of `benchmark_variants` for the environment of a configuration, perhaps of an earlier run.
 
     `num_envs` are those of a device, `say` receives the decision and warnings, and `file` (by default `FILE` beside the
     compiled programs) holds earlier decisions.
@@ -191,7 +191,7 @@ def choose(config: Config, num_envs: int, say: Warn, file: Path | None = None) -
 
 
 def search(config: Config, copies: int, reference: Change) -> Found:
-    """Run `look` in a separate process; return the reference, with the failure, if that process crashes."""
+    """Run `benchmark_variants` in a separate process; return the reference and the failure if that process crashes."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "jaxrl.runtime.variants", str(copies)],
@@ -229,7 +229,7 @@ def _apart(pair: Sequence[float]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the result of `look` for the settings on stdin."""
+    """Print the result of `benchmark_variants` for the settings on stdin."""
     enable_compilation_cache()
     config = configuration.build(json.load(sys.stdin), "stdin")
     env = config.make_env()

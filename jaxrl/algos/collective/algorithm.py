@@ -270,7 +270,7 @@ class Collective(MultiStage):
         return AlgoState(params, ring)
 
     def weights(self, state: AlgoState) -> Params:
-        """Return the parameters for `Networks.answer`, which a student needs too."""
+        """Return the parameters for `Networks.action_distribution`, which a student needs too."""
         return {name: state.replicated.learners[name].params for name in ("encoder", "actor")}
 
     def policy(self, state: AlgoState) -> PolicyParams:

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from envs_jax.base import Array, EnvSpec, TimeStep
-from jaxrl.algos.base import Trajectory
+from jaxrl.algos.base import Trajectory, appended
 from jaxrl.algos.collective import dataset
 from jaxrl.algos.multi_stage import UpstreamRun
-from jaxrl.algos.sac import Sac
+from jaxrl.algos.sac import Sac, soft_value
 from jaxrl.common.types import Key, Params
 from jaxrl.nn import distributions
 from jaxrl.rl import replay
@@ -143,8 +143,9 @@ class Experts:
         def of(worker: Params) -> dict[str, Array]:
             mean, log_std = self.worker.gaussian(worker["actor"], observation[:, None])
             action, log_prob = distributions.squashed_normal(mean, log_std, noise[:, None])
-            values = self.worker.outputs("critic", worker["critic"], observation[:, None], action).min(0)
-            soft = values - jnp.exp(worker["log_alpha"])[None] * log_prob
+            values = self.worker.outputs("critic", worker["critic"], observation[:, None], action)
+            alpha = jnp.broadcast_to(jnp.exp(worker["log_alpha"]), len(action))  # of a worker's single task
+            soft = soft_value(values, log_prob, alpha)
             return {"mu": jnp.tanh(mean[:, 0]), "log_std": log_std[:, 0], "soft_value": soft[:, 0]}
 
         judged = jax.tree.map(lambda x: _of_task(x, task), jax.vmap(of)(workers))
@@ -155,19 +156,18 @@ class Experts:
     def store(self, workers: Params, ring: Replay, trajectory: Trajectory, last: TimeStep, key: Key) -> Replay:
         """Append the trajectory, its labels and the last observation to the dataset."""
         step, layout = trajectory.timestep, self.worker.layout
-        join = lambda rows, last: jnp.concatenate([rows, last[None].astype(rows.dtype)])  # noqa: E731
         flat = lambda x: x.reshape(*x.shape[:-2], -1).astype(jnp.float32)  # noqa: E731
         seen = {
-            "observation": join(flat(step.observation), flat(last.observation)),
-            "task": join(self.task(step), self.task(last)),
+            "observation": appended(flat(step.observation), flat(last.observation)),
+            "task": appended(self.task(step), self.task(last)),
         }
-        reward, terminated = join(step.reward, last.reward), join(step.terminated, last.terminated)
+        reward, terminated = appended(step.reward, last.reward), appended(step.terminated, last.terminated)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, layout.env_indices())
         numbers = math.prod(self.worker.spec.action.shape)
         noise = jax.vmap(lambda k: jax.random.normal(k, (len(reward), numbers)))(keys).swapaxes(0, 1)
         rows = seen | {"noise": noise, "reward": reward[..., 0], "terminated": terminated.astype(jnp.float32)}
         labels = layout.map_shards(lambda rows: self.labels(workers, rows), rows, axis=1)
-        end = replay.ends(terminated, join(step.truncated, last.truncated))
+        end = replay.ends(terminated, appended(step.truncated, last.truncated))
         return replay.write(ring, seen, trajectory.extras | labels, reward, end)
 
 
