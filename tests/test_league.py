@@ -264,6 +264,7 @@ def test_draws_count_for_both_sides(two):
 
 def test_results_by_hand():
     ended = {"score_difference": np.array([3.0, -1.0, 0.0, 2.0]), "win": np.array([1.0, 0, 0, 1])}
+    ended["draw"] = np.array([0.0, 0, 1, 0])
     said: list[str] = []
     played = announced([("a", "b", ended)], "4 games", said.append)
     (found,) = league.results(played, ["score_difference", "win"])
@@ -271,6 +272,10 @@ def test_results_by_hand():
     deviation = math.sqrt((4 + 4 + 1 + 1) / 3)
     assert found["score_difference"] == pytest.approx(
         {"mean": 1.0, "std": deviation, "ci95": 1.96 * deviation / 2, "error": deviation / 2}
+    )
+    deviation = math.sqrt(0.6875 / 3)  # of 1, 0, 0.5 and 1
+    assert found["points"] == pytest.approx(
+        {"mean": 0.625, "std": deviation, "ci95": 1.96 * deviation / 2, "error": deviation / 2}
     )
     assert said[0].startswith("a against b: 4 games in")
 

@@ -147,14 +147,16 @@ def set_for_matches(subject: EvalPolicy) -> EvalPolicy:
 def results(
     played: Iterable[tuple[str, str, Mapping[str, np.ndarray]]], metrics: Collection[str], seeds: int = 1
 ) -> list[dict[str, Any]]:
-    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}.
+    """Summarise matches: {"first", "second", metric: {"mean", "std", "error", "ci95"}}, and so for "points".
 
-    Those of the learned policies of several seeds are over the seeds.
+    Points are the share of games won, draws as half. Those of the learned policies of several seeds are over the seeds.
     """
     found = []
     for first, second, ended in played:
         few = seeds > 1 and first in LEARNED
-        found.append({"first": first, "second": second, **{name: interval(ended[name], few) for name in metrics}})
+        points = ended["win"] + 0.5 * ended["draw"]
+        summary = {name: interval(ended[name], few) for name in metrics} | {"points": interval(points, few)}
+        found.append({"first": first, "second": second, **summary})
     return found
 
 
