@@ -16,8 +16,8 @@ CHECK := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 # Containers often forbid Python to keep bytecode; pytest then rewrites all tests anew in every run.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Environments, loggers and export formats of other libraries, tested against the real packages.
-EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,mlflow
+# Environments, loggers, export formats, learners and simulators of other libraries, tested against the real packages.
+EXTRAS := gymnax,jumanji,brax,jaxmarl,gymnasium,pettingzoo,export,wandb,mlflow,torch,real
 
 .PHONY: train test test-long test-extras nightly lint docs format bench clean
 
@@ -34,7 +34,9 @@ test-long: $(INSTALLED)
 
 test-extras: $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,$(EXTRAS)]' onnxruntime
-	$(PYTEST) tests/test_adapters.py tests/test_outward*.py tests/test_export_formats.py tests/test_loggers.py tests/test_known.py $(PYTEST_ARGS)
+	$(PYTEST) $(patsubst %,tests/test_%.py,adapters export_formats loggers known docs_code bench bench_reach bench_snakes ddpg \
+		imports oracle_coverage reach_golden reach_parity recorded_updates simulator torch_weights) tests/test_outward*.py \
+		$(PYTEST_ARGS)
 
 # Every test, compiled as users' programs are: the default run tells the compiler to be quick.
 nightly: $(INSTALLED)

@@ -184,6 +184,7 @@ def finished_episodes(statistics: EpisodeStatistics, timestep: TimeStep) -> dict
 
     "return" is the mean over agents of the undiscounted return.
     """
-    ended = timestep.done.astype(jnp.float32)
+    ended = timestep.done
     values = {"return": statistics.returns.mean(-1), "length": statistics.length, **statistics.metrics}
-    return {"episodes": ended.sum(), **{name: jnp.sum(ended * value) for name, value in values.items()}}
+    sums = {name: jnp.sum(jnp.where(ended, value, 0.0)) for name, value in values.items()}
+    return {"episodes": ended.astype(jnp.float32).sum(), **sums}

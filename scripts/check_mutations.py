@@ -290,8 +290,8 @@ MUTATIONS = [
         (
             "losses", "coma: the surrogate is not the smaller one",
             "jaxrl/rl/policy_gradient.py",
-            "jnp.minimum(ratio * advantage, clipped * advantage)",
-            "(clipped * advantage)",
+            "-jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)",
+            "-(jnp.clip(ratio, 1 - clip_ratio, 1 + clip_ratio) * advantage)",
             COMA,
         ),
         (
@@ -324,7 +324,7 @@ MUTATIONS = [
         ),
         (
             "ppo", "the surrogate is the larger one",
-            "jaxrl/algos/ppo.py",
+            "jaxrl/rl/policy_gradient.py",
             "return -jnp.minimum(ratio * advantage",
             "return -jnp.maximum(ratio * advantage",
             "tests/test_ppo.py::test_the_clipped_loss_and_its_gradient_by_hand",

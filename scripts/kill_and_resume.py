@@ -46,8 +46,7 @@ SMALL = {  # the environments of the tests, so that a start takes seconds
     "--batch_transitions 160 --total_env_steps 24000",
     "ddpg": COMMON + "--algo ddpg --env helpers.tiny:Corridor --batch_size 16 --buffer_size 2000 --learning_starts 160 "
     "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
-    "sac": COMMON
-    + "--algo sac --env helpers.tiny:PointMass --batch_size 16 --buffer_size 2000 --random_steps 160 --hidden_size 8 "
+    "sac": COMMON + "--algo sac --env helpers.tiny:PointMass --batch_size 16 --buffer_size 2000 --random_steps 160 "
     "--hidden_size 8 --depth 1 --update_interval 4 --total_env_steps 9600",
 }
 PARTS = ("kills", "stops", "disk", "devices", "damage")
@@ -69,7 +68,7 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
 
     seen = {"checkpoint": 0, "event": 0}
 
-    def of_kind(name: str, path: str, target: str) -> bool:
+    def of_kind(name: str, path: str) -> bool:
         if aim == "arrays":
             return f"{UNCOMMITTED}/arrays" in path
         if aim == "manifest":
@@ -79,11 +78,11 @@ def doomed(aim: str, checkpoint: int, event: int) -> int:
     def watch(name: str, arguments: tuple[Any, ...]) -> None:
         if name not in ("open", "os.rename", "os.mkdir", "os.rmdir", "os.remove", "shutil.rmtree"):
             return
-        path, target = str(arguments[0]), str(arguments[1]) if name == "os.rename" else ""
+        path = str(arguments[0])
         if name == "os.mkdir" and path.rpartition("/")[2].endswith(UNCOMMITTED) and "/arrays" not in path:
             seen["checkpoint"] += 1
             seen["event"] = 0
-        if seen["checkpoint"] >= checkpoint and of_kind(name, path, target):
+        if seen["checkpoint"] >= checkpoint and of_kind(name, path):
             seen["event"] += 1
             if seen["event"] == event or seen["checkpoint"] > checkpoint:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "coma": COMA | EXPLORING,
     "coma soft": COMA | EXPLORING | {"tau": 0.3, "num_minibatches": 1},
     "coma clipped": COMA | EXPLORING | {
-        "actor_passes": 1, "advantage": "return", "scale_advantage": True, "dueling": True, "clip_ratio": 0.2,
+        "actor_epochs": 1, "advantage": "return", "scale_advantage": True, "dueling": True, "clip_ratio": 0.2,
         "entropy_weight": 0.3, "entropy_final": 0.1, "entropy_anneal": 6, "final_lr_fraction": 0.2,
     },
     "ddpg": DDPG | {"n_step": 3, "max_grad_norm": 0.2},

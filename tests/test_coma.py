@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, get_args
 
 import jax
@@ -513,6 +514,19 @@ def test_a_trajectory_that_is_cut_bootstraps_from_what_follows() -> None:
     trajectory = Trajectory(timestep, np.zeros((5, 1, 1), np.int32), ())
     targets = lone_targets(trajectory, last, np.zeros((5, 1, 1), np.float32), np.full((1, 1), 8, np.float32))
     close(np.asarray(targets)[-1, 0, 0], 3 + 0.5 * 8, 1e-6)
+
+
+def test_vanished_probabilities_leave_allowed_actions_equal() -> None:
+    """A closed action that the softmax is sure of must not be drawn; nor may the others' ratio be lost before that."""
+    mask = np.array([[False, True, True]] * 2)
+    chances = jax.nn.softmax(jnp.array([[200.0, 1, 0], [26.0, math.log(3), 0]]))
+    policy = distributions.apply_action_mask(chances, mask)
+    close(policy, [[0, 0.5, 0.5], [0, 0.75, 0.25]], 1e-6)
+    gradient = jax.grad(lambda logits: jnp.log(distributions.apply_action_mask(jax.nn.softmax(logits), mask[0])[1]))
+    close(gradient(jnp.array([26.0, math.log(3), 0])), [0, 0.25, -0.25], 1e-3)
+    assert not np.any(gradient(jnp.array([200.0, 1, 0])))
+    drawn = jax.vmap(distributions.sample, (0, None))(jax.random.split(jax.random.key(0), 100), policy[0])
+    assert set(np.asarray(drawn)) == {1, 2}
 
 
 def test_a_uniform_critic_gives_no_advantage() -> None:

@@ -146,7 +146,11 @@ def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pyt
         assert module.jnp.nanmean(module.last) > module.jnp.nanmean(module.first) + 5
 
 
-@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+BESIDE = [ROOT / "bench" / "README.md", ROOT / "tests" / "data" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *BESIDE]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_and_names_of_modules_exist(page: Path) -> None:
     text = page.read_text()
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):

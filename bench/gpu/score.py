@@ -1,5 +1,6 @@
 """Part "score": seconds of training to a score, without compiling, by the selection episodes of a run."""
 
+import shlex
 import signal
 import threading
 import time
@@ -55,11 +56,12 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
         lines = read_metrics(follow_latest(place / "latest"))
         return _found(name, goals, without_pauses(lines, began), began)
 
-    left = f"--checkpoint_minutes 1 --max_seconds {max(seconds - found()[0]['trained'], 1.0):.0f}"
+    left = ["--checkpoint_minutes", "1", "--max_seconds", f"{max(seconds - found()[0]['trained'], 1.0):.0f}"]
     try:
-        arguments = f"--resume {open_run(place / 'latest')} {left}"
+        words = ["--resume", str(open_run(place / "latest")), *left]
     except UserError:  # not begun, or cut off before it had a directory
-        arguments = f"{job.QUICK[name] + QUICK if quick else FLAGS[name]} --runs {place} {left}"
+        words = [*(job.QUICK[name] + QUICK if quick else FLAGS[name]).split(), "--runs", str(place), *left]
+    command = f"python -m jaxrl.train {shlex.join(words)}"
     done = threading.Event()
 
     def watch() -> None:
@@ -73,17 +75,17 @@ def _train(name: str, goals: Goals, seconds: float, quick: bool, folder: Path) -
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        code = train.main(arguments.split())
+        code = train.main(words)
     finally:
         done.set()
         watcher.join()
         signal.signal(signal.SIGTERM, former)
     if code != 0:
-        raise UserError(f"training ended with an error: python -m jaxrl.train {arguments}")
+        raise UserError(f"training ended with an error: {command}")
     result, _ = found()
     if not result["rows"]:
         raise UserError(f"training ended before its first line of metrics: give it more than {seconds:.0f} s")
-    return {**result, "command": f"python -m jaxrl.train {arguments}", "run": place.name, "began": began}
+    return {**result, "command": command, "run": place.name, "began": began}
 
 
 def without_pauses(lines: Sequence[dict[str, Any]], began: Sequence[float]) -> list[dict[str, Any]]:

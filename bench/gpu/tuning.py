@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from bench.gpu import job as main_job
 from bench.harness import measure
 from bench.harness.timing import Timing, measure_interleaved, stopwatch
-from bench.train_throughput import measured_phase
+from bench.train_throughput import compile_block, measured_phase
 from jaxrl.cli import flags as command_line
 from jaxrl.common.errors import UserError, one_line
 from jaxrl.common.files import cache_root
@@ -236,9 +236,7 @@ def gain(timings: Mapping[str, Timing], usual: str, best: str) -> float:
 
 def _compiled(setup: Run) -> Any:
     """Compile a block of the phase that training spends its time in. Raises TooLargeError."""
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=shardings(setup.mesh, REPLICATED))
-    function: Any = setup.trainer.make_block(measured_phase(setup.algo))
-    block = function.lower(setup.trainer.shapes(), number).compile()
+    block = compile_block(setup)
     setup.plan.check(memory_plan.compiled_bytes(block))
     return block
 

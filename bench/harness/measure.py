@@ -160,14 +160,14 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def header(kind: str, argv: Sequence[str], quick: bool) -> dict[str, Any]:
-    """Return the first entries of every result."""
+def header(kind: str, argv: Sequence[str], quick: bool, module: str = "") -> dict[str, Any]:
+    """Return the first entries of every result; `module` of bench is the command's, `kind` by default."""
     record = machine()
     warning = busy(record)
     notes = [warning] if warning else []
     if quick:
         notes.append("a rehearsal (--quick): the figures mean nothing")
-    command = " ".join(["python", "-m", f"bench.{kind}", *argv])
+    command = " ".join(["python", "-m", f"bench.{module or kind}", *argv])
     return {"format": FORMAT, "kind": kind, "command": command, "quick": quick, "machine": record, "notes": notes}
 
 

@@ -21,7 +21,7 @@ SPACING = 5  # metres
 FLOAT32 = {
     "belief": 5e-5, "observation": 1e-5, "critic input": 1e-5, "reward": 1e-5, "return_abs": 1e-5, "entropy": 1e-6
 }  # fmt: skip
-INT16 = {  # beliefs in steps of 1/1024
+INT16 = {  # beliefs in steps of 1/1350.78
     "belief": 2e-4, "observation": 3e-5, "critic input": 3e-5, "reward": 1e-4, "return_abs": 1e-4, "entropy": 3e-5,
     "f1": 4e-4,
 }  # fmt: skip

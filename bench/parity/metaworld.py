@@ -256,7 +256,7 @@ def main(argv: Sequence[str]) -> int:
     with usage_errors():
         metaworld.packages()
     path = measure.output(parsed.out, KIND)
-    result = measure.header(KIND, argv, quick=False)
+    result = measure.header(KIND, argv, quick=False, module="parity.metaworld")
     measure.say(f"playing {parsed.episodes} episodes in Meta-World")
     recording = play(parsed.episodes, parsed.policies, parsed.seed)
     measure.say("replaying them in the JAX environment")

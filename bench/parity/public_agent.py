@@ -126,6 +126,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="JSON file to write")
     flags = parser.parse_args(list(argv))
     games, seed = parse_int(flags.games, "--games", 1, 100_000), parse_int(flags.seed, "--seed", 0, 2**32 - 1)
+    path = measure.output(flags.out, "public_agent") if flags.out else None
     players = [player(name) for name in flags.players]
     agent = load_agent(flags.agent)
     agent.print = lambda *_: None  # what it prints is hidden anyway, and takes most of its time
@@ -144,8 +145,8 @@ def main(argv: Sequence[str]) -> int:
         means = [f"{metric} {found['mean']:.3f} ± {found['ci95']:.3f}" for metric, found in rows[title].items()]
         print(f"{title}: {', '.join(means)}; {errors} errors of the agent", flush=True)
         rows[title] |= {"checkpoint": subject.step, "agent_errors": errors}
-        if flags.out:
-            measure.write(result, Path(flags.out))
+        if path:
+            measure.write(result, path)
     return 0
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,13 +133,14 @@ def main(argv: Sequence[str]) -> int:
     parsed = parser.parse_args(list(argv))
     episodes = parse_int(parsed.episodes, "--episodes", 2, 1_000_000)
     seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
+    path = measure.output(parsed.out, "published_coverage") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
         wanted = policies.load(None, "coverage", case.settings)
         for _, curves in rollout(wanted, [case.policy], episodes, seed):
             rows += compare(case, curves)
         print(table(rows[-6:]), flush=True)
-    result = measure.header("coverage.published", argv, quick=False) | {
+    result = measure.header("coverage.published", argv, quick=False, module="parity.published_coverage") | {
         "notes": [],  # scores do not depend on how busy the machine is
         "episodes": episodes,
         "seed": seed,
@@ -148,9 +148,9 @@ def main(argv: Sequence[str]) -> int:
     }
     differing = sum(not row["within"] for row in rows)
     print(f"{len(rows) - differing} of {len(rows)} means agree with the original's")
-    if parsed.out:
-        measure.write(result, Path(parsed.out))
-        print(f"wrote {parsed.out}")
+    if path:
+        measure.write(result, path)
+        print(f"wrote {path}")
     return 1 if differing else 0
 
 

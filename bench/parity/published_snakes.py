@@ -14,7 +14,6 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,11 +166,12 @@ def main(argv: Sequence[str]) -> int:
     seed = parse_int(parsed.seed, "--seed", 0, 2**32 - 1)
     if parsed.engine not in ENGINES:
         raise UsageError(f"--engine must be one of {', '.join(ENGINES)}, not '{parsed.engine}'")
+    path = measure.output(parsed.out, "published_snakes") if parsed.out else None
     rows: list[dict[str, Any]] = []
     for case in CASES:
         rows += compare(case, (play if parsed.engine == "jax" else play_numpy)(case, episodes, seed))
         print(table(rows[-9:]), flush=True)
-    result = measure.header("snakes.published", argv, quick=False) | {
+    result = measure.header("snakes.published", argv, quick=False, module="parity.published_snakes") | {
         "notes": [],  # scores do not depend on how busy the machine is
         "engine": parsed.engine,
         "episodes": episodes,
@@ -180,9 +180,9 @@ def main(argv: Sequence[str]) -> int:
     }
     differing = sum(not row["within"] for row in rows)
     print(f"{len(rows) - differing} of {len(rows)} figures agree with the original engine's")
-    if parsed.out:
-        measure.write(result, Path(parsed.out))
-        print(f"wrote {parsed.out}")
+    if path:
+        measure.write(result, path)
+        print(f"wrote {path}")
     return 1 if differing else 0
 
 

@@ -156,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
     jobs = parse_int(parsed.jobs, "--jobs", 1, 64)
     path = measure.output(parsed.out, KIND)
-    result = measure.header(KIND, argv, False) | {"plan": asked, "note": parsed.note, "jobs": jobs}
+    result = measure.header(KIND, argv, False, "studies.ablation") | {"plan": asked, "note": parsed.note, "jobs": jobs}
     result["notes"] = []  # speed is not measured
     result["variants"] = former(path, asked)
     lock = threading.Lock()

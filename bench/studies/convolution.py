@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     if parsed.quick:
         widths, samples, rounds, least = widths[:1], 4, 1, 1e-6
     path = measure.output(parsed.out, KIND)
-    result = measure.header(KIND, argv, parsed.quick)
+    result = measure.header(KIND, argv, parsed.quick, "studies.convolution")
     for note in result["notes"]:
         measure.say(note)
     with measure.fresh_compiles():

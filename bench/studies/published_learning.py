@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"random, both sides: {row(own, other)}")
     if path:
         hundreds = np.array(training[: len(training) // 100 * 100]).reshape(-1, 100).mean(1)
-        result = measure.header("snakes.published_learning", argv, quick=False) | {
+        result = measure.header("snakes.published_learning", argv, False, "studies.published_learning") | {
             "notes": [],
             "episodes": episodes,
             "seed": seed,

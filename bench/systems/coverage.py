@@ -8,10 +8,15 @@ import numpy as np
 
 from bench.reference.coverage import baselines, torch_learner
 from bench.reference.coverage.oracle import Mission, Settings
-from bench.systems import System
+from bench.systems import System, require
 from envs_jax.base import EnvSpec
 
 _EXPLORATION = 0.1
+_PUBLISHED = {  # the only values that the PyTorch learner is timed with
+    "depth": 1, "stride": 1, "egocentric": False, "initializer": "torch", "dueling": False, "advantage": "critic",
+    "scale_advantage": False, "clip_ratio": 0.0, "target_kl": 0.0, "entropy_weight": 0.0, "actor_epochs": 0,
+    "critic_warmup": 0, "max_grad_norm": 0.0, "final_lr_fraction": 1.0,
+}  # fmt: skip
 
 
 def settings(env: dict[str, Any]) -> Settings:
@@ -63,8 +68,7 @@ class TorchMissions:
     """PyTorch COMA on missions run one after another."""
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
-        if algo["depth"] != 1:
-            raise ValueError(f"the PyTorch learner's networks have depth 1, not {algo['depth']}: leave --depth out")
+        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config coma")
         same = (
             "hidden_size",
             "actor_lr",

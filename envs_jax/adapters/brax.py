@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from envs_jax.adapters.adapter import DEFAULT_HORIZON, Adapter, Shown
+from envs_jax.adapters.adapter import Adapter, Shown
 from envs_jax.adapters.common import Outward, bounded, package
 from envs_jax.base import Array, Box, Discrete, setting
 
@@ -28,10 +28,6 @@ class Brax(Adapter):
     @classmethod
     def names(cls) -> Sequence[str]:
         return tuple(package("brax.envs", cls.library)._envs)
-
-    @classmethod
-    def limit(cls) -> int:
-        return DEFAULT_HORIZON  # brax.envs.create's
 
     def package_env(self) -> Any:
         options = {"backend": self.backend} if self.backend else {}

@@ -32,11 +32,12 @@ def output(text: str, flag: str) -> Path:
         if text.endswith(("/", os.sep)) or path.is_dir():
             raise UserError(f"{text} is a directory: name a file with {flag}")
         _check_regular(path)
-        fresh = not path.exists()
-        with path.open("ab"):
+        target = Path(os.path.realpath(path))  # a link stays one
+        fresh = not target.exists()
+        with target.open("ab"):
             pass
         if fresh:
-            path.unlink()
+            target.unlink()
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write {text} ({getattr(error, 'strerror', None) or error}): {remedy}") from None
     return path
@@ -66,13 +67,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     _check_regular(path)
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    data = content.encode() if isinstance(content, str) else content
     try:
         with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

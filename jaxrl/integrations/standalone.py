@@ -58,7 +58,7 @@ def network_settings(algo: Algorithm, format_name: str) -> dict[str, Any]:
     if algo.spec.action_order:
         raise UsageError(
             f"the {format_name} format cannot put outputs in the order that the observation gives (action_order): "
-            "choose --format stablehlo, or train on another observation"
+            "choose --format stablehlo or onnx, or train on another observation"
         )
     scaled = getattr(algo, "scale_observation", False)
     settings = {"kind": kinds[type(module)], "scale": max(abs(box.low), abs(box.high)) if scaled else 1.0}

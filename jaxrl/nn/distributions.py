@@ -9,6 +9,8 @@ from envs_jax.base import Array
 from jaxrl.common.shapes import Bool, Float, Float32, Int32, assert_equal_shape, assert_rank, assert_shape
 from jaxrl.common.types import Key
 
+_VANISHED = 1e-15  # the square of its inverse, in gradients, is still finite in float32
+
 
 def epsilon_mix(logits: Float32[Array, "*batch n"], epsilon: Float32[Array, ""] | float) -> Float32[Array, "*batch n"]:
     """Mix in uniform exploration: (1 - epsilon) softmax(logits) + epsilon / n."""
@@ -19,10 +21,15 @@ def epsilon_mix(logits: Float32[Array, "*batch n"], epsilon: Float32[Array, ""] 
 def apply_action_mask(
     probabilities: Float32[Array, "*batch n"], mask: Bool[Array, "*batch n"]
 ) -> Float32[Array, "*batch n"]:
-    """Return the probabilities of the allowed actions, renormalised; each row of `mask` has a True."""
+    """Return the probabilities of the allowed actions, renormalised; each row of `mask` has a True.
+
+    Where all of them have vanished, allowed actions are equally probable.
+    """
     assert_equal_shape([probabilities, mask])
     allowed = jnp.where(mask, probabilities, 0.0)
-    return allowed / jnp.maximum(allowed.sum(-1, keepdims=True), 1e-8)
+    total = allowed.sum(-1, keepdims=True)
+    uniform = mask.astype(jnp.float32) / jnp.sum(mask, axis=-1, keepdims=True, dtype=jnp.float32)
+    return jnp.where(total < _VANISHED, uniform, allowed / jnp.maximum(total, _VANISHED))
 
 
 def sample(key: Key, probabilities: Float32[Array, "n"]) -> Int32[Array, ""]:

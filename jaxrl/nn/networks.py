@@ -55,7 +55,7 @@ def convolve(x: Array, kernel: Array, method: Convolution, stride: int = 1) -> A
     """
     h, w, channels, features = kernel.shape
     height, width = _outputs(x.shape[1], h, stride), _outputs(x.shape[2], w, stride)
-    if height == width == 1:  # a 1 x 1 convolution is a matrix product
+    if x.shape[1:3] == (h, w):  # a single product
         product = x.reshape(x.shape[0], -1) @ kernel.reshape(-1, features)
         return product.reshape(x.shape[0], 1, 1, features)
     if method == "conv":

@@ -83,9 +83,10 @@ def why_unused(nvidia: Nvidia, plugins: Mapping[str, str], environ: Mapping[str,
 
     `plugins` are JAX's installed CUDA plugins, `error` is the message of its exception, if any.
     """
-    platforms = environ.get("JAX_PLATFORMS", environ.get("JAX_PLATFORM_NAME", "")).lower()
-    if platforms and not any(name in platforms for name in ("cuda", "gpu")):
-        return f"JAX_PLATFORMS={platforms} keeps JAX off the GPU: unset it"
+    chosen = {name: environ.get(name, "").lower() for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")}
+    name, platforms = next(((name, text) for name, text in chosen.items() if text), ("", "gpu"))
+    if not any(kind in platforms for kind in ("cuda", "gpu")):
+        return f"{name}={platforms} keeps JAX off the GPU: unset it"
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return "CUDA_VISIBLE_DEVICES hides all GPUs: unset it, or set it to the number of a GPU"
     extra = advised_extra(nvidia.driver)

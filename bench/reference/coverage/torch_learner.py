@@ -64,10 +64,10 @@ class TorchComa:
     Args:
         num_agents: N.
         num_actions: A.
-        width: features of every hidden layer.
+        hidden_size: features of every hidden layer.
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
         gamma, lam: discount and lambda of the targets.
-        minibatches: per pass over the data; a remainder is dropped, drawn anew in every pass.
+        num_minibatches: per pass over the data; a remainder is dropped, drawn anew in every pass.
         num_epochs: passes over the data of a training step.
         target_update_period: the target critic is refreshed in every training step (from 0) divisible by this.
         tau: if given, the target critic is updated at this rate before every pass instead.
@@ -88,13 +88,13 @@ class TorchComa:
         self,
         num_agents: int,
         num_actions: int,
-        width: int = 256,
+        hidden_size: int = 256,
         *,
         actor_lr: float = 1e-5,
         critic_lr: float = 1e-4,
         gamma: float = 0.99,
         lam: float = 0.8,
-        minibatches: int = 5,
+        num_minibatches: int = 5,
         num_epochs: int = 5,
         target_update_period: int = 10,
         tau: float | None = None,
@@ -116,7 +116,7 @@ class TorchComa:
         self.torch = require_torch()
         self.num_agents, self.num_actions, self.device = num_agents, num_actions, device
         self.gamma, self.lam = gamma, lam
-        self.num_minibatches, self.num_epochs = minibatches, num_epochs
+        self.num_minibatches, self.num_epochs = num_minibatches, num_epochs
         self.target_update_period, self.tau = target_update_period, tau
         self.actor_loss, self.td_target = actor_loss, td_target
         self.actor_epochs, self.dueling, self.clip_ratio = actor_epochs or num_epochs, dueling, clip_ratio
@@ -124,9 +124,9 @@ class TorchComa:
         self.rng = np.random.default_rng(seed)
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            self.actor = build_network(ACTOR_CHANNELS, num_actions, width).to(device)
+            self.actor = build_network(ACTOR_CHANNELS, num_actions, hidden_size).to(device)
             self.critic, self.target_critic = (
-                build_network(CRITIC_CHANNELS, num_actions + dueling, width).to(device) for _ in range(2)
+                build_network(CRITIC_CHANNELS, num_actions + dueling, hidden_size).to(device) for _ in range(2)
             )
         self.target_critic.load_state_dict(self.critic.state_dict())
         self.actor_optimizer = self.torch.optim.Adam(self.actor.parameters(), lr=actor_lr, eps=adam_epsilon)

@@ -39,7 +39,7 @@ class TorchSac(ReplayLearner):
 
     Args:
         inputs, actions: D, n.
-        units: of each of two hidden layers.
+        hidden_size: units of each of two hidden layers.
         layer_norm: before each ReLU of the critics.
         actor_lr, critic_lr, alpha_lr: learning rates of the three Adam optimisers.
         adam_epsilon: of all three.
@@ -56,7 +56,7 @@ class TorchSac(ReplayLearner):
         self,
         inputs: int,
         actions: int,
-        units: int = 256,
+        hidden_size: int = 256,
         *,
         layer_norm: bool = False,
         actor_lr: float = 3e-4,
@@ -87,9 +87,11 @@ class TorchSac(ReplayLearner):
         nn, optim = self.torch.nn, self.torch.optim
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            self.actor = build_network(inputs, 2 * actions, units).to(device)
+            self.actor = build_network(inputs, 2 * actions, hidden_size).to(device)
             self.critic, self.target_critic = (
-                nn.ModuleList([build_network(inputs + actions, 1, units, layer_norm) for _ in range(2)]).to(device)
+                nn.ModuleList([build_network(inputs + actions, 1, hidden_size, layer_norm) for _ in range(2)]).to(
+                    device
+                )
                 for _ in range(2)
             )
         self.target_critic.load_state_dict(self.critic.state_dict())

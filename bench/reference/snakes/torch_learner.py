@@ -43,7 +43,7 @@ class TorchDdpg(ReplayLearner):
 
     Args:
         agents, inputs, actions: A, D, n.
-        units: of each hidden layer.
+        hidden_size: units of each hidden layer.
         bicnet: an LSTM mixes the snakes of a team.
         actor_lr, critic_lr: learning rates of the two Adam optimisers.
         gamma, tau: discount; share of the online networks in each update of the targets.
@@ -62,7 +62,7 @@ class TorchDdpg(ReplayLearner):
         agents: int,
         inputs: int,
         actions: int = 4,
-        units: int = 256,
+        hidden_size: int = 256,
         *,
         bicnet: bool = False,
         expected: bool = False,
@@ -88,10 +88,10 @@ class TorchDdpg(ReplayLearner):
         self.actions, self.epsilon, self.eps_decay = actions, eps_start, eps_decay
         with self.torch.random.fork_rng(devices=[]):
             self.torch.manual_seed(seed)
-            made = (build_network(inputs, actions, units, bicnet) for _ in range(2))
+            made = (build_network(inputs, actions, hidden_size, bicnet) for _ in range(2))
             self.actor, self.target_actor = (network.to(device) for network in made)
             sizes = (inputs, actions) if expected else (inputs + actions, 1)
-            made = (build_network(*sizes, units, bicnet) for _ in range(2))
+            made = (build_network(*sizes, hidden_size, bicnet) for _ in range(2))
             self.critic, self.target_critic = (network.to(device) for network in made)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
