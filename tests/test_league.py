@@ -300,7 +300,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     out, _ = capsys.readouterr()
     report = json.loads((runs[0] / reports.FILE).read_text())
     first = list(dict.fromkeys(match["first"] for match in report["matches"]))
-    assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 6
+    assert first == ["sampled", "learned", "random", "level2"] and len(report["matches"]) == 4 * 7
     assert report["env_settings"]["side"] == "both" and report["settings"]["side"] == "first"
     match = report["matches"][0]
     rows = out.splitlines()
@@ -317,10 +317,20 @@ def test_a_league_of_two_runs(runs, tmp_path, capsys):
     assert evaluate.main([str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--out", str(path)]) == 0
     out, _ = capsys.readouterr()
     report = json.loads(path.read_text())
-    assert len(report["ratings"]) == 8 and len(report["matches"]) == 8 * 7 // 2
+    assert len(report["ratings"]) == 9 and len(report["matches"]) == 9 * 8 // 2
     assert report["ratings"]["level2"]["elo"] == 1000 and report["anchor"] == "level2"
-    assert sum(row["points"] for row in report["ratings"].values()) == pytest.approx(8 / 2)
+    assert sum(row["points"] for row in report["ratings"].values()) == pytest.approx(9 / 2)
     best = next(iter(report["ratings"]))
     assert any(line.startswith(best) for line in out.splitlines()) and "fixed" in out
+    drawn = {match["second"]: match for match in report["matches"]}
+    assert set(report["actions"].values()) == {"sampled"}
+    argv = [str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--policy", "level2", "--greedy"]
+    assert evaluate.main([*argv, "--out", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert set(report["actions"].values()) == {"learned"}
+    assert any(match["score"] != drawn[match["second"]]["score"] for match in report["matches"])  # other games
+    capsys.readouterr()
+    assert evaluate.main([str(runs[0]), "--greedy"]) == 2
+    assert "--greedy is for leagues, with --against" in capsys.readouterr().err
     assert evaluate.main([str(runs[0]), "--against", str(runs[0])]) == 2
     assert "is named twice" in capsys.readouterr().err

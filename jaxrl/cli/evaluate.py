@@ -41,6 +41,8 @@ def _flags(parser: argparse.ArgumentParser) -> None:
         "teams compete; with --against: which scripted players take part")  # fmt: skip
     add("--against", metavar="RUN2", action="append", default=[],
         help="a league of RUN, this run (repeat it for more) and the scripted players")  # fmt: skip
+    add("--greedy", action="store_true", help="with --against: runs take their best actions, even where "
+        "the environment's rules ask for drawn ones")  # fmt: skip
     add_seed(parser, "of the held-out set")
     add("--json", "--out", metavar="FILE", help=f"where to write the numbers (default: RUN/{FILE} for all policies in "
         f"the run's own environment, RUN/{REAL_FILE.format('NAME')} in a simulator, else nowhere)")  # fmt: skip
@@ -62,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
         path = output(flags.json, "--json") if flags.json else None
         report = reports.play_league(players, flags.episodes, *how)
     else:
+        if flags.greedy:
+            raise UsageError("--greedy is for leagues, with --against: name the policy instead, --policy learned")
         if flags.simulator:
             metaworld.reach_of(subject)
         subject = league.set_for_matches(subject)
@@ -92,4 +96,4 @@ def _league(flags: argparse.Namespace, subject: EvalPolicy) -> league.League:
     if subject.run is None:
         raise UsageError("--against plays a run against others: name the run first")
     others = [policies.load_run(run, not flags.last) for run in flags.against]
-    return league.league([subject, *others], None if flags.policy is None else parse_list(flags.policy))
+    return league.league([subject, *others], None if flags.policy is None else parse_list(flags.policy), flags.greedy)

@@ -121,7 +121,7 @@ def rules_of(subject: EvalPolicy) -> MatchRules:
 
 def ranked(subject: EvalPolicy) -> list[str]:
     """Return the names of a run's policies, the one that counts in matches first."""
-    return ["sampled", "learned"] if rules_of(subject).sampled else ["learned", "sampled"]
+    return ["sampled", "learned"] if rules_of(subject).sampled and not subject.greedy else ["learned", "sampled"]
 
 
 def usual(subject: EvalPolicy) -> list[str]:
@@ -216,10 +216,10 @@ class League:
         return {name: dict(zip(("elo", "low", "high", "points"), row, strict=True)) for name, *row in ordered}
 
 
-def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) -> League:
+def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None, greedy: bool = False) -> League:
     """Build a league of runs, in games with the first run's settings, each with its own observations.
 
-    `scripted` are the other players, by default every scripted player of the other team.
+    With `greedy` all runs take their best actions. `scripted` are the other players, by default all of the other team.
 
     Raises UsageError: runs that cannot play each other.
     """
@@ -229,7 +229,7 @@ def league(runs: Sequence[EvalPolicy], scripted: Sequence[str] | None = None) ->
     rules = rules_of(first)
     wanted = {name: first.settings[name] for name in first.given if name in rules.league}
     settings = {**{name: first.settings[name] for name in rules.game}, **rules.league, **wanted}
-    moved = [run.with_env_settings(settings) for run in runs]
+    moved = [dataclasses.replace(run.with_env_settings(settings), greedy=greedy) for run in runs]
     rules = rules_of(moved[0])
     if rules.outside is None:
         told = ", ".join(f"--{name} {value}" for name, value in wanted.items())

@@ -36,6 +36,7 @@ class EvalPolicy:
         params: the run's policy, of its first seed where there are several.
         seed_params: the policies of all seeds, () for a single one.
         given: the settings that the command line named.
+        greedy: the run plays matches with its best actions, even where the environment's rules say sampled ones.
     """
 
     env: BatchedEnvironment
@@ -48,6 +49,7 @@ class EvalPolicy:
     seed_params: tuple[Any, ...] = ()
     step: int | None = None
     given: frozenset[str] = frozenset()
+    greedy: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ def play_league(
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
+        "actions": {name: league.ranked(run)[0] for name, run in players.runs.items()},
         "score": spec.score,
         "labels": Scoring.of(spec).labels,
         "anchor": players.anchor,
