@@ -8,6 +8,7 @@ turns. All flags of training are also accepted, such as --q 7 --hidden_size 64 o
 
 import argparse
 import dataclasses
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -460,6 +461,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Request]:
     request = command_line.parse(others, "python -m bench.train_throughput", __doc__)
     if request.config is None or request.resume is not None:
         raise measure.UsageError("the benchmark starts no run and resumes none: give --algo or --config")
+    if parsed.torch and importlib.util.find_spec("torch") is None:
+        raise measure.UsageError("--torch needs PyTorch: pip install -e '.[torch]'")
     seconds = measure.positive(parsed.seconds, "--seconds")
     sizes = "1,2" if parsed.quick and parsed.num_envs == SIZES else parsed.num_envs
     return parsed, Request(

@@ -4,6 +4,7 @@ import importlib.metadata
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pynvml
 import pytest
 
@@ -13,6 +14,7 @@ from jaxrl.cli.flags import parse
 from jaxrl.report import diagnosis
 from jaxrl.report.diagnosis import Finding, Nvidia
 from jaxrl.runtime.build import build_run
+from jaxrl.runtime.checkpoint import Checkpoints
 
 TINY = [
     "--algo",
@@ -136,9 +138,22 @@ def test_a_run_that_goes_on_with_another_number_of_devices(tmp_path, monkeypatch
     """The plan is of the resumed run: chunks that no longer divide are lowered, as in training."""
     config = parse([*TINY, "--devices", "2", "--num_envs", "24", "--logical_shards", "8"]).config
     config = build_run(config).config.with_run(devices=8)
-    monkeypatch.setattr(command_line, "parse", lambda *_: SimpleNamespace(resume="run", config=config, changes={}))
-    assert doctor.main(["--resume", "run"]) == 0
-    assert "3 environments rolled out at a time" in capsys.readouterr().out
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(config.to_yaml())
+    monkeypatch.setattr(command_line, "parse", lambda *_: SimpleNamespace(resume=run, config=config, changes={}))
+    assert doctor.main(["--resume", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "3 environments rolled out at a time" in out and "there is no checkpoint: the run would begin again" in out
+    with Checkpoints(run / "checkpoints") as checkpoints:
+        checkpoints.save(7, jnp.zeros(1), {"env_steps": 56})
+    assert doctor.main(["--resume", str(run)]) == 0
+    assert "from checkpoint 7, after 56 environment steps" in capsys.readouterr().out
+    for file in (run / "checkpoints").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    assert doctor.main(["--resume", str(run)]) == 1
+    assert "no intact checkpoint" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_run_against_every_scripted_player(runs, capsys):
     rows = out.splitlines()
     row = rows[rows.index("sampled") + 1]
     assert row.startswith("score difference, points")
-    assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['error']:.2f}" in row
+    assert f"{match['score_difference']['mean']:.2f} ±{match['score_difference']['ci95']:.2f}" in row
     assert sum(match[name]["mean"] for name in tables.OUTCOMES) == pytest.approx(1)
     assert "By the 95 % interval of its score difference, sampled" in out and f"wrote {runs[0]}" in out
 
@@ -323,11 +323,11 @@ def test_a_league_of_two_runs(runs, tmp_path, capsys):
     best = next(iter(report["ratings"]))
     assert any(line.startswith(best) for line in out.splitlines()) and "fixed" in out
     drawn = {match["second"]: match for match in report["matches"]}
-    assert set(report["actions"].values()) == {"sampled"}
+    assert set(report["actions"].values()) == {"drawn"}
     argv = [str(runs[0]), "--against", str(runs[1]), "--episodes", "12", "--policy", "level2", "--greedy"]
     assert evaluate.main([*argv, "--out", str(path)]) == 0
     report = json.loads(path.read_text())
-    assert set(report["actions"].values()) == {"learned"}
+    assert set(report["actions"].values()) == {"best"}
     assert any(match["score"] != drawn[match["second"]]["score"] for match in report["matches"])  # other games
     capsys.readouterr()
     assert evaluate.main([str(runs[0]), "--greedy"]) == 2

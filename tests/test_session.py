@@ -27,7 +27,7 @@ from jaxrl.cli import train
 from jaxrl.cli.flags import parse
 from jaxrl.report.console import Console
 from jaxrl.report.metrics import MetricAggregator, Throughput
-from jaxrl.report.writer import Writer, read_metrics
+from jaxrl.report.writer import LOST, METRICS, Writer, read_metrics
 from jaxrl.runtime import load as loading
 from jaxrl.runtime import memory_plan, session
 from jaxrl.runtime import run as runs
@@ -270,6 +270,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(alone: Path, tmp_path
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     resume(tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(alone)
+    assert (tmp_path / "run" / LOST).read_text() == (alone / METRICS).read_text()  # nothing is lost
 
 
 def test_a_run_with_only_its_best_checkpoint_left(alone: Path, tmp_path: Path) -> None:

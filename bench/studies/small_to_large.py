@@ -96,7 +96,9 @@ def main(argv: Sequence[str]) -> int:
         result = measure.read(Path(parsed.draw))
         if result["kind"] != f"studies.{KIND}" or not result["rows"]:
             raise UserError(f"{parsed.draw} is no result of bench.studies.{KIND}: name another file")
-        plot(result).savefig(Path(parsed.draw).with_suffix(".png"), dpi=120)
+        picture = Path(parsed.draw).with_suffix(".png")
+        plot(result).savefig(picture, dpi=120)
+        print(f"wrote {picture}")
         return 0
     seeds = measure.parse_list(parsed.seeds, "--seeds", 0, 2**31)
     missions = [measure.parse_int(getattr(parsed, name), f"--{name}", 64, 10**9) for name in ("small", "large")]

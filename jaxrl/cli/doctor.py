@@ -5,7 +5,8 @@ of training): the memory plan, and the largest number of environments that fits.
 lies idle or the run does not fit.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -33,7 +34,7 @@ def show(section: diagnosis.Section) -> None:
 @exit_on_error
 def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    config, resuming = None, False
+    config, resuming, request = None, False, None
     if argv:
         request = command_line.parse(argv, "python -m jaxrl.doctor", __doc__)
         resuming = request.resume is not None
@@ -43,7 +44,10 @@ def main(argv: Sequence[str]) -> int:
             config = loading.resolve_config(request.config)
     enable_compilation_cache()
     bad = []
-    for section in diagnosis.checks(config, resuming):
+    sections: Iterable[diagnosis.Section] = diagnosis.checks(config, resuming)
+    if request is not None and request.resume is not None:
+        sections = itertools.chain(sections, [("checkpoint", diagnosis.look_at_checkpoints(request.resume))])
+    for section in sections:
         show(section)
         bad += [finding.value for finding in section[1] if finding.state == "bad"]
     verdict = "not well: " + "; ".join(bad) if bad else "all is well"

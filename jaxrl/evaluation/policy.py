@@ -139,7 +139,9 @@ class Policy:
         """Return the caller's mask with a batch axis. Raises ValueError."""
         if wanted is None:
             raise ValueError(f"'{self.env.spec.name}' with these settings has no action masks: leave action_mask out")
-        mask, shape = jnp.asarray(given, bool), wanted.shape[single:]
+        mask, shape = jnp.asarray(given), wanted.shape[single:]
+        if mask.dtype != jnp.bool_:
+            raise ValueError(f"action_mask must be of bool, true where an action is allowed, not of {mask.dtype}")
         if mask.shape != shape:
             raise ValueError(f"action_mask must have the shape {shape}, as the observation has, not {mask.shape}")
         return mask[None] if single else mask

@@ -17,6 +17,7 @@ from jaxrl.runtime import run_directory
 
 FORMAT = 1
 FILE = "evaluation.json"  # in the run's directory
+_ACTIONS = {"learned": "best", "sampled": "drawn"}  # by name of a policy
 REAL_FILE = "evaluation_{}.json"  # of a simulator
 EPISODES = 200
 
@@ -120,7 +121,7 @@ def play_league(
         "format": FORMAT,
         "runs": {name: _head(run, games, seed) for name, run in players.runs.items()},
         "games": games,
-        "actions": {name: league.ranked(run)[0] for name, run in players.runs.items()},
+        "actions": {name: _ACTIONS[league.ranked(run)[0]] for name, run in players.runs.items()},
         "score": spec.score,
         "labels": Scoring.of(spec).labels,
         "anchor": players.anchor,

@@ -12,6 +12,7 @@ from jaxrl.evaluation.scoring import label_of
 from jaxrl.report import tables
 
 OUTCOMES = ("win", "draw", "defeat")
+POINTS = "points"  # share of games won, draws as half
 _UNBOUNDED = 10_000  # columns if the output is not a terminal
 
 
@@ -23,11 +24,15 @@ def show(report: dict[str, Any], title: str) -> None:
     if "ratings" in report:
         heading = f"League of {len(report['ratings'])} players, {report['games']:,} games of each pair"
         fixed = f"Elo with draws as half a point, {report['anchor']} fixed"
-        legend = f"{fixed}; below mean ± standard error, for the first player"
+        legend = f"{fixed}; below mean ± half of its 95 % interval, for the first player; " + (
+            f"actions {', '.join(dict.fromkeys(report['actions'].values()))}"
+        )
         blocks = league_tables(report, width)
     elif "matches" in report:
         heading = f"{title}: {report['episodes']:,} held-out games of each pair, seed {report['seed']}"
-        legend = f"mean ± standard error; {', '.join(f'{name} {value}' for name, value in report['set'].items())}"
+        legend = (
+            f"mean ± half of its 95 % interval; {', '.join(f'{name} {value}' for name, value in report['set'].items())}"
+        )
         legend += _of_seeds(report)
         blocks, sentences = [match_table(report, width)], verdict(report)
     else:
@@ -162,12 +167,14 @@ def league_tables(report: dict[str, Any], width: int) -> list[list[Text]]:
 
 
 def _title(report: dict[str, Any], metric: str) -> str:
+    if metric == POINTS:
+        return "share of the points, %"
     return label(report, metric) + (", %" if metric in OUTCOMES else "")
 
 
 def _end(match: dict[str, Any], metric: str) -> str:
-    share, digits = (100, 1) if metric in OUTCOMES else (1, 2)
-    return f"{share * match[metric]['mean']:.{digits}f} ±{share * match[metric]['error']:.{digits}f}"
+    share, digits = (100, 1) if metric in (*OUTCOMES, POINTS) else (1, 2)
+    return f"{share * match[metric]['mean']:.{digits}f} ±{share * match[metric]['ci95']:.{digits}f}"
 
 
 def verdict(report: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import pynvml
 from jaxrl.report.console import gibibytes
 from jaxrl.report.gpu import nvml
 from jaxrl.runtime import build, memory_plan, run_directory
+from jaxrl.runtime.checkpoint import CheckpointError, Checkpoints
 from jaxrl.runtime.config import Config
 
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -158,6 +159,21 @@ def look_at_devices(nvidia: Nvidia | None) -> list[Finding]:
 def _counted(names: Sequence[str]) -> str:
     """ "2 x H200, 1 x T4"."""
     return ", ".join(f"{list(names).count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+# Checkpoints
+
+
+def look_at_checkpoints(run: str) -> list[Finding]:
+    """Read a run's newest intact checkpoint. Raises RunError where there is no run."""
+    with Checkpoints(run_directory.open_run(run) / "checkpoints") as checkpoints:
+        if not checkpoints.steps():
+            return [Finding("resuming", "there is no checkpoint: the run would begin again", "hint")]
+        try:
+            step, meta = checkpoints.newest()
+        except CheckpointError as error:
+            return [Finding("resuming", str(error), "bad")]
+    return [Finding("resuming", f"from checkpoint {step:,}, after {meta['env_steps']:,} environment steps", "good")]
 
 
 # Memory

@@ -20,6 +20,7 @@ from jaxrl.common.errors import UserError
 from jaxrl.common.files import write_atomically
 
 METRICS = "metrics.jsonl"
+LOST = "metrics.lost.jsonl"  # lines of a run that had to start again
 EVENTS = "events"
 FLUSH = 5.0  # seconds between flushes of the events
 
@@ -83,6 +84,19 @@ class Writer:
         self._lines = (self._directory / METRICS).open("ab", buffering=0)
         self._events = None if self.note else _Events(self._directory / EVENTS)
 
+    def keep_former(self) -> int:
+        """Copy all lines to LOST, for a run that starts again where it had no checkpoint; return their number.
+
+        Raises MetricsError: the file cannot be written.
+        """
+        try:
+            lines = [line for line, _ in _lines(self._directory / METRICS)]
+            if lines:
+                write_atomically(self._directory / LOST, "".join(lines))
+        except OSError as error:
+            raise _error(self._directory, error) from error
+        return len(lines)
+
     def trim(self, after_iteration: int) -> None:
         """Remove every line of a later iteration, and an incomplete last line; write all events anew.
 
@@ -118,6 +132,10 @@ class NullWriter(Writer):
 
     def write(self, iteration: int, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Do nothing."""
+
+    def keep_former(self) -> int:
+        """Do nothing."""
+        return 0
 
     def trim(self, after_iteration: int) -> None:
         """Do nothing."""

@@ -14,7 +14,7 @@ from jaxrl.evaluation.scoring import Scoring
 from jaxrl.report import loggers
 from jaxrl.report.console import Console, Log, gibibytes
 from jaxrl.report.gpu import Monitor, PeakMemory
-from jaxrl.report.writer import NullWriter, Writer
+from jaxrl.report.writer import LOST, NullWriter, Writer
 from jaxrl.runtime import config as configuration
 from jaxrl.runtime import hosts, run_directory, trials, variants
 from jaxrl.runtime.build import CompiledRun, Run, build_run, compile_run
@@ -78,6 +78,8 @@ def resume(run: str, config: Config, changes: dict[str, Any], profile: bool = Fa
         def first_state(session: Session) -> TrainState:
             if fresh:
                 for writer in (session.writer, *session.trial_writers):
+                    if lines := writer.keep_former():
+                        console.say(f"warning: there is no checkpoint; {lines:,} former lines are kept in {LOST}")
                     writer.trim(0)
                 state = session.begin(inputs)
             else:
