@@ -87,7 +87,7 @@ def test_matches(width: int) -> None:
         for name in names:
             share = 100 if name in evaluation_tables.OUTCOMES else 1
             digits = 1 if name in evaluation_tables.OUTCOMES else 2
-            cell = f"{share * one[name]['mean']:.{digits}f} ±{share * one[name]['error']:.{digits}f}"
+            cell = f"{share * one[name]['mean']:.{digits}f} ±{share * one[name]['ci95']:.{digits}f}"
             title = spec.label(name) + (", %" if name in evaluation_tables.OUTCOMES else "")
             assert any(line.startswith(title) and cell in line for line in screen), (title, cell)
 
