@@ -146,8 +146,8 @@ def test_the_code_of_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pyt
         assert module.jnp.nanmean(module.last) > module.jnp.nanmean(module.first) + 5
 
 
-BESIDE = [ROOT / "bench" / "README.md", ROOT / "tests" / "data" / "README.md"]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *BESIDE]
+OTHERS = [ROOT / "bench" / "README.md", ROOT / "tests" / "data" / "README.md"]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *OTHERS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

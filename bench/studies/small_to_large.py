@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", default="200", metavar="N", help="held-out missions (default: 200)")
     parser.add_argument("--runs", default="runs/small_to_large", metavar="DIR", help="new folder for the runs")
     parser.add_argument("--out", metavar="FILE", help="JSON file to write (default: a new one under bench/results/)")
-    parser.add_argument("--draw", metavar="RESULT.json", help="draw a result as .png beside it, instead of training")
+    parser.add_argument("--draw", metavar="RESULT.json", help="draw a result as .png next to it, instead of training")
     parsed = parser.parse_args(list(argv))
     if parsed.draw:
         result = measure.read(Path(parsed.draw))

@@ -74,7 +74,7 @@ class Policy:
 
         Raises:
             ValueError: shapes that do not fit, masks that the environment does not have or that only a TimeStep can
-                hold, masks or `first` beside a TimeStep, which has its own, or no JAX key.
+                hold, masks or `first` together with a TimeStep, which has its own, or no JAX key.
         """
         timestep, single = self._timestep(observation, action_mask, first)
         size = len(timestep.terminated)

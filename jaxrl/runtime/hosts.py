@@ -110,7 +110,7 @@ def joined(place: ProcessInfo | None) -> Iterator[None]:
             ) from None
         raise UserError(
             f"this host could not join the others ({cause}): start the same command on all hosts, and check that they "
-            "reach the coordinator's port and the free port that host 0 opens beside it"
+            "reach the coordinator's port and the second port that host 0 opens"
         ) from None
     try:
         yield
