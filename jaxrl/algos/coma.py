@@ -22,7 +22,7 @@ from envs_jax.base import Array, EnvSpec, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos import base
 from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
-from jaxrl.algos.episodes import Minibatches, episodes_for, pick, run_epochs
+from jaxrl.algos.episodes import Minibatches, pick, run_epochs
 from jaxrl.algos.team import TeamNetworks, check_spec
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, select_action_value
@@ -58,11 +58,10 @@ class Coma(Algorithm):
         "entropy_final",
     )  # fmt: skip
 
-    batch_transitions: int = setting(
-        3000, "agent transitions per training step; sets num_envs, unless given: whole episodes, whose surplus "
-        "transitions are dropped in each epoch", between=(1, 1e9),
+    minibatch_size: int = setting(
+        640, "agent transitions per minibatch, whatever num_envs is: the whole episodes of a training step fill a number "
+        "of minibatches, and what is left over is dropped in each epoch", between=(1, 1e9),
     )  # fmt: skip
-    num_minibatches: int = setting(5, "minibatches per epoch", between=(1, 1e6))
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
     actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
     gamma: float = setting(0.99, "discount", between=UNIT)
@@ -87,7 +86,7 @@ class Coma(Algorithm):
     )
     entropy_final: float = setting(0.0, "entropy bonus after entropy_anneal episodes, if not 0", between=(0, 1e6))
     entropy_anneal: int = setting(0, "episodes over which the entropy bonus falls; 0 = constant", between=(0, 1e12))
-    critic_warmup: int = setting(0, "training steps at the start that train only the critic", between=(0, 1e9))
+    critic_warmup: int = setting(0, "episodes at the start that train only the critic", between=(0, 1e12))
     advantage: Literal["critic", "return"] = setting(
         "critic", "critic: Q(a) - baseline (COMA); return: TD(lambda) target - baseline (arXiv 1506.02438)"
     )
@@ -110,7 +109,7 @@ class Coma(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Return one phase: roll out whole episodes, then learn from them and discard them."""
-        return (Phase("train", self.spec.horizon, self.num_epochs * self.num_minibatches, restart=True),)
+        return (Phase("train", self.spec.horizon, self.num_epochs * self.batches.number, restart=True),)
 
     # A training step
 
@@ -218,7 +217,7 @@ class Coma(Algorithm):
             return value, means | {"policy_entropy": mean_entropy}
 
         gradient, (value, means) = self.layout.gradient(loss, actor.params, batch)
-        active = total(progress.learn_calls) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
+        active = total(progress.episodes) >= self.critic_warmup if self.critic_warmup else jnp.bool_(True)
         if self.target_kl:  # of the policy before this step
             active &= means["kl"] <= 1.5 * self.target_kl
             means["actor_moved"] = active.astype(jnp.float32)
@@ -282,12 +281,7 @@ class Coma(Algorithm):
     @property
     def batches(self) -> Minibatches:
         """Return the minibatches of a training step."""
-        return Minibatches(self.spec, self.layout, self.batch_transitions, self.num_minibatches)
-
-    @classmethod
-    def default_num_envs(cls, spec: EnvSpec, settings: dict[str, Any]) -> int:
-        """Return the number of whole episodes that a training step needs."""
-        return episodes_for(settings.get("batch_transitions", cls.batch_transitions), spec)
+        return Minibatches.of_size(self.spec, self.layout, self.minibatch_size)
 
     @property
     def memory(self) -> MemoryNeeds:

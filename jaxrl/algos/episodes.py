@@ -1,4 +1,4 @@
-"""Learning from whole episodes: how many a training step needs, and epochs over shuffled minibatches of them.
+"""Learning from episodes: epochs over shuffled minibatches of their transitions.
 
 Layout letters: T time, B environments, A agents, S logical shards, m samples of a minibatch in one shard.
 """
@@ -19,44 +19,37 @@ from jaxrl.nn.networks import activation_bytes
 from jaxrl.runtime.data_parallel import DataParallel
 
 
-def episodes_for(transitions: int, spec: EnvSpec) -> int:
-    """Return the number of whole episodes with at least this many agent transitions (agents x steps each)."""
-    return max(1, -(-transitions // (spec.num_agents * spec.horizon)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Minibatches:
     """The minibatches of a training step, and epochs over them.
 
     Attributes:
         spec, layout: of the environments, one episode of each.
-        batch_transitions: agent transitions requested per training step.
         number: minibatches per epoch.
+        size: m, samples of a minibatch in one logical shard; the remainder is dropped after shuffling.
     """
 
     spec: EnvSpec
     layout: DataParallel
-    batch_transitions: int
     number: int
+    size: int
+
+    @classmethod
+    def of_number(cls, spec: EnvSpec, layout: DataParallel, number: int) -> "Minibatches":
+        """Divide what is collected into so many minibatches."""
+        return cls(spec, layout, number, _samples(spec, layout) // number)
+
+    @classmethod
+    def of_size(cls, spec: EnvSpec, layout: DataParallel, size: int) -> "Minibatches":
+        """Divide what is collected into minibatches of `size` agent transitions; a single one if there are fewer."""
+        samples = _samples(spec, layout)
+        per_shard = min(max(size // layout.shards, 1), samples)
+        return cls(spec, layout, samples // per_shard, per_shard)
 
     @property
     def samples(self) -> int:
         """Return the agent transitions of one logical shard."""
-        return self.layout.num_envs // self.layout.shards * self.spec.horizon * self.spec.num_agents
-
-    @property
-    def used(self) -> int:
-        """Return the agent transitions that a logical shard learns from in an epoch, at most.
-
-        Rounding `batch_transitions` up to whole episodes leaves a remainder too; it grows with num_envs.
-        """
-        collected = episodes_for(self.batch_transitions, self.spec) * self.spec.horizon * self.spec.num_agents
-        return self.samples * self.batch_transitions // collected
-
-    @property
-    def size(self) -> int:
-        """Return m; the remainder is dropped after shuffling."""
-        return self.used // self.number
+        return _samples(self.spec, self.layout)
 
     def flatten(self, x: Array) -> Array:
         """[T, B local, A, ...] -> [S local, samples, ...]."""
@@ -82,8 +75,8 @@ class Minibatches:
             raise ValueError(f"actor_epochs {actor_epochs} exceeds num_epochs {epochs}: lower it")
         if self.size < 1:
             raise ValueError(
-                f"num_minibatches {self.number} exceeds the {self.used} samples that a logical shard learns from: "
-                "lower it, or raise num_envs or batch_transitions"
+                f"num_minibatches {self.number} exceeds the {self.samples} samples of a logical shard: lower it, or "
+                "raise num_envs"
             )
 
     def weights(self, trajectory: Trajectory) -> Array:
@@ -112,23 +105,19 @@ class Minibatches:
             data_bytes=samples * row + samples // self.number * row,
         )
 
-    def summary(self, passes: int) -> list[str]:
+    def summary(self, epochs: int) -> list[str]:
         """Return sentences for the user about sizes."""
-        spec, episodes, usual = self.spec, self.layout.num_envs, episodes_for(self.batch_transitions, self.spec)
-        lines = [
-            f"A training step collects {episodes} episodes ({episodes * spec.horizon * spec.num_agents:,} agent "
-            f"transitions) and trains for {passes} epochs of {self.number} minibatches of "
-            f"{self.size * self.layout.shards:,} samples."
+        episodes, size = self.layout.num_envs, self.size * self.layout.shards
+        transitions = self.samples * self.layout.shards
+        minibatches = f"{self.number} minibatches" if self.number > 1 else "one minibatch"
+        return [
+            f"A training step collects {episodes:,} episodes ({transitions:,} agent transitions) and trains for "
+            f"{epochs} {'epochs' if epochs > 1 else 'epoch'} of {minibatches} of {size:,} samples."
         ]
-        if episodes != usual:
-            lines.append(
-                f"num_envs {episodes}, where batch_transitions {self.batch_transitions} asks for {usual} episodes per "
-                f"training step: "
-                f"minibatches have {episodes / usual:.3g} times as many samples, and the same number of episodes gives "
-                f"{usual / episodes:.3g} times as many updates; more minibatches, higher learning rates and shorter "
-                "schedules compensate."
-            )
-        return lines
+
+
+def _samples(spec: EnvSpec, layout: DataParallel) -> int:
+    return layout.num_envs // layout.shards * spec.horizon * spec.num_agents
 
 
 def run_epochs(

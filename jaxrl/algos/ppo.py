@@ -276,7 +276,7 @@ class Ppo(Algorithm):
     def batches(self) -> Minibatches:
         """Return the minibatches of a rollout."""
         spec = dataclasses.replace(self.spec, horizon=self.steps)
-        return Minibatches(spec, self.layout, self.steps * self.layout.num_envs * spec.num_agents, self.num_minibatches)
+        return Minibatches.of_number(spec, self.layout, self.num_minibatches)
 
     @property
     def memory(self) -> MemoryNeeds:

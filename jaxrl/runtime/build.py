@@ -127,6 +127,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         algo = make_algo(dataclasses.replace(layout, learn_chunk=chunks.learn, options=choices))
         _check_phases(config.algo, algo.phases)
         total = _total_env_steps(run, algo)
+    eval_every = _eval_every(run, algo, total)
     store = precision.rollout_dtype(run.rollout_dtype)
     resolved = config.with_run(
         num_envs=layout.num_envs,
@@ -136,6 +137,8 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         compiler_options=run.compiler_options if resuming and run.compiler_options != tuned.AUTO else options,
         total_env_steps=total,
         total_episodes=0,
+        eval_every=eval_every,
+        evaluations=0,
         schedule_env_steps=run.schedule_env_steps or total,
         compute_dtype=jnp.dtype(layout.compute_dtype).name,
         rollout_dtype=store.name,
@@ -154,7 +157,7 @@ def unchecked_run(config: Config, resuming: bool = False, custom: Custom = STAND
         sweep={name: tuple(values[name] for values in combined) for name in combined[0]},
         vectorized=jax.default_backend() != "cpu" and not any(phase.restart for phase in algo.phases),
     )
-    episodes = -(-run.eval_episodes // layout.devices) if run.eval_every else 0
+    episodes = -(-run.eval_episodes // layout.devices) if eval_every else 0
     warnings = [line for line in (warning, *refused, _cut_short(algo.phases, layout.num_envs, total)) if line]
     notes = [*algo.summary(), *notes, *(f"warning: {line}" for line in warnings)]
     with usage_errors(traced=True):  # incompatible settings of algorithm and environment
@@ -272,6 +275,16 @@ def _total_env_steps(run: RunSettings, algo: Algorithm) -> int:
             return sum(lengths) * algo.layout.num_envs
         raise UsageError("say how long to train: --total_env_steps N or --total_episodes N")
     return run.total_env_steps
+
+
+def _eval_every(run: RunSettings, algo: Algorithm, total: int) -> int:
+    """Return the iterations between evaluations; 0 = none. Raises UsageError."""
+    if run.eval_every and run.evaluations:
+        raise UsageError("eval_every and evaluations both space out the evaluations: give one of them")
+    if not run.evaluations:
+        return run.eval_every
+    iterations = sum(Position().remaining(algo.phases, algo.layout.num_envs, total))
+    return max(1, round(iterations / run.evaluations))
 
 
 def _cut_short(phases: tuple[Phase, ...], num_envs: int, total: int) -> str | None:

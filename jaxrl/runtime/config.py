@@ -100,6 +100,9 @@ class RunSettings:
     eval_every: int = setting(
         0, "iterations between evaluations that select the best checkpoint; 0 = never", between=(0, 1e9)
     )
+    evaluations: int = setting(
+        0, "evaluations in the whole run at equal distances, instead of eval_every", between=(0, 1e6)
+    )
     eval_episodes: int = setting(
         64, "episodes per selection evaluation, rounded up to a multiple of 8", between=(1, 100_000)
     )
@@ -128,10 +131,11 @@ class RunSettings:
 # others changes the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
-    "log_every", "eval_every", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
+    "log_every", "eval_every", "evaluations", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
     "logger",
 )  # fmt: skip
 _TOTALS = ("total_env_steps", "total_episodes")  # alternatives
+_EVALUATIONS = ("eval_every", "evaluations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +159,8 @@ class Config:
 
     def with_run(self, **changes: Any) -> "Config":
         """Return a copy with other run settings. Raises UsageError for impossible values."""
+        if "eval_every" in changes:
+            changes = {"evaluations": 0} | changes
         with usage_errors():
             return dataclasses.replace(self, run=dataclasses.replace(self.run, **changes))
 
@@ -314,6 +320,8 @@ def changed(config: Config, changes: dict[str, Any], where: str = "the command l
     values = config.flat()
     if any(changes.get(name) for name in _TOTALS):
         values |= dict.fromkeys(_TOTALS, 0)
+    if any(name in changes for name in _EVALUATIONS):
+        values |= dict.fromkeys(_EVALUATIONS, 0)
     return build({**values, **changes}, where)
 
 
