@@ -626,10 +626,10 @@ TINY = "--hidden_size 8 --num_envs 8 --devices 1 --memory_gb 8"
 RUNS = {
     "gymnax": f"--algo sac --env gymnax:Pendulum-v1 --horizon 20 --total_env_steps 400 --batch_size 32 {TINY}",
     "gymnax, ddpg": f"--algo ddpg --env gymnax:Breakout-MinAtar --total_env_steps 200 --batch_size 16 {TINY}",
-    "jumanji": "--algo coma --env jumanji:Snake-v1 --observe grid --horizon 5 --total_env_steps 80 --num_minibatches 2 "
+    "jumanji": "--algo coma --env jumanji:Snake-v1 --observe grid --horizon 5 --total_env_steps 80 "
     f"--num_epochs 1 {TINY}",
     "brax": f"--algo sac --env brax:fast --horizon 10 --total_env_steps 160 --batch_size 16 {TINY}",
-    "jaxmarl": "--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 --num_minibatches 2 "
+    "jaxmarl": "--algo coma --env jaxmarl:MPE_simple_spread_v3 --horizon 4 --total_env_steps 64 "
     f"--num_epochs 1 {TINY}",
 }
 

@@ -363,10 +363,10 @@ def test_sizes_that_do_not_fit_are_skipped():
 
 
 def test_the_stand_in_of_coma():
-    config = command_line.parse(["--algo", "coma"]).config
+    config = command_line.parse(["--config", "coma_published"]).config
     spec = config.make_env().spec
     number, changes = coverage.SYSTEM.shorten(spec, config.algo_settings, 512)
-    assert number == 512 // (4 * 15) and changes["num_minibatches"] == changes["num_epochs"] == 1
+    assert number == 512 // (4 * 15) and changes["num_epochs"] == 1 and changes["minibatch_size"] >= 512
 
 
 # Coverage's entry
@@ -387,8 +387,8 @@ def test_the_baseline_of_coverage_flies():
 
 def test_the_torch_learner_of_coverage_learns():
     pytest.importorskip("torch")
-    config = command_line.parse(["--algo", "coma", "--q", "2", "--budget", "2", "--hidden_size", "4"]).config
-    settings = config.algo_settings | {"num_epochs": 1, "num_minibatches": 1}
+    config = command_line.parse(["--config", "coma_published", "--q", "2", "--budget", "2", "--hidden_size", "4"]).config
+    settings = config.algo_settings | {"num_epochs": 1, "minibatch_size": 100}
     learner = coverage.SYSTEM.learner(config.env_settings, settings, 0)
     assert learner.collect(2) == 6 and learner.threads > 0
     learner.learn()

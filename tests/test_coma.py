@@ -345,7 +345,7 @@ def test_recorded_training_step_through_learn(recorded: Recorded, monkeypatch: p
     """The same numbers when `learn` does it all; only the shuffle is put in."""
     order = jnp.asarray(recorded.arrays["batch_index"].reshape(-1))
     monkeypatch.setattr(jax.random, "permutation", lambda key, samples: order + 0 * jnp.int32(samples))
-    algo = dataclasses.replace(recorded.algo, num_epochs=1, num_minibatches=5)
+    algo = dataclasses.replace(recorded.algo, num_epochs=1, minibatch_size=order.size // 5)
     arguments = (recorded.trajectory, recorded.last, jax.random.key(0), recorded.progress)
     state, metrics = jax.jit(functools.partial(algo.learn, phase=algo.phases[0]))(
         AlgoState(recorded.params, ()), *arguments
@@ -461,7 +461,7 @@ def small(
     **settings: Any,
 ) -> Coma:
     defaults: dict[str, Any] = {
-        "num_minibatches": 2,
+        "minibatch_size": num_envs * spec.horizon * spec.num_agents // 2,
         "num_epochs": 2,
         "hidden_size": 8,
         "actor_lr": 1e-2,
@@ -729,7 +729,7 @@ def trained(
     state, rows = AlgoState(begun(algo), ()), made_up(algo)
     params, metrics = [jax.tree.map(np.asarray, state.replicated)], []
     for step in range(steps):
-        at = progress(**({"learn_calls": step} | counters))
+        at = progress(**({"learn_calls": step, "episodes": step * algo.layout.num_envs} | counters))
         state, values = learn(state, *rows, jax.random.key(1 + step), at)
         params.append(jax.tree.map(np.asarray, state.replicated))
         metrics.append(jax.tree.map(np.asarray, values))
@@ -738,8 +738,8 @@ def trained(
 
 @pytest.fixture(scope="module")
 def copying() -> tuple[Any, list[ComaParameters], list[dict[str, Any]]]:
-    """A training step that copies the target every third time and warms the critic up twice, and what five bring."""
-    algo = small(target_update_period=3, gamma=0.9, critic_warmup=2)
+    """A training step that copies the target every third time and warms the critic up twice (6 episodes each), and what five bring."""
+    algo = small(target_update_period=3, gamma=0.9, critic_warmup=7)
     learn = compiled(algo)
     return learn, *trained(algo, 5, learn)
 
@@ -1000,10 +1000,6 @@ def test_without_a_mask_every_action_is_open() -> None:
         (ORIGINAL | {"scale_advantage": True}, "scale_advantage does not apply to coma_original"),
         (ORIGINAL | {"spec": VECTOR}, "needs an environment whose episodes all have the same length"),
         (
-            {"num_minibatches": 100},
-            "minibatches 100 exceeds the 60 samples that a logical shard learns from: lower it, or raise num_envs",
-        ),
-        (
             {"spec": dataclasses.replace(VECTOR, action=Box((2,)))},
             "coma needs discrete actions, 'vector' has continuous",
         ),
@@ -1018,10 +1014,16 @@ def test_impossible_settings_are_named(settings: dict[str, Any], sentence: str) 
         small(**settings)
 
 
-def test_whole_missions_cover_the_transitions() -> None:
-    assert Coma.default_num_envs(VECTOR, {"batch_transitions": 3000}) == 300
-    assert Coma.default_num_envs(VECTOR, {"batch_transitions": 3001}) == 301
-    assert Coma.default_num_envs(Corridor(num_agents=4).spec, {}) == 75
+def test_an_episode_brings_as_many_updates_for_any_number_of_environments() -> None:
+    for num_envs, shards in ((6, 1), (48, 8), (600, 8)):
+        algo = small(num_envs, layout={"shards": shards}, minibatch_size=40)
+        assert algo.phases[0].updates == algo.num_epochs * num_envs * 10 // 40
+        assert algo.batches.size * shards == 40
+    lone = small(2, minibatch_size=640)  # fewer transitions than one minibatch
+    assert (lone.batches.number, lone.batches.size) == (1, 20)
+
+
+def test_minibatches_of_whole_missions() -> None:
     assert small(7).batches.size == 35 and small(8, layout={"shards": 2}).batches.size == 20
     assert small().phases == (Phase("train", 5, 4, restart=True),)
 
@@ -1031,7 +1033,8 @@ def test_whole_missions_leave_a_surplus_behind(preset: str, missions: int, minib
     """128 x 5 and 48 x 2 transitions, of 660 and 108 that are flown."""
     algo = made_of("--config", preset)
     assert (algo.layout.num_envs, algo.layout.shards, algo.batches.size) == (missions, 1, minibatch)
-    assert made_of("--config", preset, "--num_envs", str(8 * missions)).batches.size == minibatch
+    algo = made_of("--config", preset, "--num_envs", str(8 * missions))
+    assert algo.batches.size * algo.layout.shards == minibatch
 
 
 def made_of(*argv: str) -> Any:

@@ -60,7 +60,7 @@ def test_default_then_yaml_then_flag(tmp_path: Path) -> None:
 
 def test_a_preset_by_algorithm_by_name_and_by_path() -> None:
     by_algo = flat("--algo", "coma")
-    assert by_algo["batch_transitions"] == 3000
+    assert by_algo["minibatch_size"] == 640
     assert by_algo["total_episodes"] == 75_000
     assert flat("--config", "coma") == flat("--config", "coma.yaml") == flat("--config", "configs/coma.yaml") == by_algo
     assert flat("--config", "coma_quick", "--algo", "coma")["q"] == 7
@@ -96,7 +96,7 @@ def test_one_kind_of_total_replaces_the_other() -> None:
 
 def test_another_environment_takes_the_preset_along_without_its_settings() -> None:
     values = flat("--config", "coma_quick", "--env", "helpers.tiny:Corridor", "--length", "3")
-    assert values["num_minibatches"] == 24
+    assert values["minibatch_size"] == 160
     assert values["length"] == 3
     assert "q" not in values
     assert flat("--algo", "ddpg", "--env", "snakes_1v1")["observation"] == "obs_full"  # of one family

@@ -123,7 +123,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
     other[..., 11] = moved[np.rint(other[..., 11] * 6).astype(int)] / 6
     order = [turned_action(a, True, False, True) for a in range(6)]
     for seen in (True, False):
-        algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True, num_minibatches=1)
+        algo = Coma(env.spec, DataParallel(8), egocentric=seen, hidden_size=8, dueling=True)
         params = algo.init(jax.random.key(0), None).replicated
         for net, vector, channels in (
             (algo.nets.logits, params.actor.params, 7),
@@ -135,7 +135,7 @@ def test_an_egocentric_policy_acts_alike_in_symmetric_situations() -> None:
 
 def test_training_sees_them(tmp_path: Path) -> None:
     """Networks get ten and twenty channels; a loaded policy acts alike; NumPy agents are refused."""
-    sizes = {"q": 2, "num_agents": 2, "budget": 3, "num_envs": 8, "batch_transitions": 64, "num_minibatches": 2}
+    sizes = {"q": 2, "num_agents": 2, "budget": 3, "num_envs": 8, "minibatch_size": 32}
     small = {"hidden_size": 4, "depth": 0, "stride": 2, "dueling": True, "devices": 1, "eval_episodes": 2}
     done = jaxrl.train("coma", "coverage", egocentric=True, total_episodes=16, runs=str(tmp_path), **sizes, **small)
     algo, params = done.policy.algo, done.policy.params
@@ -150,4 +150,4 @@ def test_training_sees_them(tmp_path: Path) -> None:
 
 def test_an_environment_without_egocentric_views_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^'corridor' has no egocentric views: use --egocentric false$"):
-        Coma(Corridor().spec, DataParallel(8), egocentric=True, num_minibatches=1)
+        Coma(Corridor().spec, DataParallel(8), egocentric=True)

@@ -110,5 +110,5 @@ def test_contract():
     ],
 )
 def test_coma_trains_without_a_critic_input(tmp_path, env):
-    words = f"--algo coma --env {env} --num_envs 8 --devices 1 --num_minibatches 2 --num_epochs 1 --hidden_size 4"
+    words = f"--algo coma --env {env} --num_envs 8 --devices 1 --num_epochs 1 --hidden_size 4"
     assert train.main([*words.split(), "--total_env_steps", "64", "--memory_gb", "8", "--runs", str(tmp_path)]) == 0

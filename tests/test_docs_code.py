@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SMALL = "--devices 1 --eval_episodes 4 --num_envs 8 --hidden_size"
 OFF = f"{SMALL} 8 --batch_size 8 --buffer_size 512 --total_env_steps 160"
 TINY = {
-    "coma": f"{SMALL} 4 --q 2 --budget 3 --batch_transitions 128 --num_minibatches 1 --total_episodes 32",
+    "coma": f"{SMALL} 4 --q 2 --budget 3 --minibatch_size 32 --total_episodes 32",
     "ddpg": f"{OFF} --max_steps 6 --learning_starts 16",
     "sac": f"{OFF} --random_steps 16",
     "ppo": f"{SMALL} 8 --rollout_steps 16 --num_minibatches 2 --total_env_steps 256",

@@ -27,7 +27,7 @@ from jaxrl.runtime.checkpoint import committed_steps
 
 ROOT = Path(__file__).parents[1]
 COMA = (
-    "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 8 --num_epochs 1 --num_minibatches 1 "
+    "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 8 --num_epochs 1 "
     "--total_episodes 32 --checkpoint_every 2 --eval_every 0 --exact_sharding"
 )
 DDPG = (

@@ -43,6 +43,8 @@ def settings(case: str) -> dict[str, Any]:
 def made(algorithm: type[Algorithm], case: str) -> Any:
     """The algorithm with the recorded settings, of which Adam's epsilon is one."""
     own = settings(case)
+    if "num_minibatches" in own:
+        own["minibatch_size"] = MISSIONS * STEPS * TEAM // own.pop("num_minibatches")
     return functools.partial(with_epsilon(algorithm, own.pop("adam_epsilon")), **own)
 
 
@@ -179,7 +181,7 @@ def test_coma(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole training steps: targets, passes over shuffled minibatches, copies of the critic, schedules."""
     initial, updates = recorded(case)
     size = MISSIONS * STEPS * TEAM
-    algo = made(Coma, case)(COVERAGE, DataParallel(MISSIONS), batch_transitions=size)
+    algo = made(Coma, case)(COVERAGE, DataParallel(MISSIONS))
     nets = {name: algo.networks[name.removeprefix("target_")] for name in initial}
     networks = {name: from_vector(nets[name].shapes, values) for name, values in initial.items()}
     state = jax.jit(lambda inputs: algo.init(jax.random.key(0), inputs))(networks)

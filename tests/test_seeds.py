@@ -332,7 +332,7 @@ def test_traced_settings_are_those_of_the_field(case: str, vectorized: bool) -> 
     """A trial with traced settings learns what the algorithm does that was made with these settings."""
     values = SWEPT[case]
     if case == "coma":
-        sizes = {"batch_transitions": 160, "num_minibatches": 2, "hidden_size": 8, "num_epochs": 2}
+        sizes = {"minibatch_size": 80, "hidden_size": 8, "num_epochs": 2}
         single = make_trainer(Coma, Corridor(num_agents=2), 8, **sizes)
     elif case == "ppo":
         single = make_trainer(Ppo, Corridor(num_agents=2), 8, rollout_steps=10, num_minibatches=2, hidden_size=8)

@@ -566,7 +566,7 @@ def test_pauses_do_not_slow_the_rates_down(monkeypatch: pytest.MonkeyPatch) -> N
 def test_coma_on_coverage(tmp_path: Path) -> None:
     argv = (
         "--algo coma --q 5 --num_agents 2 --budget 2 --hidden_size 4 --num_envs 4 --devices 1 --num_epochs 1 "
-        "--num_minibatches 2 --total_episodes 48 --eval_every 0 --log_every 5"
+        "--minibatch_size 12 --total_episodes 48 --eval_every 0 --log_every 5"
     )
     whole = run(argv, tmp_path)
     directory = run(f"{argv} --max_seconds 0.001", tmp_path)

@@ -164,7 +164,7 @@ def test_a_truncated_mission_of_coma_is_bootstrapped() -> None:
         td_lambda=0.9,
         target_update_period=1,
         critic_lr=1e-2,
-        num_minibatches=2,
+        minibatch_size=80,
         hidden_size=16,
     )
     _, (metrics,) = run(trainer, {"train": 150})
@@ -183,7 +183,7 @@ def test_coma_learns_the_corridor_with_two_agents() -> None:
         actor_lr=1e-2,
         critic_lr=1e-2,
         target_update_period=2,
-        num_minibatches=4,
+        minibatch_size=128,
         num_epochs=2,
         eps_anneal=600,
         hidden_size=16,

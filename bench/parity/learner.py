@@ -78,8 +78,7 @@ def gradients(device: Any, dtype: str, width: int, number: int, steps: int, conv
     algo = Coma(
         spec,
         DataParallel(number, compute_dtype=jnp.dtype(dtype)),
-        batch_transitions=number * steps * AGENTS,
-        num_minibatches=1,
+        minibatch_size=number * steps * AGENTS,
         num_epochs=1,
         critic_lr=1e-12,  # so that the actor's gradient does not depend on the sign of the critic's
         hidden_size=width,

@@ -68,13 +68,12 @@ class TorchMissions:
     """PyTorch COMA on missions run one after another."""
 
     def __init__(self, env: dict[str, Any], algo: dict[str, Any], seed: int, device: str = "cpu") -> None:
-        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config coma")
+        require(algo, _PUBLISHED, "the PyTorch learner is the published one", "use --config coma_published")
         same = (
             "hidden_size",
             "actor_lr",
             "critic_lr",
             "gamma",
-            "num_minibatches",
             "num_epochs",
             "target_update_period",
         )
@@ -89,6 +88,7 @@ class TorchMissions:
             **{name: algo[name] for name in same},
         )
         self._rng = np.random.default_rng(seed)
+        self._minibatch_size = algo["minibatch_size"]
         self._batch: Any = None
         self.threads = self._learner.torch.get_num_threads()
 
@@ -97,6 +97,8 @@ class TorchMissions:
         batch, _ = torch_learner.collect(self._learner, self._settings, self._rng, episodes, _EXPLORATION)
         arrays = {name: np.concatenate([rows] * copies) for name, rows in batch.items() if name != "eps"}
         self._batch = {**arrays, "eps": batch["eps"]}
+        transitions = copies * episodes * self._settings.steps * self._settings.num_agents
+        self._learner.num_minibatches = max(1, transitions // self._minibatch_size)
         return episodes * self._settings.steps
 
     def learn(self) -> None:
@@ -107,7 +109,7 @@ class TorchMissions:
 def shorten(spec: EnvSpec, algo: dict[str, Any], samples: int) -> tuple[int, dict[str, Any]]:
     """Shorten a training step to one pass of one minibatch, on whole missions."""
     per_mission = spec.num_agents * spec.horizon
-    return max(1, samples // per_mission), {"num_epochs": 1, "num_minibatches": 1, "actor_epochs": 0}
+    return max(1, samples // per_mission), {"num_epochs": 1, "minibatch_size": 10**9, "actor_epochs": 0}
 
 
 SYSTEM = System(

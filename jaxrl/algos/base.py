@@ -6,6 +6,7 @@ compiled block, once per device, on that device's environments; sums over device
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -28,10 +29,12 @@ __all__ = [
     "Algorithm",
     "Custom",
     "Learner",
+    "Learning",
     "MemoryNeeds",
     "Mode",
     "Phase",
     "Progress",
+    "Stage",
     "Trajectory",
     "is_used",
     "next_timesteps",
@@ -62,6 +65,36 @@ class Phase:
     updates: int
     iterations: int | None = None
     restart: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Equal steps within `learn`, such as the minibatches of an epoch, of which the trainer may run some at a time.
+
+    Attributes:
+        name: of what a step does, shown to the user, such as "critic".
+        epoch: that it belongs to.
+        steps: how many.
+    """
+
+    name: str
+    epoch: int
+    steps: int
+
+
+@pytree
+class Learning:
+    """What `learn` works on between two of its steps, see `Algorithm.learn_stages`.
+
+    Attributes:
+        data: what the steps only read; one row per logical shard (first axis).
+        sharded: what they change; one row per logical shard.
+        replicated: what they change, the same on every device.
+    """
+
+    data: Any
+    sharded: Any
+    replicated: Any
 
 
 @pytree
@@ -349,12 +382,66 @@ class Algorithm:
     ) -> tuple[AlgoState, dict[str, Array]]:
         """Update on the collected trajectory (None where `phase.steps` is 0).
 
-        `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard.
+        `key` is the same on every device; `layout.shard_keys(key)` gives one per logical shard. The default runs
+        `learn_stages`.
 
         Returns:
             the new state and metrics, each float32[] or float32[updates]; all equal on every device.
         """
-        raise NotImplementedError("an algorithm needs learn(...)")
+        if not self.learn_stages:
+            raise NotImplementedError("an algorithm needs learn(...), or learn_stages")
+        assert trajectory is not None and last_timestep is not None
+        learning = self.begin_learning(state, trajectory, last_timestep, key, progress)
+        epochs: dict[int, tuple[Stage, ...]] = {}
+        for stage in self.learn_stages:
+            epochs[stage.epoch] = (*epochs.get(stage.epoch, ()), stage)
+
+        def names(epoch: int) -> list[str]:
+            return [stage.name for stage in epochs[epoch]]
+
+        for _, similar in itertools.groupby(epochs, key=names):  # one loop for all epochs of the same stages
+            numbers = list(similar)
+
+            def run_epoch(epoch: Array, learning: Learning, stages: Any = epochs[numbers[0]]) -> Learning:
+                for stage in stages:
+                    learning = self.run_steps(learning, stage.name, epoch, 0, stage.steps, progress)
+                return learning
+
+            learning = jax.lax.fori_loop(numbers[0], numbers[-1] + 1, run_epoch, learning)
+        return self.end_learning(learning)
+
+    # Learning in steps, for algorithms whose `learn` may take long
+
+    @property
+    def learn_stages(self) -> tuple[Stage, ...]:
+        """Return the stages of `learn` in order; () where the algorithm defines `learn` itself."""
+        return ()
+
+    def begin_learning(
+        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
+    ) -> Learning:
+        """Return what the steps work on; arguments as of `learn`."""
+        raise NotImplementedError("an algorithm with stages needs begin_learning(...)")
+
+    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
+        """Run step `index` int32[] of a stage in this epoch int32[]; `learning.data` stays as it is."""
+        raise NotImplementedError("an algorithm with stages needs learn_step(...)")
+
+    def end_learning(self, learning: Learning) -> tuple[AlgoState, dict[str, Array]]:
+        """Return the new state and metrics, as `learn` does."""
+        raise NotImplementedError("an algorithm with stages needs end_learning(...)")
+
+    def run_steps(
+        self, learning: Learning, stage: str, epoch: Array, start: Array | int, stop: Array | int, progress: Progress
+    ) -> Learning:
+        """Run the steps `start` to `stop` - 1 of a stage."""
+
+        def step(index: Array, changing: tuple[Any, Any]) -> tuple[Any, Any]:
+            after = self.learn_step(Learning(learning.data, *changing), stage, epoch, index, progress)
+            return after.sharded, after.replicated
+
+        changing = jax.lax.fori_loop(start, stop, step, (learning.sharded, learning.replicated))
+        return Learning(learning.data, *changing)
 
 
 def is_used(value: Array | float) -> bool:

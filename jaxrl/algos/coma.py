@@ -18,11 +18,24 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from envs_jax.base import Array, EnvSpec, TimeStep, pytree
+from envs_jax.base import Array, Discrete, TimeStep, pytree
 from envs_jax.progress import Progress, total
 from jaxrl.algos import base
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
-from jaxrl.algos.episodes import Minibatches, pick, run_epochs
+from jaxrl.algos.base import (
+    RATE,
+    UNIT,
+    Algorithm,
+    AlgoState,
+    Learner,
+    Learning,
+    MemoryNeeds,
+    Mode,
+    Phase,
+    Stage,
+    Trajectory,
+    setting,
+)
+from jaxrl.algos.episodes import Minibatches, pick
 from jaxrl.algos.team import TeamNetworks, check_spec
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn.distributions import apply_action_mask, entropy, epsilon_mix, select_action_value
@@ -31,6 +44,8 @@ from jaxrl.rl import returns
 from jaxrl.rl.policy_gradient import divergence, policy_gradient_loss, policy_metrics
 
 Arrays = dict[str, Array]
+STAGES = ("critic", "actor")  # of an epoch
+BATCH = ("observation", "critic_input", "action", "mask", "log_prob", "weight", "target")  # of a minibatch
 
 
 @pytree
@@ -59,8 +74,8 @@ class Coma(Algorithm):
     )  # fmt: skip
 
     minibatch_size: int = setting(
-        640, "agent transitions per minibatch, whatever num_envs is: the whole episodes of a training step fill a number "
-        "of minibatches, and what is left over is dropped in each epoch", between=(1, 1e9),
+        640, "agent transitions per minibatch; a training step has as many minibatches as its episodes fill, and what "
+        "is left over is dropped in each epoch", between=(1, 1e9),
     )  # fmt: skip
     num_epochs: int = setting(5, "epochs (passes over the data) per training step", between=(1, 10_000))
     actor_epochs: int = setting(0, "epochs that also train the actor (the last ones); 0 = all", between=(0, 10_000))
@@ -113,48 +128,65 @@ class Coma(Algorithm):
 
     # A training step
 
-    def learn(
-        self, state: AlgoState, trajectory: Trajectory | None, last_timestep: TimeStep | None, key: Key,
-        progress: Progress, phase: Phase,
-    ) -> tuple[AlgoState, Arrays]:  # fmt: skip
-        """Compute targets, then run epochs over minibatches; the first epochs may train the critic only."""
-        assert trajectory is not None and last_timestep is not None
+    @property
+    def first_actor_epoch(self) -> int:
+        """Return the first epoch that trains the actor, too."""
+        return self.num_epochs - (self.actor_epochs or self.num_epochs)
+
+    @property
+    def learn_stages(self) -> tuple[Stage, ...]:
+        """Return the stages: in every epoch all minibatches train the critic, then, in the last ones, the actor."""
+        names = [("critic",) if epoch < self.first_actor_epoch else STAGES for epoch in range(self.num_epochs)]
+        return tuple(Stage(name, epoch, self.batches.number) for epoch, stage in enumerate(names) for name in stage)
+
+    def begin_learning(
+        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
+    ) -> Learning:
+        """Compute the targets of all transitions, and shuffle them for each epoch."""
         params, (key_last, key_shuffle) = state.replicated, jax.random.split(key)
         data = self.data(params, trajectory, last_timestep, key_last, progress)
         if self.tau == 0:  # a copy, of the critic before this step's epochs, takes effect in the next targets
             copy = progress.learn_calls[1] % self.target_update_period == 0
             params = dataclasses.replace(params, target=jnp.where(copy, params.critic.params, params.target))
-        epoch = functools.partial(self.epoch, data=data, progress=progress)
-        params, metrics = run_epochs(epoch, params, key_shuffle, self.num_epochs, self.actor_epochs)
         target_mean = self.layout.sample_mean(data["weight"] * data["target"])
-        return AlgoState(params, ()), metrics | {"target_mean": target_mean}
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key_shuffle, jnp.arange(self.num_epochs))
+        data["order"] = order = self.batches.shuffled(keys)
+        assert isinstance(self.spec.action, Discrete)
+        values = jnp.zeros((*order.shape[:1], *order.shape[2:], self.spec.action.n), jnp.float32)
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *BATCH) | {"values": values[:, 0]})
+        epochs = {"critic": self.num_epochs, "actor": self.num_epochs - self.first_actor_epoch}
+        updates = {"critic": self.critic_update, "actor": self.actor_update}
+        metrics = {
+            stage: self.batches.empty_metrics(update, getattr(params, stage), batch, progress, epochs=epochs[stage])
+            for stage, update in updates.items()
+        }
+        return Learning(data, values, (params, metrics, target_mean))
 
-    def epoch(
-        self, params: ComaParameters, key: Key, data: Arrays, progress: Progress, train_actor: bool
-    ) -> tuple[ComaParameters, Arrays]:
-        """Train the critic on all minibatches of one shuffle, then the actor on the same ones.
+    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
+        """Train the critic or the actor on a minibatch.
 
         The actor gets the values that the critic had for a minibatch just after its own step on it.
         """
-        minibatches = self.batches.shuffled(key)
-        if self.tau:
-            params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, self.tau))
+        data, values, (params, metrics, target_mean) = learning.data, learning.sharded, learning.replicated
+        batch = pick(data, data["order"][:, epoch, index], *BATCH)
+        if stage == "critic":
+            if self.tau:
+                rate = jnp.where(index == 0, self.tau, 0.0)
+                params = dataclasses.replace(params, target=self.soft_update(params.target, params.critic.params, rate))
+            learner, found = self.critic_update(params.critic, batch, progress)
+            values_of = lambda sample: self.nets.values(learner.params, sample["critic_input"])  # noqa: E731
+            values = values.at[:, index].set(self.layout.apply(values_of, batch))
+            row = epoch * self.batches.number + index
+        else:
+            learner, found = self.actor_update(params.actor, batch | {"values": values[:, index]}, progress)
+            row = (epoch - self.first_actor_epoch) * self.batches.number + index
+        written = {name: rows.at[row].set(found[name]) for name, rows in metrics[stage].items()}
+        params = dataclasses.replace(params, **{stage: learner})
+        return Learning(data, values, (params, metrics | {stage: written}, target_mean))
 
-        def critic_step(critic: Learner, indices: Array) -> tuple[Learner, Any]:
-            batch = pick(data, indices, "critic_input", "action", "target", "weight")
-            critic, metrics = self.critic_update(critic, batch, progress)
-            values = lambda sample: self.nets.values(critic.params, sample["critic_input"])  # noqa: E731
-            return critic, (metrics, self.layout.apply(values, batch) if train_actor else ())
-
-        def actor_step(actor: Learner, row: tuple[Array, Array]) -> tuple[Learner, Arrays]:
-            batch = pick(data, row[0], "observation", "action", "mask", "log_prob", "weight", "target")
-            return self.actor_update(actor, batch | {"values": row[1]}, progress)
-
-        critic, (metrics, values) = jax.lax.scan(critic_step, params.critic, minibatches)
-        if not train_actor:
-            return dataclasses.replace(params, critic=critic), metrics
-        actor, of_actor = jax.lax.scan(actor_step, params.actor, (minibatches, values))
-        return dataclasses.replace(params, critic=critic, actor=actor), metrics | of_actor
+    def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
+        params, metrics, target_mean = learning.replicated
+        return AlgoState(params, ()), metrics["critic"] | metrics["actor"] | {"target_mean": target_mean}
 
     def data(
         self, params: ComaParameters, trajectory: Trajectory, last: TimeStep, key: Key, progress: Progress

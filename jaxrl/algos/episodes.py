@@ -64,10 +64,19 @@ class Minibatches:
         sizes = self.layout.local_envs, self.spec.horizon, self.spec.num_agents
         return jnp.swapaxes(x.reshape(*sizes, *x.shape[2:]), 0, 1)
 
-    def shuffled(self, key: Key) -> Array:
-        """Return shuffled sample indices of every minibatch, int32[number, S local, m]."""
-        order = jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
-        return order[:, : self.size * self.number].reshape(-1, self.number, self.size).swapaxes(0, 1)
+    def shuffled(self, keys: Key) -> Array:
+        """Return shuffled sample indices of every minibatch, int32[S local, epochs, number, m], from key[epochs]."""
+
+        def shuffle(key: Key) -> Array:
+            return jax.vmap(lambda k: jax.random.permutation(k, self.samples))(self.layout.shard_keys(key))
+
+        order = jnp.swapaxes(jax.lax.map(shuffle, keys), 0, 1)[:, :, : self.size * self.number]
+        return order.reshape(*order.shape[:2], self.number, self.size)
+
+    def empty_metrics(self, update: Callable[..., Any], *arguments: Any, epochs: int) -> dict[str, Array]:
+        """Return zeros float32[updates] for each metric that `update(*arguments)` returns second."""
+        shapes = jax.eval_shape(update, *arguments)[1]
+        return {name: jnp.zeros(epochs * self.number, jnp.float32) for name in shapes}
 
     def check(self, epochs: int, actor_epochs: int) -> None:
         """Raise ValueError where a minibatch would be empty, and for more epochs of the actor than there are."""
@@ -118,34 +127,6 @@ class Minibatches:
 
 def _samples(spec: EnvSpec, layout: DataParallel) -> int:
     return layout.num_envs // layout.shards * spec.horizon * spec.num_agents
-
-
-def run_epochs(
-    epoch: Callable[..., tuple[Any, dict[str, Array]]], params: Any, key: Key, epochs: int, actor_epochs: int
-) -> tuple[Any, dict[str, Array]]:
-    """Run epochs, of which the last ones train the actor, too.
-
-    Args:
-        epoch: (parameters, key of its shuffle, train_actor) -> parameters, metrics float32[updates].
-        params: before the first epoch.
-        key: of all shuffles.
-        epochs: how many.
-        actor_epochs: how many train the actor; 0 = all.
-
-    Returns:
-        parameters, metrics float32[updates of all epochs].
-    """
-    metrics: dict[str, list[Array]] = {}
-    first = epochs - (actor_epochs or epochs)
-    for numbers, train_actor in ((range(first), False), (range(first, epochs), True)):
-        if numbers:
-            of_number = lambda params, n, train=train_actor: epoch(  # noqa: E731
-                params, jax.random.fold_in(key, n), train_actor=train
-            )
-            params, found = jax.lax.scan(of_number, params, jnp.array(numbers))
-            for name, value in found.items():
-                metrics.setdefault(name, []).append(value.reshape(-1))
-    return params, {name: jnp.concatenate(parts) for name, parts in metrics.items()}
 
 
 def pick(data: dict[str, Array], indices: Array, *names: str) -> dict[str, Array]:

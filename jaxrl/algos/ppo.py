@@ -18,7 +18,20 @@ from envs_jax.base import Array, TimeStep, pytree
 from envs_jax.progress import Progress
 from jaxrl.algos import base
 from jaxrl.algos.actor_critic import ActorCritic, Arrays, Statistics, check_spec, extended
-from jaxrl.algos.base import RATE, UNIT, Algorithm, AlgoState, Learner, MemoryNeeds, Mode, Phase, Trajectory, setting
+from jaxrl.algos.base import (
+    RATE,
+    UNIT,
+    Algorithm,
+    AlgoState,
+    Learner,
+    Learning,
+    MemoryNeeds,
+    Mode,
+    Phase,
+    Stage,
+    Trajectory,
+    setting,
+)
 from jaxrl.algos.episodes import Minibatches, pick
 from jaxrl.common.shapes import Float32, assert_equal_shape
 from jaxrl.common.types import Key, Params, PolicyParams
@@ -136,25 +149,37 @@ class Ppo(Algorithm):
 
     # An iteration
 
-    def learn(
-        self, state: AlgoState, trajectory: Trajectory | None, last_timestep: TimeStep | None, key: Key,
-        progress: Progress, phase: Phase,
-    ) -> tuple[AlgoState, Arrays]:  # fmt: skip
-        """Compute advantages and targets, then run epochs over shuffled minibatches (algorithm 1)."""
-        assert trajectory is not None and last_timestep is not None
+    @property
+    def learn_stages(self) -> tuple[Stage, ...]:
+        """Return one stage for each epoch, whose steps are minibatches."""
+        return tuple(Stage("update", epoch, self.num_minibatches) for epoch in range(self.num_epochs))
+
+    def begin_learning(
+        self, state: AlgoState, trajectory: Trajectory, last_timestep: TimeStep, key: Key, progress: Progress
+    ) -> Learning:
+        """Compute advantages and targets (algorithm 1), and shuffle the transitions for each epoch."""
         params, data, data_metrics = self.data(state.replicated, trajectory, last_timestep)
+        order = self.batches.shuffled(jax.random.split(key, self.num_epochs))
+        batch = jax.eval_shape(lambda: pick(data, order[:, 0, 0], *data))
+        metrics = self.batches.empty_metrics(self.update, params, batch, progress, epochs=self.num_epochs)
+        return Learning(data | {"order": order}, (), (params, metrics, data_metrics))
 
-        def minibatch(params: PpoParameters, indices: Array) -> tuple[PpoParameters, Arrays]:
-            return self.update(params, pick(data, indices, *data), progress)
+    def learn_step(self, learning: Learning, stage: str, epoch: Array, index: Array, progress: Progress) -> Learning:
+        """Take a step on a minibatch."""
+        del stage
+        data, (params, metrics, data_metrics) = learning.data, learning.replicated
+        batch = pick(data, data["order"][:, epoch, index], *(name for name in data if name != "order"))
+        params, found = self.update(params, batch, progress)
+        row = epoch * self.num_minibatches + index
+        metrics = {name: rows.at[row].set(found[name]) for name, rows in metrics.items()}
+        return Learning(data, (), (params, metrics, data_metrics))
 
-        def epoch(params: PpoParameters, key: Key) -> tuple[PpoParameters, Arrays]:
-            return jax.lax.scan(minibatch, params, self.batches.shuffled(key))
-
-        params, metrics = jax.lax.scan(epoch, params, jax.random.split(key, self.num_epochs))
-        # Only now: the policy that acted has seen inputs normalised by the former statistics.
+    def end_learning(self, learning: Learning) -> tuple[AlgoState, Arrays]:
+        """Update the statistics of inputs: the policy that acted has seen inputs normalised by the former ones."""
+        data, (params, metrics, data_metrics) = learning.data, learning.replicated
         views = {"actor": data["observation"], "critic": data[self.nets.view]}
         params = dataclasses.replace(params, statistics=extended(params.statistics, views, data["weight"], self.layout))
-        return AlgoState(params, ()), {name: values.reshape(-1) for name, values in metrics.items()} | data_metrics
+        return AlgoState(params, ()), metrics | data_metrics
 
     def data(
         self, params: PpoParameters, trajectory: Trajectory, last: TimeStep

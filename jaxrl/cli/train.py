@@ -1,6 +1,7 @@
 """python -m jaxrl.train --algo coma --num_envs 4096: train, or continue a run with --resume."""
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from jaxrl.cli import entry
@@ -32,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
             ended = runs.resume(request.resume, request.config, request.changes, flags.profile)
         else:
             ended = runs.start(request.config, flags.profile)
-        print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n")
+        print(*filter(None, (ended.sentence, ended.memory, f"run directory: {ended.directory}")), sep="\n", flush=True)
+        if ended.abandoned:
+            os._exit(0)  # Python would wait for it; all files are closed
     return 0
 
 

@@ -32,6 +32,8 @@ from jaxrl.runtime.data_parallel import (
     make_mesh,
     shardings,
 )
+from jaxrl.runtime.pieces import Pieces
+from jaxrl.runtime.pieces import wanted as in_pieces
 from jaxrl.runtime.program import Program
 from jaxrl.runtime.threefry import compile_random_bits_quickly
 from jaxrl.runtime.train_state import Position
@@ -309,13 +311,14 @@ class CompiledRun:
 
     Attributes:
         start: (key, inputs) -> TrainState, for a new run.
-        blocks: (state, iterations) -> (state, metrics), one per phase; None for a phase that is already complete.
+        blocks: (state, iterations) -> (state, metrics), or `Pieces` where an iteration takes long, one per phase; None for
+            a phase that is already complete.
         evaluate: (policy, key, context) -> curves, None if the run never evaluates (again); see `Evaluator`.
         needed: peak bytes on a device of every compiled function, with a checkpoint in progress.
     """
 
     start: Program | None
-    blocks: list[Program | None]
+    blocks: list[Program | Pieces | None]
     evaluate: Program | None
     needed: list[int]
 
@@ -324,7 +327,7 @@ class CompiledRun:
         """Return the peak bytes on a device of what is compiled so far."""
         return max(self.needed, default=0)
 
-    def compile(self, *programs: Program | None, at_once: bool = True) -> None:
+    def compile(self, *programs: Program | Pieces | None, at_once: bool = True) -> None:
         """Compile these programs, all if none is named, `at_once` in threads. Raises memory_plan.TooLargeError."""
         chosen = [one for one in programs or (*self.blocks, self.evaluate, self.start) if one is not None]
         for program in chosen if at_once else ():
@@ -371,9 +374,32 @@ def compile_run(
 
         return Program(make, check)
 
-    def block(phase: Phase) -> Program:
+    def block(phase: Phase) -> Program | Pieces:
+        if trainer.trials == 1 and in_pieces(setup.algo, phase, jax.default_backend()):
+            return pieces(phase)
         number = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
         return program(f"phase '{phase.name}'", lambda: (trainer.make_block(phase), shapes, number))
+
+    def pieces(phase: Phase) -> Pieces:
+        made, largest = trainer.make_pieces(phase), [0.0, 0]
+        rows = local_bytes(made["begin"][2])
+
+        def piece(name: str) -> Program:
+            def check(executable: Any, seconds: float) -> None:
+                needed = memory_plan.compiled_bytes(executable) + checkpoint
+                needed += rows if name in {stage.name for stage in setup.algo.learn_stages} else 0
+                largest[:] = max(largest[0], seconds), max(largest[1], needed)
+                setup.plan.check(needed)
+                found.append(needed)
+                if name == "end":  # the last one
+                    say(
+                        f"compiled phase '{phase.name}' in {largest[0]:.1f} s; it needs {gibibytes(largest[1])} per device"
+                    )
+
+            return Program(lambda: made[name], check)
+
+        envs = trainer.layout.num_envs // trainer.chunks()
+        return Pieces({name: piece(name) for name in made}, setup.algo, phase, trainer.chunks(), envs)
 
     def evaluation() -> tuple[Any, ...]:
         rules = setup.env.env.match_rules
@@ -390,9 +416,9 @@ def compile_run(
         context = place(jax.eval_shape(setup.eval_env.context, jax.eval_shape(start_progress)))
         return evaluator.compiled(), policy, keys, context
 
-    def state_bytes() -> int:
+    def local_bytes(tree: Any) -> int:
         local = lambda x: jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
-        return memory_plan.size(jax.tree.map(local, shapes))
+        return memory_plan.size(jax.tree.map(local, tree))
 
     at = position or Position()
     left = at.remaining(setup.algo.phases, trainer.layout.num_envs, run.total_env_steps)
@@ -400,7 +426,7 @@ def compile_run(
     blocks = [block(phase) if number else None for phase, number in zip(setup.algo.phases, left, strict=True)]
     evaluate = start = None
     if run.eval_every and (any(left) or evaluated != at.iterations):
-        evaluate = program("the evaluation", evaluation, state_bytes)
+        evaluate = program("the evaluation", evaluation, lambda: local_bytes(shapes))
     if position is None:
         start = program("the start", lambda: (trainer.make_init(), keys, inputs))
     done = CompiledRun(start, blocks, evaluate, found)
@@ -412,7 +438,9 @@ def compile_run(
     return done
 
 
-def _until_first_update(phases: Sequence[Phase], blocks: Sequence[Program | None]) -> list[Program | None]:
+def _until_first_update(
+    phases: Sequence[Phase], blocks: Sequence[Program | Pieces | None]
+) -> list[Program | Pieces | None]:
     """Return the programs of the phases up to the first one that is left and learns."""
     first = next((k for k, phase in enumerate(phases) if phase.updates and blocks[k]), len(phases))
     return list(blocks[: first + 1])

@@ -131,8 +131,8 @@ class RunSettings:
 # others changes the result of the next iteration.
 FREE_ON_RESUME = (
     "total_env_steps", "total_episodes", "max_seconds", "devices", "memory_gb", "block_iterations", "block_seconds",
-    "log_every", "eval_every", "evaluations", "eval_episodes", "checkpoint_every", "checkpoint_minutes", "keep_checkpoints",
-    "logger",
+    "log_every", "eval_every", "evaluations", "eval_episodes", "checkpoint_every", "checkpoint_minutes",
+    "keep_checkpoints", "logger",
 )  # fmt: skip
 _TOTALS = ("total_env_steps", "total_episodes")  # alternatives
 _EVALUATIONS = ("eval_every", "evaluations")

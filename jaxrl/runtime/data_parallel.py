@@ -98,6 +98,14 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
     """
     if chunks == 1:
         return function(batch)
+    make_buffers, write = chunked(function, batch, chunks, out_axes, in_axis)
+    return jax.lax.fori_loop(0, chunks, write, make_buffers())
+
+
+def chunked(
+    function: Callable[[Any], Any], batch: Any, chunks: int, out_axes: Any, in_axis: int = 0
+) -> tuple[Callable[[], Any], Callable[[Array, Any], Any]]:
+    """Return what `map_chunks` does chunk by chunk: () -> empty buffers, (index of a chunk, buffers) -> buffers."""
     size = jax.tree.leaves(batch)[0].shape[in_axis] // chunks
     function = traced_once(function)
 
@@ -119,7 +127,7 @@ def map_chunks(function: Callable[[Any], Any], batch: Any, chunks: int, out_axes
 
         return jax.tree.map(place, buffers, function(part(index)), axes)
 
-    return jax.lax.fori_loop(0, chunks, write, jax.tree.map(buffer, shapes, axes))
+    return lambda: jax.tree.map(buffer, shapes, axes), write
 
 
 def isolate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 _POLL = 0.02  # seconds: Python handles signals only between waits
+
+
+class StopRequestedError(Exception):
+    """The user wants the program to end while it compiles."""
 
 
 class Program:
@@ -21,6 +28,7 @@ class Program:
         self._began = 0.0
         self._thread: threading.Thread | None = None
         self._made: Any = None
+        self._results: Any = None
         self._seconds = 0.0
         self._error: BaseException | None = None
         self.ready = False
@@ -31,6 +39,7 @@ class Program:
             self._began = time.monotonic()
             function, *arguments = self._make()
             lowered = function.lower(*arguments)
+            self._results = lowered.out_info
             self._thread = threading.Thread(target=self._compile, args=(lowered,), daemon=True)
             self._thread.start()
 
@@ -41,13 +50,20 @@ class Program:
             self._error = error
         self._seconds = time.monotonic() - self._began
 
-    def finish(self) -> None:
-        """Wait until it is compiled, handling signals. Raises what the compiler or the check raises."""
+    def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until it is compiled, handling signals.
+
+        Raises:
+            StopRequestedError: `stop()` became true meanwhile; the compiler is still at work.
+            Exception: what the compiler or the check raises.
+        """
         if self.ready:
             return
         self.begin()
         assert self._thread is not None
         while self._thread.is_alive():
+            if stop():
+                raise StopRequestedError
             self._thread.join(_POLL)
         if self._error is not None:
             raise self._error
@@ -57,6 +73,13 @@ class Program:
     def __call__(self, *arguments: Any) -> Any:
         self.finish()
         return self._made(*arguments)
+
+    def empty_results(self) -> Any:
+        """Return zeros like the program's results, placed like them."""
+        self.finish()
+        return jax.tree.map(
+            lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), self._results, self._made.output_shardings
+        )
 
     def as_text(self) -> str:
         """Return the compiled program as HLO text."""

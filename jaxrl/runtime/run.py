@@ -29,11 +29,19 @@ COMPARABLE = 2**30  # smallest plan in bytes that is compared with measured memo
 
 
 class Ended(NamedTuple):
-    """The result of a run in this process; `memory` is empty if there is nothing to report."""
+    """The result of a run in this process.
+
+    Attributes:
+        directory: of the run.
+        sentence: why it ended.
+        memory: measured and planned, empty if there is nothing to report.
+        abandoned: whether something still runs, a block or the compiler, that would delay the end of the process.
+    """
 
     directory: Path
     sentence: str
     memory: str
+    abandoned: bool = False
 
 
 def start(config: Config, profile: bool = False, log: Log | None = None, custom: Custom = STANDARD) -> Ended:
@@ -198,7 +206,7 @@ def _train(
     held, planned = peak.read(), programs.peak * sharing
     what = "memory grew by up to" if jax.default_backend() == "cpu" else "peak memory"
     memory = f"{what} {gibibytes(held)}, planned {gibibytes(planned)} ({held / max(planned, 1) - 1:+.0%})"
-    return Ended(directory, sentence, memory if planned > COMPARABLE else "")
+    return Ended(directory, sentence, memory if planned > COMPARABLE else "", session.abandoned)
 
 
 def _show_curves(directory: Path, found: Sequence[trials.Trial], setup: Run, console: Console | Log) -> None:

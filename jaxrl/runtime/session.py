@@ -34,37 +34,56 @@ from jaxrl.runtime.checkpoint import Checkpoints
 from jaxrl.runtime.config import FREE_ON_RESUME
 from jaxrl.runtime.data_parallel import SPLIT, on_all, shardings
 from jaxrl.runtime.memory_plan import TooLargeError
-from jaxrl.runtime.program import Program
+from jaxrl.runtime.pieces import Done, Pieces
+from jaxrl.runtime.program import Program, StopRequestedError
 from jaxrl.runtime.train_state import BlockMetrics, Position, TrainState
 
 SELECTION = "selection"
 IN_TURN = 8  # largest factor on the length of blocks whose trials run one after another, each copied in and out
 GROWTH = 4  # largest ratio of successive block lengths: the first blocks are a poor estimate of the speed
 PROFILED = (3, 0.1)  # blocks of a phase before the traced one, and its approximate seconds
+AHEAD_SECONDS = 2.0  # longest block behind which the next one is started before its metrics are fetched
+GRACE_SECONDS = 10.0  # after a signal: longer blocks are given up
+FINISH_SECONDS = 5.0  # after a signal: an iteration in pieces is finished if no more than this is left of it
+PROGRESS_SECONDS = 15.0  # between lines about a block that takes long
+ADVISED_SECONDS = 60.0  # iterations that take longer come with advice
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class NotFiniteError(UserError):
     """A loss or a parameter is no longer finite."""
 
 
+class _GivenUpError(Exception):
+    """A block did not end soon after a signal."""
+
+
 @contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Collect the names of SIGINT and SIGTERM instead of dying; a second SIGINT ends the process at once."""
+    """Collect the names of SIGINT, SIGTERM and SIGUSR1 instead of dying; a second one ends the process at once.
+
+    Launchers such as `timeout` may send a signal twice; within a second it counts once.
+    """
     received: list[str] = []
+    began = 0.0
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
+        nonlocal began
+        if received and time.monotonic() - began < 1.0:
+            return
+        if received:
             # An orderly exit would wait for the device. Files on disk are consistent at any time.
             show_cursor = "\033[?25h" if sys.stderr.isatty() else ""
             print(f"{show_cursor}stopped at once, without a checkpoint", file=sys.stderr, flush=True)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGINT)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        began = time.monotonic()
         received.append(signal.Signals(number).name)
 
-    former = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield received
     finally:
@@ -112,6 +131,8 @@ class Session:
         self._last_number = 0
         self._blocks = 0  # of the phase, in this process
         self._profile = profile
+        self._given_up = ""  # what a signal ended early
+        self.abandoned = False  # whether something still runs that nobody waits for
         self._shown: dict[str, Any] = {}  # the console's last data
 
     # Beginning
@@ -189,8 +210,26 @@ class Session:
         self._saved = (self._saved[0], self._began)
         self.pace = Throughput(self.trials * self.position.env_steps, self.trials * self.position.updates)
         with stop_signals() as self._received:
+            try:
+                reason = self._train(state)
+            except _GivenUpError:
+                self.abandoned = True
+                self.checkpoints.wait()
+                saved = self._saved[0]
+                reason = (
+                    f"stopped by {self._received[0]}: the running block did not end within {GRACE_SECONDS:.0f} s and was "
+                    f"given up; continue from iteration {saved or 0:,} with --resume {self.directory}"
+                )
+        return reason
+
+    def _train(self, state: TrainState) -> str:
+        """Do what `train` does while signals are collected."""
+        try:
             while (reason := self._reason_to_stop()) is None:
+                position = self.position
                 state = self._advance(state)
+                if self.position == position:  # given up
+                    continue
                 evaluate = self.programs.evaluate is not None and self.position.iterations % self.run.eval_every == 0
                 save = self._checkpoint_due()
                 if (evaluate or save) and any(self._remaining()):
@@ -199,10 +238,14 @@ class Session:
                         best = evaluate and self._evaluate(state)
                         if save or best:
                             self._save(state, best)
-            self._report()
-            if self._profile:
-                self.console.say(f"warning: no profile: no phase that learns had more than {PROFILED[0]} blocks")
-            self._end(state)
+        except StopRequestedError:  # while something was compiled
+            self.abandoned = True
+            reason = self._reason_to_stop()
+            assert reason is not None
+        self._report()
+        if self._profile:
+            self.console.say(f"warning: no profile: no phase that learns had more than {PROFILED[0]} blocks")
+        self._end(state)
         return reason
 
     def _reason_to_stop(self) -> str | None:
@@ -212,7 +255,7 @@ class Session:
             return f"finished {done}"
         received = [name for names in hosts.gather(self._received) for name in names]
         if received:
-            return f"stopped by {received[0]} {done}; continue with --resume {self.directory}"
+            return f"stopped by {received[0]} {done}{self._given_up}; continue with --resume {self.directory}"
         moved = self.position.iterations > self._began_at  # or a run resumed repeatedly would make no progress
         if moved and self.run.max_seconds and hosts.first(self._elapsed()) >= self.run.max_seconds:
             return f"stopped by max_seconds {done}; continue with --resume {self.directory}"
@@ -225,8 +268,14 @@ class Session:
             state = self._enter_phase(state, next(index for index, left in enumerate(remaining) if left))
         before, phase = self.position, self.phases[self.position.phase]
         block = self._block_of(phase, state)
+        if isinstance(block, Pieces):
+            return self._advance_in_pieces(block, state)
         profiled = self._profile and bool(phase.updates) and self._blocks >= PROFILED[0]
         number = self._block_length(remaining[before.phase], PROFILED[1] if profiled else self.run.block_seconds)
+        expected = number * self._iteration_seconds.get(before.phase, np.inf)
+        if GRACE_SECONDS < expected < np.inf and self._saved[0] != before.iterations:
+            self._report()
+            self._save(state, best=False)  # a signal may give the block up
         if profiled:
             self._report()  # so that the trace contains only this block
             state, metrics = self._traced(block, state, number)
@@ -236,16 +285,57 @@ class Session:
         self._pending, self._last_number = (metrics, before, number), number
         self._blocks += 1
         self.position = before.after(phase, self.setup.trainer.layout.num_envs, number)
+        if expected > AHEAD_SECONDS:
+            self._report()  # a signal must not wait for two such blocks
         return state
 
-    def _block_of(self, phase: Phase, state: TrainState) -> Program:
+    def _advance_in_pieces(self, pieces: Pieces, state: TrainState) -> TrainState:
+        """Run an iteration in pieces and report it; return the state as it was if a signal ended it early."""
+        self._report()
+        before, phase, last = self.position, self.phases[self.position.phase], None
+        if not pieces.seconds:
+            self._announce(pieces.measure(state))
+
+        def show(done: Done) -> None:
+            nonlocal last
+            last = done
+            self.console.progress(f"iteration {before.iterations + 1:,}: {done.activity}", *done[1:])
+
+        def stop(seconds_left: float) -> bool:
+            return bool(self._received) and hosts.number() == 1 and seconds_left > FINISH_SECONDS
+
+        result = pieces.run(state, show, stop)
+        if result is None:
+            assert last is not None
+            self._given_up = (
+                f" (the next one was given up: {last.activity}, {last.done:,} of {last.total:,} {last.unit})"
+            )
+            return state
+        state, metrics = result
+        self._pending = metrics, before, 1
+        self.position = before.after(phase, self.setup.trainer.layout.num_envs)
+        self._report()
+        return state
+
+    def _announce(self, seconds: float) -> None:
+        """Say how long an iteration will take, and what to do about it if that is long."""
+        episodes = self.setup.trainer.layout.num_envs
+        text = f"an iteration takes about {format_duration(seconds)} on this device, as measured on a part of it"
+        if seconds > ADVISED_SECONDS:
+            fewer = max(64, 2 ** int(np.log2(episodes * ADVISED_SECONDS / 4 / seconds)))
+            text += (
+                f"; --num_envs {fewer} takes about {format_duration(seconds * fewer / episodes)}, and learns as well"
+            )
+        self.console.say(text)
+
+    def _block_of(self, phase: Phase, state: TrainState) -> Program | Pieces:
         block = self.programs.blocks[self.position.phase]
         if block is None or not block.ready:
             self._report()  # what has run is shown before the compiler is waited for
         with self.pace.pause():
             return self._compiled(block, f"phase '{phase.name}'", state)
 
-    def _compiled(self, program: Program | None, what: str, state: TrainState) -> Program:
+    def _compiled(self, program: Program | Pieces | None, what: str, state: TrainState) -> Any:
         """Return a program that the session needs now, compiled; the clock of training stands still meanwhile.
 
         Raises TooLargeError: it does not fit; what has been trained is saved.
@@ -256,7 +346,7 @@ class Session:
             began = time.monotonic()
             try:
                 with self.console.working(f"compiling {what}"):
-                    program.finish()
+                    program.finish(lambda: bool(self._received) and hosts.number() == 1)
             except TooLargeError:
                 if self._saved[0] != self.position.iterations:
                     self._save(state, best=False)
@@ -307,7 +397,8 @@ class Session:
         if not any(self._remaining()):  # unscheduled, so only at the end of the whole run
             for lines in (self.lines, *self.trial_lines):
                 lines.flush(self._counters(self.position), self.pace)
-            if self.programs.evaluate is not None and self.evaluated != self.position.iterations:
+            unscored = self.programs.evaluate is not None and self.evaluated != self.position.iterations
+            if unscored and not self.abandoned:
                 best = self._evaluate(state)
         if best or self._saved[0] != self.position.iterations:
             self._save(state, best)
@@ -342,15 +433,26 @@ class Session:
     # Reports
 
     def _wait_for(self, tree: Any) -> Any:
-        """Fetch arrays; signals are handled while the device is busy."""
+        """Fetch arrays; signals are handled while the device is busy.
+
+        Raises _GivenUpError: they were not ready soon after a signal.
+        """
         arrays, began, announced = jax.tree.leaves(tree), time.monotonic(), bool(self._received)
+        signalled, shown = began if announced else np.inf, began
         while not all(array.is_ready() for array in arrays):
             time.sleep(min(0.02, 0.0002 + 0.01 * (time.monotonic() - began)))
+            now = time.monotonic()
+            if now - shown >= PROGRESS_SECONDS:
+                shown = now
+                self.console.say(f"at work for {format_duration(now - began)}, without figures so far")
             if self._received and not announced:
-                announced = True
+                announced, signalled = True, now
                 self.console.say(
-                    f"{self._received[0]}: finishing the current block, then saving; Ctrl-C (again) stops at once"
+                    f"{self._received[0]}: finishing the current block, then saving, for up to {GRACE_SECONDS:.0f} s; "
+                    "Ctrl-C (again) stops at once"
                 )
+            if now - signalled > GRACE_SECONDS and hosts.number() == 1:
+                raise _GivenUpError
         return hosts.fetched(tree)
 
     def _counters(self, position: Position) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from envs_jax.base import Array, TimeStep
 from envs_jax.batch import BatchedEnvironment, BatchState, finished_episodes, start_statistics, update_statistics
 from envs_jax.progress import Progress, add, start, total
-from jaxrl.algos.base import Algorithm, AlgoState, Phase, Trajectory
+from jaxrl.algos.base import Algorithm, AlgoState, Learning, Phase, Trajectory
 from jaxrl.common.types import Key, PolicyParams
 from jaxrl.nn import precision
 from jaxrl.rl import opponent_pool
@@ -28,6 +28,7 @@ from jaxrl.runtime.data_parallel import (
     REPLICATED,
     SPLIT,
     DataParallel,
+    chunked,
     map_chunks,
     on_mesh,
     shardings,
@@ -154,15 +155,16 @@ class Trainer:
 
     def shapes(self, inputs: Any = None) -> TrainState:
         """Return ShapeDtypeStructs of the state with their shardings; allocates nothing."""
-        shapes = jax.eval_shape(self._begin, self.keys(0), inputs)
-        placed = shardings(self.mesh, self.specs())
-        return jax.tree.map(
-            lambda sharding, tree: jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
-            ),
-            placed,
-            shapes,
-        )
+        shapes: TrainState = self._placed(jax.eval_shape(self._begin, self.keys(0), inputs), self.specs())
+        return shapes
+
+    def _placed(self, shapes: Any, specs: Any) -> Any:
+        """Return ShapeDtypeStructs with the shardings of a prefix tree of PartitionSpecs."""
+
+        def place(sharding: Any, tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+        return jax.tree.map(place, shardings(self.mesh, specs), shapes)
 
     def trajectory_shapes(self, phase: Phase) -> Trajectory:
         """Return ShapeDtypeStructs [T, B, ...] of an iteration's trajectory on all devices."""
@@ -247,9 +249,13 @@ class Trainer:
         Returns:
             Trajectory [T, B, ...], the time steps [B] after it, what the state keeps, and sums over ended episodes.
         """
+        return map_chunks(*self._rollout(state, phase, key))
+
+    def _rollout(self, state: TrainState, phase: Phase, key: Key) -> tuple[Callable[[Any], Any], Any, int, Any]:
+        """Return the arguments of `map_chunks` that make it `collect`."""
         policy, context, batch = self._acting(state, phase)
         part = self.layout.deterministic(lambda part: self._collect(policy, context, part, phase, state, key))
-        return map_chunks(part, batch, self._chunks(), out_axes=(1, 0, 0, 0))
+        return part, batch, self.chunks(), (1, 0, 0, 0)
 
     def _collect(
         self, policy: PolicyParams, context: Any, batch: Any, phase: Phase, state: TrainState, key: Key
@@ -279,18 +285,24 @@ class Trainer:
 
     def _iterate(self, state: TrainState, phase: Phase) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
         key_act, key_learn = jax.random.split(key_of_iteration(state.key, state.iterations))
-        progress, layout = state.progress, self.layout
         trajectory = last = None
-        episodes: dict[str, Array] = {}
+        kept = ended = ()
         if phase.steps:
             trajectory, last, kept, ended = self.collect(state, phase, key_act)
-            if kept:
-                carry, env, timestep, statistics = kept
-                state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
-            episodes = layout.sum(ended)
-        results = self.algo.learn(state.algo, trajectory, last, key_learn, progress, phase)
+        results = self.algo.learn(state.algo, trajectory, last, key_learn, state.progress, phase)
         algo, learning = check_results("learn", results, ("state", "metrics"))
         check_learned(state.algo, algo, learning)
+        return self._finish(state, phase, algo, learning, kept, ended)
+
+    def _finish(
+        self, state: TrainState, phase: Phase, algo: AlgoState, learning: dict[str, Array], kept: Any, ended: Any
+    ) -> tuple[TrainState, dict[str, Array], dict[str, Array]]:
+        """Return the state after an iteration, the metrics of learning, and sums over its ended episodes."""
+        progress, layout = state.progress, self.layout
+        if kept:
+            carry, env, timestep, statistics = kept
+            state = dataclasses.replace(state, carry=carry, env=env, timestep=timestep, statistics=statistics)
+        episodes = layout.sum(ended) if ended else {}
         if phase.updates:
             learning = learning | layout.deterministic(self.algo.schedules)(progress)
         env_steps = add(progress.env_steps, phase.steps * layout.num_envs)
@@ -313,7 +325,7 @@ class Trainer:
         )
         return state, learning, episodes
 
-    def _chunks(self) -> int:
+    def chunks(self) -> int:
         """Return the number of parts of a device's rollout; parts never cross logical shards in exact mode."""
         envs = self.layout.num_envs // self.layout.shards if self.layout.exact else self.layout.local_envs
         size = self.rollout_chunk if 0 < self.rollout_chunk < envs else envs
@@ -407,6 +419,73 @@ class Trainer:
             (self.specs(), metrics),
         )
         return jax.jit(function, donate_argnums=0, compiler_options=self.layout.compiler_options)
+
+    # An iteration in pieces, between which the host can look after it; see `runtime.pieces`
+
+    def make_pieces(self, phase: Phase) -> dict[str, tuple[Any, ...]]:
+        """Return jits that together are an iteration of a phase whose algorithm has stages, and their arguments' shapes.
+
+        "buffers": state -> empty buffers of what is collected.
+        "rollout": (state, buffers, first chunk, last chunk + 1) -> (buffers, token); buffers are donated.
+        "begin": (state, buffers) -> Learning.
+        A stage's name: (state, Learning, epoch, first step, last step + 1) -> (Learning, token); `Learning` is donated.
+        "end": (state, buffers, Learning) -> (state, BlockMetrics), as a block of one iteration; state and `Learning` are
+        donated.
+
+        A token is ready when the piece is done.
+        """
+        algo, specs, token = self.algo, self.specs(), jnp.int32(0)
+        collected: Any = (PartitionSpec(None, AXIS), SPLIT, SPLIT, SPLIT)
+        learning: Any = Learning(SPLIT, SPLIT, REPLICATED)
+
+        def keys(state: TrainState) -> Array:
+            return jax.random.split(key_of_iteration(state.key, state.iterations))
+
+        def buffers(state: TrainState) -> Any:
+            return chunked(*self._rollout(state, phase, keys(state)[0]))[0]()
+
+        def rollout(state: TrainState, buffers: Any, start: Array, stop: Array) -> Any:
+            write = chunked(*self._rollout(state, phase, keys(state)[0]))[1]
+            return jax.lax.fori_loop(start, stop, write, buffers), stop + token
+
+        def begin(state: TrainState, buffers: Any) -> Learning:
+            trajectory, last, *_ = buffers
+            return algo.begin_learning(state.algo, trajectory, last, keys(state)[1], state.progress)
+
+        def run_stage(
+            state: TrainState, work: Learning, epoch: Array, start: Array, stop: Array, name: str
+        ) -> tuple[Learning, Array]:
+            return algo.run_steps(work, name, epoch, start, stop, state.progress), stop + token
+
+        def end(state: TrainState, buffers: Any, work: Learning) -> tuple[TrainState, BlockMetrics]:
+            state, metrics, episodes = self._finish(state, phase, *algo.end_learning(work), *buffers[2:])
+            checked = self._checked(state.algo, metrics)
+            bad = jnp.stack([~jnp.all(jnp.isfinite(x)) for x in checked.values()])
+            first = jnp.where(jnp.any(bad), jnp.argmax(bad).astype(jnp.int32), jnp.int32(-1))
+            metrics, episodes = jax.tree.map(lambda x: x.astype(jnp.float32)[None], (metrics, episodes))
+            return state, BlockMetrics(metrics, episodes, first, jnp.int32(1))
+
+        def compiled(function: Callable[..., Any], arguments: Any, results: Any, donated: tuple[int, ...]) -> Any:
+            on_devices = on_mesh(function, self.mesh, arguments, results)
+            return jax.jit(on_devices, donate_argnums=donated, compiler_options=self.layout.compiler_options)
+
+        state, count = self.shapes(), self._placed(jax.ShapeDtypeStruct((), jnp.int32), REPLICATED)
+        make_buffers = compiled(buffers, (specs,), collected, ())
+        rows = self._placed(jax.eval_shape(make_buffers, state), collected)
+        begin_learning = compiled(begin, (specs, collected), learning, ())
+        work = self._placed(jax.eval_shape(begin_learning, state, rows), learning)
+        counts, result = (REPLICATED, REPLICATED), (collected, REPLICATED)
+        programs: dict[str, tuple[Any, ...]] = {
+            "buffers": (make_buffers, state),
+            "rollout": (compiled(rollout, (specs, collected, *counts), result, (1,)), state, rows, count, count),
+            "begin": (begin_learning, state, rows),
+        }
+        for name in dict.fromkeys(stage.name for stage in algo.learn_stages):
+            stage = functools.partial(run_stage, name=name)
+            jitted = compiled(stage, (specs, learning, REPLICATED, *counts), (learning, REPLICATED), (1,))
+            programs[name] = (jitted, state, work, count, count, count)
+        jitted = compiled(end, (specs, collected, learning), (specs, REPLICATED), (0, 2))
+        return programs | {"end": (jitted, state, rows, work)}
 
     # A whole run
 

@@ -1,0 +1,176 @@
+"""A long iteration in pieces of about a second, between which the host shows progress and answers signals.
+
+A block of iterations is one compiled call, which nothing can look into or interrupt. That is right as long as an
+iteration takes seconds; thousands of whole episodes on a CPU take a minute. The pieces compute what a block of one
+iteration does, with the same functions (`Trainer.make_pieces`). The state that the iteration began with stays intact
+until its last piece, so that an iteration can be given up at any time.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl.algos.base import Algorithm, Phase, Stage
+from jaxrl.runtime.program import Program
+from jaxrl.runtime.train_state import BlockMetrics, TrainState
+
+# Agent transitions of an iteration from which it is run in pieces.
+MIN_TRANSITIONS = 2**14
+MIN_TRANSITIONS_ACCELERATOR = 2**20
+PIECE_SECONDS = 1.0  # target duration of a piece
+ROLLOUT = "rollout"
+
+
+class Done(NamedTuple):
+    """How far an iteration is.
+
+    Attributes:
+        activity: what is being done, such as "rolling out".
+        done, total: units of it.
+        unit: such as "episodes".
+        seconds_left: of the iteration; None if not known yet.
+    """
+
+    activity: str
+    done: int
+    total: int
+    unit: str
+    seconds_left: float | None
+
+
+def wanted(algo: Algorithm, phase: Phase, backend: str) -> bool:
+    """Return whether iterations of a phase are so long that they are run in pieces."""
+    transitions = phase.steps * algo.layout.num_envs * algo.spec.num_agents
+    least = MIN_TRANSITIONS if backend == "cpu" else MIN_TRANSITIONS_ACCELERATOR
+    return bool(phase.updates and algo.learn_stages) and transitions >= least
+
+
+@dataclasses.dataclass
+class Pieces:
+    """The compiled pieces of an iteration, and how long each takes here.
+
+    Attributes:
+        programs: of `Trainer.make_pieces`.
+        algo, phase: what is trained.
+        chunks: of a rollout.
+        chunk_envs: episodes, or environments, of a chunk, on all devices.
+        seconds: per step of each program, as measured last.
+    """
+
+    programs: dict[str, Program]
+    algo: Algorithm
+    phase: Phase
+    chunks: int
+    chunk_envs: int
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    _buffers: Any = None
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all programs are compiled."""
+        return all(program.ready for program in self.programs.values())
+
+    def begin(self) -> None:
+        """Let threads compile the programs."""
+        for program in self.programs.values():
+            program.begin()
+
+    def finish(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all programs are compiled. Raises what `Program.finish` raises."""
+        self.begin()
+        for program in self.programs.values():
+            program.finish(stop)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Return what is done piece by piece, in order."""
+        return (Stage(ROLLOUT, 0, self.chunks), *self.algo.learn_stages)
+
+    def measure(self, state: TrainState) -> float:
+        """Return the seconds of an iteration, from a step of each stage, whose results are dropped."""
+        buffers = self._take_buffers(state)
+        work = self.programs["begin"].empty_results()
+        for stage in {stage.name: stage for stage in self.stages}.values():
+            for _ in range(2):  # the first call is slower
+                if stage.name == ROLLOUT:
+                    buffers = self._run_steps(stage, state, buffers, 0, 1)
+                else:
+                    work = self._run_steps(stage, state, work, 0, 1)
+        self._buffers = buffers
+        return self._seconds_left(0, 0)
+
+    def run(
+        self, state: TrainState, show: Callable[[Done], None], stop: Callable[[float], bool]
+    ) -> tuple[TrainState, BlockMetrics] | None:
+        """Run an iteration.
+
+        Args:
+            state: donated, unless the iteration is given up.
+            show: receives the progress after each piece.
+            stop: (seconds left of the iteration) -> whether to give it up; asked after each piece.
+
+        Returns:
+            state and metrics, or None if it was given up.
+        """
+        buffers, work = self._take_buffers(state), None
+        for number, stage in enumerate(self.stages):
+            if number == 1:
+                began = time.perf_counter()
+                work = jax.block_until_ready(self.programs["begin"](state, buffers))
+                self.seconds["begin"] = time.perf_counter() - began
+            start = 0
+            while start < stage.steps:
+                end = min(stage.steps, start + self._steps_of_piece(stage))
+                if stage.name == ROLLOUT:
+                    buffers = self._run_steps(stage, state, buffers, start, end)
+                else:
+                    work = self._run_steps(stage, state, work, start, end)
+                start, left = end, self._seconds_left(number, end)
+                show(self._done(stage, start, left))
+                if stop(left):
+                    self._buffers = buffers
+                    return None
+        result: tuple[TrainState, BlockMetrics] = self.programs["end"](state, buffers, work)
+        self._buffers = buffers
+        return result
+
+    def _take_buffers(self, state: TrainState) -> Any:
+        """Return buffers for a rollout, to which they are donated."""
+        buffers, self._buffers = self._buffers, None
+        return self.programs["buffers"](state) if buffers is None else buffers
+
+    def _steps_of_piece(self, stage: Stage) -> int:
+        seconds = self.seconds.get(stage.name)
+        return max(1, round(PIECE_SECONDS / seconds)) if seconds else 1
+
+    def _run_steps(self, stage: Stage, state: TrainState, changing: Any, start: int, end: int) -> Any:
+        """Run steps of a stage by the clock; return the buffers, or the `Learning`, that they change."""
+        numbers = (np.int32(start), np.int32(end))
+        began = time.perf_counter()
+        if stage.name == ROLLOUT:
+            changing, token = self.programs[ROLLOUT](state, changing, *numbers)
+        else:
+            changing, token = self.programs[stage.name](state, changing, np.int32(stage.epoch), *numbers)
+        token.block_until_ready()
+        self.seconds[stage.name] = (time.perf_counter() - began) / (end - start)
+        return changing
+
+    def _seconds_left(self, number: int, done: int) -> float:
+        """Return the seconds of what follows `done` steps of a stage, as far as measured."""
+        steps = [stage.steps for stage in self.stages[number:]]
+        steps[0] -= done
+        left = sum(self.seconds.get(stage.name, 0.0) * n for stage, n in zip(self.stages[number:], steps, strict=True))
+        return left + (self.seconds.get("begin", 0.0) if number == 0 else 0.0)
+
+    def _done(self, stage: Stage, done: int, left: float) -> Done:
+        if stage.name == ROLLOUT:
+            unit = "episodes" if self.phase.restart else "environments"
+            return Done("rolling out", done * self.chunk_envs, stage.steps * self.chunk_envs, unit, left)
+        epochs = self.algo.learn_stages[-1].epoch + 1
+        activity = "learning" if len({stage.name for stage in self.algo.learn_stages}) == 1 else f"training the {stage.name}"
+        activity += f", epoch {stage.epoch + 1} of {epochs}" if epochs > 1 else ""
+        return Done(activity, done, stage.steps, "minibatches", left)
