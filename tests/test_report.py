@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import mmap
 import re
 import sys
@@ -21,7 +22,7 @@ from helpers.runs import points
 from envs_jax.base import make, registered
 from jaxrl.report import console, gpu
 from jaxrl.report import writer as writer_module
-from jaxrl.report.console import Console
+from jaxrl.report.console import Console, Log
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
 
 
@@ -280,6 +281,101 @@ def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch)
         shown.block({"iteration": 1})
     assert "compiling ... 1 min 15 s" in stream.getvalue()
     assert "compiling" not in stream.getvalue().rsplit("title", 1)[1]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the console's time in seconds, as the only item of a list."""
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = io.StringIO()
+    with caplog.at_level(logging.INFO, "jaxrl"), Console("title", stream) as shown, Log() as log:
+        for done in range(0, 768, 8):  # one second each
+            for report in (shown, log):
+                report.progress("iteration 3: learning", done, 768, "minibatches", (768 - done) / 8)
+            clock[0] += 1.0
+    expected = [
+        "iteration 3  learning: 0 of 768 minibatches  left 1 min 36 s",
+        "iteration 3  learning: 120 of 768 minibatches  left 1 min 21 s",
+        "iteration 3  learning: 240 of 768 minibatches  left 1 min 06 s",
+        "iteration 3  learning: 360 of 768 minibatches  left 51 s",
+        "iteration 3  learning: 480 of 768 minibatches  left 36 s",
+        "iteration 3  learning: 600 of 768 minibatches  left 21 s",
+        "iteration 3  learning: 720 of 768 minibatches  left 6 s",
+    ]
+    assert Console.LOG_SECONDS == Log.LOG_SECONDS == 15.0
+    assert stream.getvalue().splitlines() == expected
+    assert [record.message for record in caplog.records] == expected
+
+
+def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Console("title", stream) as shown:
+        shown.block({"iteration": 1})
+        for iteration in (2, 3):
+            shown.progress(
+                f"iteration {iteration}: rolling out", 512, 4096, "episodes", None
+            )  # first of a run: at once
+            clock[0] += 20.0
+            shown.block({"iteration": iteration})
+        clock[0] += 14.0
+        shown.progress("iteration 4: rolling out", 512, 4096, "episodes", None)
+        clock[0] += 1.0
+        shown.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)
+    assert stream.getvalue().splitlines() == [
+        "iteration 1",
+        "iteration 2  rolling out: 512 of 4,096 episodes",
+        "iteration 2",
+        "iteration 3",
+        "iteration 4  rolling out: 1,024 of 4,096 episodes",
+    ]
+
+
+@pytest.mark.parametrize("left", [None, float("nan"), float("inf")])
+def test_progress_without_a_known_end(left: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for live in (False, True):
+        stream = io.StringIO()
+        with Console("title", stream, live=live) as shown:
+            shown.progress("evaluation", 0, 0, "episodes", left)
+        assert "0 of 0 episodes" in stream.getvalue() and "left" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_progress_is_a_bar_below_the_panel_until_the_next_block(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+
+        def screen() -> list[str]:
+            """Return the lines that are drawn last, without control sequences."""
+            shown.say("draw again")
+            last = stream.getvalue().rsplit("\x1b[2K", 1)[-1]
+            return [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*\w", "", last).splitlines() if line.strip()]
+
+        shown.progress("iteration 1: rolling out", 0, 4096, "missions", None)  # before any panel
+        *words, bar = screen()
+        assert " ".join(words) == "iteration 1: rolling out  0 of 4,096 missions" and bar.endswith(" 0.0%")
+        shown.block({"iteration": 1})
+        panel = screen()
+        assert panel[0].startswith("╭") and panel[-1].startswith("╰")
+        for done, share, left in ((0, " 0.0%", None), (1024, " 25.0%", 24.0), (5000, " 100.0%", 0.0)):
+            shown.progress("iteration 2: rolling out", done, 4096, "missions", left)
+            *words, bar = screen()[len(panel) :]
+            expected = f"iteration 2: rolling out {done:,} of 4,096 missions" + (
+                "" if left is None else f" left {left:.0f} s"
+            )
+            assert screen()[: len(panel)] == panel and " ".join(words).split() == expected.split()
+            assert bar.startswith("━") and bar.endswith(share) and len(bar) <= width
+        shown.block({"iteration": 1})
+        assert screen() == panel
 
 
 def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Progress of a run: a live panel in a terminal, plain lines everywhere else."""
 
 import logging
+import math
 import sys
 import textwrap
 import threading
@@ -19,7 +20,34 @@ from rich.text import Text
 
 _GROUPS = ("environment", "losses", "evaluation")
 _GAP = 2  # columns between the blocks of a panel
+_LOG_SECONDS = 15.0
 logger = logging.getLogger("jaxrl")
+
+
+class _ProgressLines:
+    """Writes how far the present iteration is, at most every `seconds`, and the first time at once."""
+
+    def __init__(self, write: Callable[[str], None], seconds: float) -> None:
+        self._write, self._seconds = write, seconds
+        self._lock = threading.Lock()  # a program on the device calls from threads of its own
+        self._written: float | None = None  # when
+
+    def write(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Write a line, unless the last one is too recent."""
+        with self._lock:
+            now = time.monotonic()
+            if self._written is not None and now - self._written < self._seconds:
+                return
+            self._written = now
+        where, colon, what = activity.partition(": ")
+        start = f"{where}  {what}" if colon else where
+        self._write(f"{start}: {_progress_text(done, total, unit, seconds_left)}")
+
+    def postpone(self) -> None:
+        """Count the time to the second and later lines from now, as other lines tell as much."""
+        with self._lock:
+            if self._written is not None:
+                self._written = time.monotonic()
 
 
 class Console:
@@ -34,6 +62,8 @@ class Console:
         patience: seconds between plain lines during a long operation.
         label: {metric of the environment} -> "words" or "words, unit".
     """
+
+    LOG_SECONDS = _LOG_SECONDS  # least time between plain lines of `progress`
 
     def __init__(
         self,
@@ -53,6 +83,8 @@ class Console:
         self._every, self._patience, self._label = every, patience, label
         self._live: Live | None = None
         self._view: Callable[[], RenderableType] = Text  # of the live panel
+        self._panel: RenderableType = Text()  # of the last block
+        self._progress = _ProgressLines(self._print, self.LOG_SECONDS)
         self._start: tuple[float, float] | None = None  # time and fraction done at the first block (of a phase)
         self._phase: str | None = None
         self._shown = -float("inf")
@@ -129,12 +161,29 @@ class Console:
             state["seconds_left"] = self._seconds_left(state.get("fraction"))
         if self._live is not None:
             self._evaluation = dict(state.get("evaluation") or self._evaluation)
-            panel = self._panel(state | {"evaluation": self._evaluation})
+            panel = self._panel = self._draw(state | {"evaluation": self._evaluation})
             self._view = lambda: panel
         elif state.get("evaluation") or time.monotonic() - self._shown >= self._every:
             self._line(state)
         else:
             self._unshown = state
+
+    def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Show how far a long iteration is: a bar below the panel until the next block, or now and then a line.
+
+        Args:
+            activity: what is running, for example "iteration 3: rolling out".
+            done: units that are complete.
+            total: units of the whole activity.
+            unit: in the plural, for example "episodes".
+            seconds_left: of the activity, if known.
+        """
+        if self._live is None:
+            self._progress.write(activity, done, total, unit, seconds_left)
+            return
+        text = Text(f"{activity}  {_progress_text(done, total, unit, seconds_left)}")  # wraps where it is narrow
+        view = Group(self._panel, text, _bar(_share(done, total)))
+        self._view = lambda: view
 
     def _seconds_left(self, fraction: float | None) -> float | None:
         """Estimate from the rate since the first block of this process and phase, so that resuming does not bias it."""
@@ -147,6 +196,7 @@ class Console:
 
     def _line(self, info: Mapping[str, Any]) -> None:
         self._shown, self._unshown = time.monotonic(), None
+        self._progress.postpone()
         parts = [f"{label} {value}" for facts in _facts(info).values() for label, value in facts]
         for group in _GROUPS:
             numbers = "  ".join(f"{name} {value}" for name, value in self._numbers(info, group))
@@ -162,13 +212,10 @@ class Console:
             numbers.append((words, f"{format_significant(value)} {unit}".rstrip()))
         return numbers
 
-    def _panel(self, info: dict[str, Any]) -> RenderableType:
+    def _draw(self, info: dict[str, Any]) -> RenderableType:
         rows: list[RenderableType] = []
         if info.get("fraction") is not None:
-            bar = Table.grid(expand=True, padding=(0, 1))
-            bar.add_column(ratio=1)
-            bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
-            rows.append(bar)
+            rows.append(_bar(info["fraction"]))
         metrics, losses, evaluation = (self._numbers(info, group) for group in _GROUPS)
         facts = {heading: _block(heading, pairs) for heading, pairs in _facts(info | {"fraction": None}).items()}
         # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
@@ -198,8 +245,11 @@ class Log:
     Sentences go to the logger "jaxrl"; the arguments of `Console.block` go to callbacks.
     """
 
+    LOG_SECONDS = _LOG_SECONDS  # least time between lines of `progress`
+
     def __init__(self, callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = ()) -> None:
         self._callbacks = callbacks
+        self._progress = _ProgressLines(logger.info, self.LOG_SECONDS)
 
     def __enter__(self) -> "Log":
         return self
@@ -222,6 +272,29 @@ class Log:
         """Call the callbacks with the argument of `Console.block`."""
         for callback in self._callbacks:
             callback(info)
+
+    def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Log how far a long iteration is, with the arguments of `Console.progress`, at most every `LOG_SECONDS`."""
+        self._progress.write(activity, done, total, unit, seconds_left)
+
+
+def _share(done: int, total: int) -> float:
+    return min(max(done / total, 0.0), 1.0) if total > 0 else 1.0
+
+
+def _progress_text(done: int, total: int, unit: str, seconds_left: float | None) -> str:
+    left = ""
+    if seconds_left is not None and math.isfinite(seconds_left):
+        left = f"  left {format_duration(max(seconds_left, 0.0))}"
+    return f"{done:,} of {total:,} {unit}{left}"
+
+
+def _bar(share: float) -> RenderableType:
+    """Return a bar as wide as there is room, with the percentage to its right."""
+    bar = Table.grid(expand=True, padding=(0, 1))
+    bar.add_column(ratio=1)
+    bar.add_row(ProgressBar(total=1.0, completed=share), Text(f"{share:.1%}"))
+    return bar
 
 
 def _block(
