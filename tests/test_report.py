@@ -1,7 +1,9 @@
 """What is told of a run can be read back, without stale points and without lines lost."""
 
 import io
+import itertools
 import json
+import logging
 import mmap
 import re
 import sys
@@ -21,7 +23,7 @@ from helpers.runs import points
 from envs_jax.base import make, registered
 from jaxrl.report import console, gpu
 from jaxrl.report import writer as writer_module
-from jaxrl.report.console import Console
+from jaxrl.report.console import Console, Log
 from jaxrl.report.writer import MetricsError, Writer, read_metrics
 
 
@@ -171,16 +173,30 @@ SHOWN = [
 ]
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the console's time in seconds, as the only item of a list."""
+    now = [100.0]
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 def test_plain_lines() -> None:
     stream = io.StringIO()
     with Console("coma on coverage", stream, every=0.0) as shown:
         shown.say("compiled in 12.3 s")
         shown.block(INFO)
         shown.block({})
-    sentence, line, _ = stream.getvalue().split("\n", 2)
+    sentence, *lines = stream.getvalue().splitlines()
     assert sentence == "compiled in 12.3 s"
-    assert all(text in line for text in SHOWN), line
-    assert "\x1b" not in stream.getvalue()
+    assert lines == [
+        "iteration 250 of 1,000      done 25.0%   left unknown      env steps 1.23 M  updates 1.25 k"
+        "  env steps/s 85.1 k",
+        "              updates/s 3.21",
+        "  episodes    return 0.5       entropy 0.41",
+        "  losses      actor -0.00123",
+        "  device      memory in use 1.5 GiB of 139.0 GiB    GPU busy 87%",
+    ]
 
 
 def test_plain_lines_are_not_too_many_but_first_last_and_evaluations_are_there() -> None:
@@ -189,7 +205,180 @@ def test_plain_lines_are_not_too_many_but_first_last_and_evaluations_are_there()
         for iteration in range(1, 11):
             shown.block({"iteration": iteration} | ({"evaluation": {"f1": 0.9}} if iteration == 5 else {}))
     lines = stream.getvalue().splitlines()
-    assert lines == ["iteration 1", "iteration 5  | evaluation: f1 0.9", "iteration 10"]
+    assert lines == [*(f"iteration {i}" for i in (1, 2, 3, 5)), "  evaluation  f1 0.9", "iteration 10"]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 4.0, 8.0, 14.0, 15.0, 20.0])
+def test_plain_lines_come_every_15_seconds(seconds: float, clock: list[float]) -> None:
+    """Never later, if a block ends in time; the first three at once; half as often is enough for very short blocks."""
+    start, times = clock[0], []
+    stream = io.StringIO()
+    with Console("title", stream) as shown:
+        for iteration in range(1, 201):
+            before = stream.getvalue()
+            shown.block({"iteration": iteration})
+            times += [clock[0] - start] if stream.getvalue() != before else []
+            clock[0] += seconds
+    assert times[:3] == [0.0, seconds, 2 * seconds]
+    gaps = {after - before for before, after in itertools.pairwise(times[2:])}
+    assert gaps == {max(seconds, 15.0 - 15.0 % seconds)}
+
+
+# What a run tells a console: names of all losses, by algorithm
+LOSSES = {
+    "coma": ("critic_loss", "actor_loss"),
+    "sac": ("critic_loss", "actor_loss"),
+    "student": ("imitation_loss", "critic_loss", "actor_loss"),
+    "collective": (
+        *(f"{name}{kind}_loss" for name in ("transformer", "actor", "critic") for kind in ("", "_held_out")),
+        "code_accuracy",
+    ),
+}
+PHASES = {"coma": None, "sac": "burst (2 of 3)", "student": "demonstration (1 of 4)", "collective": "critic (8 of 8)"}
+EXTREMES = (0.1, -1.23456e-12, float("nan"), -float("inf"), 1.5e300, 12345.678, -9_999_999.4, 0.0, -0.00123456, 1e-7)
+
+
+def realistic_block(algo: str, env: str, shift: int) -> dict[str, Any]:
+    """Return data of a console with as many metrics as there are; another shift gives other numbers."""
+    spec = make(env).spec
+    values = (EXTREMES[(k + shift) % len(EXTREMES)] for k in range(1000))
+    metrics = {name: next(values) for name in spec.metrics}
+    tasks = spec.task_names or ()
+    return {
+        "phase": PHASES[algo],
+        "fraction": (0.001, 0.5, 1.0)[shift % 3],
+        "seconds_left": (None, 3_599.0, 0.0)[shift % 3],
+        "iteration": (1, 99, 999_999)[shift % 3],
+        "env_steps": (64, 10**6, 123_456_789_012)[shift % 3],
+        "updates": (0, 950, 12_345)[shift % 3],
+        "env_steps_per_second": (0.0123, 85_123.0, 9.99e6)[shift % 3],
+        "updates_per_second": (3.21, 0.0, 123_456.0)[shift % 3],
+        "return": next(values),
+        "environment": metrics,
+        "losses": {name: next(values) for name in LOSSES[algo]},
+        "memory": (3 * 2**29, 2**20, 138 * 2**30)[shift % 3],
+        "memory_limit": 139 * 2**30,
+        "utilisation": (0.0, 0.87, 1.0)[shift % 3],
+        "power": (61.2, 612.0, 1012.0)[shift % 3],
+        "evaluation": {name: next(values) for name in (*metrics, "return", "length")}
+        | {f"{spec.score}/{task}": next(values) for task in tasks},
+    }
+
+
+def written(*blocks: dict[str, Any], **settings: Any) -> list[str]:
+    """Return the plain lines of blocks."""
+    stream = io.StringIO()
+    with Console("title", stream, live=False, **settings) as shown:
+        for block in blocks:
+            shown.block(block)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("algo", LOSSES)
+@pytest.mark.parametrize("env", registered())
+def test_plain_lines_are_short_and_lose_nothing_and_no_column_moves(algo: str, env: str) -> None:
+    label = make(env).spec.label
+    blocks = [realistic_block(algo, env, shift) for shift in range(6)]
+    lines = written(*blocks, label=label)
+    assert max(map(len, lines)) <= 120
+    groups = [lines[k * len(lines) // 6 : (k + 1) * len(lines) // 6] for k in range(6)]
+    assert all(group[0].startswith("iteration ") for group in groups)
+    for block, group in zip(blocks, groups, strict=True):
+        text = "  ".join(group)
+        assert (block["phase"] or "iteration") in text
+        for metrics in (block["environment"], block["evaluation"], block["losses"]):
+            for name, value in metrics.items():
+                metric, _, task = name.partition("/")
+                words, _, unit = label(metric).partition(", ")
+                words = task or (name.replace("_", " ") if metrics is block["losses"] else words)
+                fact = f"{words} {console.format_number(value)} {unit}".rstrip()
+                assert re.search(rf"  {re.escape(fact)}(  |$)", text), (fact, text)
+    # Numbers begin in the same columns: where a label ends
+    labels = re.compile(r"(?<=  )[a-zF'(][^\d]*?(?= -?[\d]| nan| -?inf| unknown)")
+    columns = [
+        [[(label.group(), label.end()) for label in labels.finditer(line)] for line in group] for group in groups
+    ]
+    assert all(of_group == columns[0] for of_group in columns)
+    assert sum(map(len, columns[0])) > 15
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+@pytest.mark.parametrize("algo", LOSSES)
+def test_plain_lines_of_a_narrow_terminal(algo: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    block = realistic_block(algo, "reach_family", 0)
+    with Console("title", stream) as shown:
+        shown.block(block)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "".join("".join(lines).split()) == "".join("".join(written(block)).split())
+    if width == 80:  # lines end between facts
+        facts = [f"{name.replace('_', ' ')} {console.format_number(value)}" for name, value in block["losses"].items()]
+        assert all(any(fact in line for line in lines) for fact in facts)
+
+
+def test_an_evaluation_lies_below_the_episodes_and_does_not_repeat_its_block() -> None:
+    block = {"iteration": 7, "return": 0.5, "environment": {"b": 0.25, "a": 1.0}, "losses": {"loss": float("nan")}}
+    lines = written(block, block | {"evaluation": {"length": 60.0, "a": 0.75, "b": 0.125, "return": -1.5}})
+    assert lines == [
+        "iteration 7",
+        "  episodes    return 0.5       b 0.25      a 1",
+        "  losses      loss nan",
+        "  evaluation  return -1.5      b 0.125     a 0.75      length 60",
+    ]
+    other = block | {"iteration": 8, "evaluation": {"a": 0.75}}
+    assert written(block, other)[3:] == [
+        "iteration 8",
+        "  episodes    return 0.5       b 0.25      a 1",
+        "  losses      loss nan",
+        "  evaluation  a 0.75",
+    ]
+
+
+def test_scores_of_tasks_have_lines_of_their_own() -> None:
+    label = make("reach_family").spec.label
+    evaluation = {"success": 0.5, "success/reach": 0.25, "success/push": 0.75, "distance/reach": 0.125}
+    assert written({"evaluation": evaluation}, label=label) == [
+        "  evaluation  success 0.5",
+        "  evaluation, success by task:  reach 0.25      push 0.75",
+        "  evaluation, distance of the tool centre by task:  reach 0.125 m",
+    ]
+
+
+def test_a_very_long_name_goes_on_in_the_next_line() -> None:
+    name = "share-of_" * 40
+    lines = written({"iteration": 1, "losses": {name: 0.5, "other": 0.25}})
+    assert max(map(len, lines)) <= 120 and lines[0] == "iteration 1"
+    assert " ".join(" ".join(lines).split()).endswith(f"losses {name.replace('_', ' ').strip()} 0.5 other 0.25")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.123456, "0.1235"),
+        (-0.00123456, "-0.00123"),
+        (1e-7, "1e-7"),
+        (-1.23456e-7, "-1.23e-7"),
+        (-1.23456e-12, "-1.2e-12"),
+        (-1.23456e-123, "-1e-123"),
+        (9_999.6, "10000"),
+        (12_345.67, "12346"),
+        (-9_999_999.4, "-9999999"),
+        (-9_999_999.6, "-1e7"),
+        (1.5e300, "1.5e300"),
+        (float("nan"), "nan"),
+        (-float("inf"), "-inf"),
+        (12_345, "12,345"),
+        (-12_345_678, "-1.235e7"),
+        (np.float32(0.25), "0.25"),
+    ],
+)
+def test_numbers_have_at_most_eight_characters(value: float, text: str) -> None:
+    assert console.format_number(value) == text and len(text) <= 8
 
 
 def test_live_panel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,12 +424,15 @@ def test_plain_lines_of_a_terminal_break_between_words(monkeypatch: pytest.Monke
     stream.isatty = lambda: True  # type: ignore[method-assign]
     with Console("title", stream) as shown:
         shown.block(INFO)
+        shown.say("one sentence " * 10)
     lines = stream.getvalue().splitlines()
-    assert len(lines) > 1 and max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 80
     whole = io.StringIO()
     with Console("title", whole) as shown:
         shown.block(INFO)
-    assert stream.getvalue().split() == whole.getvalue().split() and whole.getvalue().count("\n") == 1
+        shown.say("one sentence " * 10)
+    assert stream.getvalue().split() == whole.getvalue().split()
+    assert lines[-2:] == ["one sentence" + 5 * " one sentence", "  one sentence" + 3 * " one sentence"]
 
 
 def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +451,43 @@ def test_metrics_have_the_environments_names_and_units(monkeypatch: pytest.Monke
 
 def test_long_work_tells_how_long_it_has_gone_on() -> None:
     stream, threads = io.StringIO(), set(threading.enumerate())
-    with Console("title", stream, patience=0.01) as shown, shown.working("compiling"):
+    with Console("title", stream, every=0.01) as shown, shown.working("compiling"):
         while stream.getvalue().count("\n") < 3:
             time.sleep(0.01)
         shown.say("compiled a part")
     lines = stream.getvalue().splitlines()
     assert lines[:2] == ["compiling ...", "compiling ... 0 s"] and "compiled a part" in lines
     assert set(threading.enumerate()) <= threads
+
+
+def test_long_work_is_logged_at_once_and_then_with_its_seconds(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = set(threading.enumerate())
+
+    def compile_and_fail(log: Log) -> None:
+        with log.working("compiling"):
+            assert caplog.records[0].message == "compiling ..."
+            clock[0] += 75.0
+            while "compiling ... 1 min 15 s" not in [record.message for record in caplog.records]:
+                time.sleep(0.01)
+            raise ValueError("too large")
+
+    with caplog.at_level(logging.INFO, "jaxrl"), Log(every=0.01) as log:
+        with pytest.raises(ValueError, match="too large"):
+            compile_and_fail(log)
+        assert set(threading.enumerate()) <= threads
+
+
+def test_callbacks_get_every_block_and_the_log_some(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    blocks: list[Any] = []
+    with caplog.at_level(logging.INFO, "jaxrl"), Log([blocks.append]) as log:
+        for iteration in range(1, 31):
+            log.block({"iteration": iteration, "environment": {"roi_coverage": 0.5}})
+            clock[0] += 1.0
+    assert [block["iteration"] for block in blocks] == list(range(1, 31))
+    expected = [(f"iteration {i}", "  episodes    roi coverage 0.5") for i in (1, 2, 3, 18, 30)]
+    assert [record.message for record in caplog.records] == [line for group in expected for line in group]
 
 
 def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +499,125 @@ def test_long_work_in_a_terminal_counts_seconds(monkeypatch: pytest.MonkeyPatch)
         with shown.working("compiling"):
             now[0] += 75.0
             shown.say("compiled a part")  # which draws anew what is below
+        shown.say("compiled all")
+        assert "compiling" not in stream.getvalue().rsplit("compiled all", 1)[1].rsplit("\x1b[2K", 1)[-1]
         shown.block({"iteration": 1})
     assert "compiling ... 1 min 15 s" in stream.getvalue()
     assert "compiling" not in stream.getvalue().rsplit("title", 1)[1]
+
+
+def test_progress_in_an_iteration_is_written_at_once_and_then_now_and_then(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = io.StringIO()
+    with caplog.at_level(logging.INFO, "jaxrl"), Console("title", stream) as shown, Log() as log:
+        for done in range(0, 768, 8):  # one second each
+            for report in (shown, log):
+                report.progress("iteration 3: learning", done, 768, "minibatches", (768 - done) / 8)
+            clock[0] += 1.0
+    expected = [
+        "iteration 3  learning: 0 of 768 minibatches  left 1 min 36 s",
+        "iteration 3  learning: 120 of 768 minibatches  left 1 min 21 s",
+        "iteration 3  learning: 240 of 768 minibatches  left 1 min 06 s",
+        "iteration 3  learning: 360 of 768 minibatches  left 51 s",
+        "iteration 3  learning: 480 of 768 minibatches  left 36 s",
+        "iteration 3  learning: 600 of 768 minibatches  left 21 s",
+        "iteration 3  learning: 720 of 768 minibatches  left 6 s",
+    ]
+    assert Console.LOG_SECONDS == Log.LOG_SECONDS == 15.0
+    assert stream.getvalue().splitlines() == expected
+    assert [record.message for record in caplog.records] == expected
+
+
+def test_progress_is_not_written_right_after_a_block(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Console("title", stream) as shown:
+        shown.block({"iteration": 1})
+        for iteration in (2, 3):
+            shown.progress(
+                f"iteration {iteration}: rolling out", 512, 4096, "episodes", None
+            )  # first of a run: at once
+            clock[0] += 20.0
+            shown.block({"iteration": iteration})
+        clock[0] += 14.0
+        shown.progress("iteration 4: rolling out", 512, 4096, "episodes", None)
+        clock[0] += 1.0
+        shown.progress("iteration 4: rolling out", 1024, 4096, "episodes", None)
+    assert stream.getvalue().splitlines() == [
+        "iteration 1",
+        "iteration 2  rolling out: 512 of 4,096 episodes",
+        "iteration 2",
+        "iteration 3",
+        "iteration 4  rolling out: 1,024 of 4,096 episodes",
+    ]
+
+
+@pytest.mark.parametrize("left", [None, float("nan"), float("inf")])
+def test_progress_without_a_known_end(left: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for live in (False, True):
+        stream = io.StringIO()
+        with Console("title", stream, live=live) as shown:
+            shown.progress("evaluation", 0, 0, "episodes", left)
+        assert "0 of 0 episodes" in stream.getvalue() and "left" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_progress_is_a_bar_below_the_panel_until_the_next_block(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+
+        def screen() -> list[str]:
+            """Return the lines that are drawn last, without control sequences."""
+            shown.say("draw again")
+            last = stream.getvalue().rsplit("\x1b[2K", 1)[-1]
+            return [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*\w", "", last).splitlines() if line.strip()]
+
+        shown.progress("iteration 1: rolling out", 0, 4096, "missions", None)  # before any panel
+        *words, bar = screen()
+        assert " ".join(words) == "iteration 1: rolling out  0 of 4,096 missions" and bar.endswith(" 0.0%")
+        shown.block({"iteration": 1})
+        panel = screen()
+        assert panel[0].startswith("╭") and panel[-1].startswith("╰")
+        for done, share, left in ((0, " 0.0%", None), (1024, " 25.0%", 24.0), (5000, " 100.0%", 0.0)):
+            shown.progress("iteration 2: rolling out", done, 4096, "missions", left)
+            *words, bar = screen()[len(panel) :]
+            expected = f"iteration 2: rolling out {done:,} of 4,096 missions" + (
+                "" if left is None else f" left {left:.0f} s"
+            )
+            assert screen()[: len(panel)] == panel and " ".join(words).split() == expected.split()
+            assert bar.startswith("━") and bar.endswith(share) and len(bar) <= width
+        shown.block({"iteration": 1})
+        assert screen() == panel
+
+
+def test_a_bar_does_not_leave_a_low_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "10")
+    stream = io.StringIO()
+    with Console("title", stream, live=True) as shown:
+        shown.block(INFO)
+        shown.progress("iteration 2: rolling out", 512, 4096, "missions", None)
+        shown.say("draw again")
+        assert "rolling out" in stream.getvalue() and "12.5%" in stream.getvalue()
+
+
+@pytest.mark.parametrize("algo", LOSSES)
+def test_the_panel_of_a_narrow_terminal_cuts_nothing(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "99")
+    stream = io.StringIO()
+    with Console("title", stream, live=True, label=make("reach_family").spec.label) as shown:
+        block = realistic_block(algo, "reach_family", 0)
+        shown.block(block)
+    panel = re.sub(r"\x1b\[[\d;?]*\w", "", "╭" + stream.getvalue().rsplit("╭", 1)[1])
+    assert "…" not in panel and max(map(len, panel.splitlines())) == 40
+    for metrics in (block["environment"], block["evaluation"], block["losses"]):
+        assert all(f" {console.format_significant(value)} " in panel for value in metrics.values())
 
 
 def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +629,11 @@ def test_time_left_counts_from_where_this_process_began(monkeypatch: pytest.Monk
         now[0] += 60.0
         shown.block({"fraction": 0.6})
         shown.block({"fraction": 0.6, "seconds_left": 5.0})
-    assert stream.getvalue().splitlines() == ["done 50.0%", "done 60.0%  left 4 min 00 s", "done 60.0%  left 5 s"]
+    assert stream.getvalue().splitlines() == [
+        "done 50.0%   left unknown",
+        "done 60.0%   left 4 min 00 s",
+        "done 60.0%   left 5 s",
+    ]
 
 
 def test_time_left_is_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +645,14 @@ def test_time_left_is_that_of_the_phase(monkeypatch: pytest.MonkeyPatch) -> None
             shown.block({"phase": phase, "fraction": fraction})
             now[0] += 60.0
     assert stream.getvalue().splitlines() == [
-        "phase walk  done 10.0%",
-        "phase walk  done 60.0%  left 48 s",  # 0.4 at 0.5 per minute
-        "phase read  done 20.0%",
-        "phase read  done 60.0%  left 1 min 00 s",
+        "done 10.0%   left unknown",
+        "  phase       walk",
+        "done 60.0%   left 48 s",  # 0.4 at 0.5 per minute
+        "  phase       walk",
+        "done 20.0%   left unknown",
+        "  phase       read",
+        "done 60.0%   left 1 min 00 s",
+        "  phase       read",
     ]
 
 

@@ -1,12 +1,14 @@
 """Progress of a run: a live panel in a terminal, plain lines everywhere else."""
 
+import dataclasses
 import logging
+import math
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
@@ -17,9 +19,202 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_GROUPS = ("environment", "losses", "evaluation")
 _GAP = 2  # columns between the blocks of a panel
+_LOG_SECONDS = 15.0
+_LOG_WIDTH = 120  # characters of the longest line
+_HEADING_WIDTH = len("evaluation")
+_NUMBER_WIDTH = 8  # characters of the longest `format_number`
+_FIRST_BLOCKS = 3  # written however fast they follow one another
 logger = logging.getLogger("jaxrl")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fact:
+    """A value to show: its name, its text, what follows it, and the width that most of its texts need."""
+
+    label: str
+    value: str
+    unit: str = ""
+    width: int = _NUMBER_WIDTH
+
+    @property
+    def text(self) -> str:
+        """The value with its unit."""
+        return f"{self.value} {self.unit}".rstrip()
+
+
+class _TimeLeft:
+    """Estimates the seconds left of a phase.
+
+    The rate is that since the first block of this process and phase, so that resuming a run does not bias it.
+    """
+
+    def __init__(self) -> None:
+        self._phase: str | None = None
+        self._start: tuple[float, float] | None = None  # time and fraction done at the first block of the phase
+
+    def estimate(self, info: Mapping[str, Any]) -> float | None:
+        """Return the `seconds_left` of a block if it has them, otherwise an estimate if there is one."""
+        if info.get("phase") != self._phase:
+            self._phase, self._start = info.get("phase"), None
+        fraction, known = info.get("fraction"), info.get("seconds_left")
+        if known is not None or fraction is None:
+            return known
+        now = time.monotonic()
+        self._start = self._start or (now, fraction)
+        since, gained = now - self._start[0], fraction - self._start[1]
+        return since * (1.0 - fraction) / gained if gained > 0 else None
+
+
+class _Lines:
+    """Writes blocks, progress and long operations as plain lines.
+
+    A block becomes a group of lines: counters, phase, episodes, losses, device, evaluation. Each number stays in its
+    column from group to group.
+
+    Args:
+        write: takes a line.
+        label: {metric of the environment} -> "words" or "words, unit".
+        every: seconds between lines. Blocks that follow one another faster are left out, except the first ones, the
+            last one and those with an evaluation.
+        width: characters of the longest line.
+    """
+
+    def __init__(self, write: Callable[[str], None], label: Callable[[str], str], every: float, width: int) -> None:
+        self._write, self._label, self._every, self._width = write, label, every, width
+        self._lock = threading.RLock()  # other threads may write progress and long operations
+        self._time_left = _TimeLeft()
+        self._value_widths: dict[tuple[str, str], int] = {}  # by kind and label; they only grow
+        self._blocks = 0
+        self._block_time = self._group_time = -float("inf")  # of the last block and of the last group of lines
+        self._progress_time: float | None = None  # of the last line of progress
+        self._written: Mapping[str, Any] = {}  # the block of the last group
+        self._left_out: tuple[Mapping[str, Any], float | None] | None = None  # the last block and its seconds left
+
+    def block(self, info: Mapping[str, Any]) -> None:
+        """Write the argument of `Console.block`, or leave it out."""
+        with self._lock:
+            seconds_left, now = self._time_left.estimate(info), time.monotonic()
+            since, self._block_time = now - self._block_time, now
+            self._blocks += 1
+            # The next block would come too late if it took as long as this one.
+            is_due = self._blocks <= _FIRST_BLOCKS or now + since - self._group_time > self._every
+            if info.get("evaluation") and {**info, "evaluation": None} == {**self._written, "evaluation": None}:
+                self._put(self._arrange(self._evaluation(info)))
+            elif info.get("evaluation") or is_due:
+                self._write_group(info, seconds_left)
+            else:
+                self._left_out = info, seconds_left
+
+    def close(self) -> None:
+        """Write the last block if it was left out."""
+        with self._lock:
+            if self._left_out is not None:
+                self._write_group(*self._left_out)
+
+    def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Write the arguments of `Console.progress`, unless it is not the first time and the last line is recent."""
+        with self._lock:
+            now = time.monotonic()
+            last = self._progress_time
+            if last is not None and now - max(last, self._group_time) < self._every:
+                return
+            self._progress_time = now
+            where, colon, what = activity.partition(": ")
+            text = f"{where}  {what}" if colon else where
+            self._put(self._fold(f"{text}: {_progress_text(done, total, unit, seconds_left)}"))
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Write that a long operation begins, and now and then how long it has been running."""
+        began, done = time.monotonic(), threading.Event()
+
+        def repeat() -> None:
+            while not done.wait(self._every):
+                self._put([f"{what} ... {format_duration(time.monotonic() - began)}"])
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        self._put([f"{what} ..."])
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _put(self, lines: Sequence[str]) -> None:
+        with self._lock:
+            for line in lines:
+                self._write(line)
+
+    def _write_group(self, info: Mapping[str, Any], seconds_left: float | None) -> None:
+        self._group_time, self._written, self._left_out = time.monotonic(), info, None
+        facts = _facts({**info, "seconds_left": seconds_left, "phase": None})
+        counters = [*facts.get("run", ()), *facts.get("speed", ())]
+        if info.get("fraction") is not None and seconds_left is None:  # keep the column
+            at = next(k for k, fact in enumerate(counters) if fact.label == "done")
+            counters.insert(at + 1, _Fact("left", "unknown", width=_WIDTHS["left"]))
+        episodes = {} if info.get("return") is None else {"return": info["return"]}
+        groups = [
+            ("", counters),
+            ("phase", [_Fact(info["phase"], "", width=0)] if info.get("phase") else []),
+            *self._metrics("episodes", {**episodes, **(info.get("environment") or {})}),
+            ("losses", _losses(info, format_number)),
+            ("device", facts.get("device", [])),
+            *self._evaluation(info),
+        ]
+        self._put(self._arrange(groups))
+
+    def _evaluation(self, info: Mapping[str, Any]) -> list[tuple[str, list[_Fact]]]:
+        """Return the evaluation in the order of the episodes, so that the numbers lie below those of training."""
+        order = ["return", *(info.get("environment") or {})]
+        metrics = dict(info.get("evaluation") or {})
+        names = sorted(metrics, key=lambda name: order.index(name) if name in order else len(order))
+        return self._metrics("evaluation", {name: metrics[name] for name in names})
+
+    def _metrics(self, heading: str, metrics: Mapping[str, Any]) -> list[tuple[str, list[_Fact]]]:
+        """Return facts of episodes by heading; "metric/task" belongs to a heading of its own for each metric."""
+        groups: dict[str, list[_Fact]] = {heading: []}
+        for name, value in metrics.items():
+            metric, _, task = name.partition("/")
+            fact = _metric_fact(self._label(metric), value, format_number)
+            if task:
+                task_fact = dataclasses.replace(fact, label=task)
+                groups.setdefault(f"{heading}, {fact.label} by task:", []).append(task_fact)
+            else:
+                groups[heading].append(fact)
+        return list(groups.items())
+
+    def _arrange(self, groups: Sequence[tuple[str, Sequence[_Fact]]]) -> list[str]:
+        """Return the lines of groups of facts: as many facts in a line as its width allows."""
+        lines = []
+        for heading, facts in groups:
+            kind = "episodes" if heading == "evaluation" else heading
+            start = f"  {heading:{_HEADING_WIDTH}}" if heading else ""
+            line, is_empty = start, True
+            for fact in facts:
+                cell = self._cell(kind, fact)
+                if not is_empty and len(line) + 2 + len(cell) > self._width:
+                    lines += self._fold(line)
+                    line = " " * (2 + _HEADING_WIDTH)
+                line += f"  {cell}" if line else cell
+                is_empty = False
+            if not is_empty:
+                lines += self._fold(line)
+        return lines
+
+    def _cell(self, kind: str, fact: _Fact) -> str:
+        """Return a fact as text, with spaces to the width of the widest of its kind and label so far."""
+        width = max(self._value_widths.get((kind, fact.label), fact.width), len(fact.value))
+        self._value_widths[kind, fact.label] = width
+        return f"{fact.label} {fact.text:{width + len(fact.unit) + bool(fact.unit)}}"
+
+    def _fold(self, line: str) -> list[str]:
+        """Return a line in pieces if a single fact is too long for it."""
+        line = line.rstrip()
+        if len(line) <= self._width:
+            return [line]
+        return textwrap.wrap(line, self._width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 class Console:
@@ -29,19 +224,19 @@ class Console:
         title: the panel's heading, for example "coma on coverage".
         stream: where to write; stdout by default.
         live: a live panel or plain lines; by default a panel if `stream` is a terminal.
-        every: minimum seconds between plain lines; the first and the last block, and blocks with an
-            evaluation, are always written.
-        patience: seconds between plain lines during a long operation.
+        every: seconds between plain lines. Blocks that follow one another faster are left out, except the first ones,
+            the last one and those with an evaluation.
         label: {metric of the environment} -> "words" or "words, unit".
     """
+
+    LOG_SECONDS = _LOG_SECONDS  # between plain lines
 
     def __init__(
         self,
         title: str,
         stream: TextIO | None = None,
         live: bool | None = None,
-        every: float = 5.0,
-        patience: float = 15.0,
+        every: float = LOG_SECONDS,
         label: Callable[[str], str] = str,
     ) -> None:
         self._title = title
@@ -50,14 +245,14 @@ class Console:
             live = self._stream.isatty() and not RichConsole(file=self._stream).is_dumb_terminal
         self._rich = RichConsole(file=self._stream, force_terminal=live, highlight=False)
         self._wants_live = live
-        self._every, self._patience, self._label = every, patience, label
+        self._label = label
         self._live: Live | None = None
         self._view: Callable[[], RenderableType] = Text  # of the live panel
-        self._start: tuple[float, float] | None = None  # time and fraction done at the first block (of a phase)
-        self._phase: str | None = None
-        self._shown = -float("inf")
-        self._unshown: dict[str, Any] | None = None
+        self._panel: RenderableType | None = None  # of the last block
+        self._time_left = _TimeLeft()
         self._evaluation: dict[str, float] = {}
+        width = min(self._rich.width, _LOG_WIDTH) if self._stream.isatty() else _LOG_WIDTH
+        self._lines = _Lines(self._print, label, every, width)
 
     def __enter__(self) -> "Console":
         if self._wants_live:
@@ -69,8 +264,8 @@ class Console:
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self._unshown is not None:
-            self._line(self._unshown)
+        else:
+            self._lines.close()
 
     def say(self, sentence: str) -> None:
         """Write one sentence, above the panel if there is one."""
@@ -86,31 +281,32 @@ class Console:
             line = textwrap.fill(line, self._rich.width, subsequent_indent="  ", break_on_hyphens=False)
         print(line, file=self._stream, flush=True)
 
-    @contextmanager
-    def working(self, what: str) -> Iterator[None]:
+    def working(self, what: str) -> AbstractContextManager[None]:
         """Show that a long operation such as "compiling" is running, and for how long."""
+        return self._lines.working(what) if self._live is None else self._count_seconds(what)
+
+    @contextmanager
+    def _count_seconds(self, what: str) -> Iterator[None]:
         began = time.monotonic()
-        sentence = lambda: f"{what} ... {format_duration(time.monotonic() - began)}"  # noqa: E731
-        done = threading.Event()
-
-        def repeat() -> None:
-            while not done.wait(self._patience):
-                self.say(sentence())
-
-        thread = threading.Thread(target=repeat, daemon=True)
-        if self._live is None:
-            self.say(f"{what} ...")
-            thread.start()
-        else:
-            self._view = lambda: Text(sentence())
+        self._show(lambda: Text(f"{what} ... {format_duration(time.monotonic() - began)}"))
+        if self._live is not None:
             self._live.refresh()
         try:
             yield
         finally:
-            self._view = Text
-            done.set()
-            if self._live is None:
-                thread.join()
+            self._show()
+
+    def _show(self, *below: Callable[[], RenderableType]) -> None:
+        """Show the panel of the last block, if there was one, and below it what functions return at each drawing."""
+        panel = [] if self._panel is None else [self._panel]
+
+        def draw() -> RenderableType:
+            parts = [part() for part in below]
+            view = Group(*panel, *parts)
+            is_cut = bool(parts) and len(self._rich.render_lines(view)) > self._rich.height  # at its lower end
+            return Group(*parts, *panel) if is_cut else view
+
+        self._view = draw
 
     def block(self, info: Mapping[str, Any]) -> None:
         """Show the state after a block. All entries may be left out.
@@ -122,55 +318,46 @@ class Console:
                 return), environment / losses / evaluation (name to number; an evaluation stays on the panel), memory
                 and memory_limit (bytes), utilisation (0 to 1), power (watts).
         """
-        state = dict(info)
-        if state.get("phase") != self._phase:
-            self._phase, self._start = state.get("phase"), None
-        if state.get("seconds_left") is None:
-            state["seconds_left"] = self._seconds_left(state.get("fraction"))
-        if self._live is not None:
-            self._evaluation = dict(state.get("evaluation") or self._evaluation)
-            panel = self._panel(state | {"evaluation": self._evaluation})
-            self._view = lambda: panel
-        elif state.get("evaluation") or time.monotonic() - self._shown >= self._every:
-            self._line(state)
-        else:
-            self._unshown = state
+        if self._live is None:
+            self._lines.block(info)
+            return
+        self._evaluation = dict(info.get("evaluation") or self._evaluation)
+        computed = {"seconds_left": self._time_left.estimate(info), "evaluation": self._evaluation}
+        self._panel = self._draw({**info, **computed})
+        self._show()
 
-    def _seconds_left(self, fraction: float | None) -> float | None:
-        """Estimate from the rate since the first block of this process and phase, so that resuming does not bias it."""
-        if fraction is None:
-            return None
-        now = time.monotonic()
-        self._start = self._start or (now, fraction)
-        since, gained = now - self._start[0], fraction - self._start[1]
-        return since * (1.0 - fraction) / gained if gained > 0 else None
+    def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Show how far a long iteration is: a bar below the panel until the next block, or now and then a line.
 
-    def _line(self, info: Mapping[str, Any]) -> None:
-        self._shown, self._unshown = time.monotonic(), None
-        parts = [f"{label} {value}" for facts in _facts(info).values() for label, value in facts]
-        for group in _GROUPS:
-            numbers = "  ".join(f"{name} {value}" for name, value in self._numbers(info, group))
-            if numbers:
-                parts.append(f"| {group}: {numbers}" if group == "evaluation" else f"| {numbers}")
-        self._print("  ".join(parts))
+        Args:
+            activity: what is running, for example "iteration 3: rolling out".
+            done: units that are complete.
+            total: units of the whole activity.
+            unit: in the plural, for example "episodes".
+            seconds_left: of the activity, if known.
+        """
+        if self._live is None:
+            self._lines.progress(activity, done, total, unit, seconds_left)
+            return
+        text = Text(f"{activity}  {_progress_text(done, total, unit, seconds_left)}")  # wraps where it is narrow
+        bar = _bar(_share(done, total))
+        self._show(lambda: text, lambda: bar)
 
-    def _numbers(self, info: Mapping[str, Any], group: str) -> list[tuple[str, str]]:
-        """Return names and values of a group, with units."""
-        numbers = []
-        for name, value in (info.get(group) or {}).items():
-            words, _, unit = (name.replace("_", " ") if group == "losses" else self._label(name)).partition(", ")
-            numbers.append((words, f"{format_significant(value)} {unit}".rstrip()))
-        return numbers
-
-    def _panel(self, info: dict[str, Any]) -> RenderableType:
+    def _draw(self, info: dict[str, Any]) -> RenderableType:
         rows: list[RenderableType] = []
         if info.get("fraction") is not None:
-            bar = Table.grid(expand=True, padding=(0, 1))
-            bar.add_column(ratio=1)
-            bar.add_row(ProgressBar(total=1.0, completed=info["fraction"]), Text(f"{info['fraction']:.1%}"))
-            rows.append(bar)
-        metrics, losses, evaluation = (self._numbers(info, group) for group in _GROUPS)
-        facts = {heading: _block(heading, pairs) for heading, pairs in _facts(info | {"fraction": None}).items()}
+            rows.append(_bar(info["fraction"]))
+        metrics, evaluation = (
+            [
+                _metric_fact(self._label(name), value, format_significant)
+                for name, value in (info.get(group) or {}).items()
+            ]
+            for group in ("environment", "evaluation")
+        )
+        losses, known = _losses(info, format_significant), _facts(info | {"fraction": None})
+        if info.get("return") is not None:
+            known.setdefault("run", []).append(_Fact("return", format_significant(info["return"])))
+        facts = {heading: _block(heading, pairs) for heading, pairs in known.items()}
         # Evaluated metrics stand beside those of training, as most are the same: the panel fits 80 columns, 24 lines.
         facts["environment"] = _block("environment", metrics, "evaluation", evaluation)
         facts["losses"] = _block("losses", losses)
@@ -192,45 +379,82 @@ class Console:
         return grid
 
 
+def _plain_words(name: str) -> str:
+    return name.replace("_", " ")
+
+
 class Log:
     """The replacement of a console for runs started by a program instead of a person.
 
-    Sentences go to the logger "jaxrl"; the arguments of `Console.block` go to callbacks.
+    Sentences and lines go to the logger "jaxrl"; the arguments of `Console.block` go to callbacks.
+
+    Args:
+        callbacks: take the argument of each `block`.
+        every: seconds between lines, as of a console.
+        label: {metric of the environment} -> "words" or "words, unit".
     """
 
-    def __init__(self, callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = ()) -> None:
+    LOG_SECONDS = _LOG_SECONDS  # between lines
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        every: float = LOG_SECONDS,
+        label: Callable[[str], str] = _plain_words,
+    ) -> None:
         self._callbacks = callbacks
+        self._lines = _Lines(logger.info, label, every, _LOG_WIDTH)
 
     def __enter__(self) -> "Log":
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._lines.close()
 
     def say(self, sentence: str) -> None:
         """Log a sentence, at level WARNING if it is a warning, else INFO."""
         is_warning = sentence.startswith("warning: ")
         logger.log(logging.WARNING if is_warning else logging.INFO, sentence.removeprefix("warning: "))
 
-    @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Log that a long operation begins."""
-        self.say(what)
-        yield
+    def working(self, what: str) -> AbstractContextManager[None]:
+        """Log that a long operation begins, and now and then how long it has been running."""
+        return self._lines.working(what)
 
     def block(self, info: Mapping[str, Any]) -> None:
-        """Call the callbacks with the argument of `Console.block`."""
+        """Call the callbacks with the argument of `Console.block`, and log it now and then."""
         for callback in self._callbacks:
             callback(info)
+        self._lines.block(info)
+
+    def progress(self, activity: str, done: int, total: int, unit: str, seconds_left: float | None) -> None:
+        """Log how far a long iteration is, now and then; the arguments are those of `Console.progress`."""
+        self._lines.progress(activity, done, total, unit, seconds_left)
 
 
-def _block(
-    heading: str, facts: list[tuple[str, str]], beside: str = "", others: Sequence[tuple[str, str]] = ()
-) -> Table:
+def _share(done: int, total: int) -> float:
+    return min(max(done / total, 0.0), 1.0) if total > 0 else 1.0
+
+
+def _progress_text(done: int, total: int, unit: str, seconds_left: float | None) -> str:
+    left = ""
+    if seconds_left is not None and math.isfinite(seconds_left):
+        left = f"  left {format_duration(max(seconds_left, 0.0))}"
+    return f"{done:,} of {total:,} {unit}{left}"
+
+
+def _bar(share: float) -> RenderableType:
+    """Return a bar as wide as there is room, with the percentage to its right."""
+    bar = Table.grid(expand=True, padding=(0, 1))
+    bar.add_column(ratio=1)
+    bar.add_row(ProgressBar(total=1.0, completed=share), Text(f"{share:.1%}"))
+    return bar
+
+
+def _block(heading: str, facts: Sequence[_Fact], beside: str = "", others: Sequence[_Fact] = ()) -> Table:
     """Return a table of facts under a heading, with the other values of the same names beside them."""
-    values, beside_values = dict(facts), dict(others)
+    values, beside_values = ({fact.label: fact.text for fact in group} for group in (facts, others))
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")  # where it is narrow the labels get more lines, and no number is cut
     for _ in range(1 + bool(beside_values)):
         table.add_column(justify="right", no_wrap=True)
     if beside_values:
@@ -242,17 +466,19 @@ def _block(
     return table
 
 
-def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Return label and text of everything known, by heading and in reading order."""
-    facts: dict[str, list[tuple[str, str]]] = {}
+_WIDTHS = {"iteration": 7, "left": 11, "memory in use": 9, "GPU busy": 4}
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, list[_Fact]]:
+    """Return everything known but metrics and losses, by heading and in reading order."""
+    facts: dict[str, list[_Fact]] = {}
     for heading, label, name, text, total in (
         ("run", "phase", "phase", str, ""),
+        ("run", "iteration", "iteration", "{:,}".format, "iterations"),
         ("run", "done", "fraction", "{:.1%}".format, ""),
         ("run", "left", "seconds_left", format_duration, ""),
-        ("run", "iteration", "iteration", "{:,}".format, "iterations"),
         ("run", "env steps", "env_steps", format_si, ""),
         ("run", "updates", "updates", format_si, ""),
-        ("run", "return", "return", format_significant, ""),
         ("speed", "env steps/s", "env_steps_per_second", format_si, ""),
         ("speed", "updates/s", "updates_per_second", format_si, ""),
         ("device", "memory in use", "memory", gibibytes, "memory_limit"),
@@ -260,9 +486,19 @@ def _facts(info: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
         ("device", "power", "power", "{:.0f} W".format, ""),
     ):
         if info.get(name) is not None:
-            of = f" of {text(info[total])}" if info.get(total) is not None else ""
-            facts.setdefault(heading, []).append((label, text(info[name]) + of))
+            of = f"of {text(info[total])}" if info.get(total) is not None else ""
+            facts.setdefault(heading, []).append(_Fact(label, text(info[name]), of, _WIDTHS.get(label, 6)))
     return facts
+
+
+def _metric_fact(label: str, value: Any, text: Callable[[Any], str]) -> _Fact:
+    """Return a metric of episodes, from its label "words" or "words, unit"."""
+    words, _, unit = label.partition(", ")
+    return _Fact(words, text(value), unit)
+
+
+def _losses(info: Mapping[str, Any], text: Callable[[Any], str]) -> list[_Fact]:
+    return [_Fact(_plain_words(name), text(value)) for name, value in (info.get("losses") or {}).items()]
 
 
 def format_si(number: float) -> str:
@@ -277,6 +513,22 @@ def format_si(number: float) -> str:
 def format_significant(number: float) -> str:
     """Format with four significant digits; whole numbers without a point."""
     return f"{number:,}" if isinstance(number, int) else f"{float(number):.4g}"
+
+
+def format_number(number: float) -> str:
+    """Format in at most eight characters, with three or more significant digits if they fit: -0.00123, 1.23e-5."""
+    if isinstance(number, int) and len(f"{number:,}") <= _NUMBER_WIDTH:
+        return f"{number:,}"
+    value = float(number)
+    if 9_999.5 <= abs(value) < 9_999_999.5:
+        return f"{value:.0f}"
+    text = ""
+    for digits in (4, 3, 2, 1):
+        mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
+        text = f"{mantissa}e{int(exponent)}" if e else mantissa
+        if len(text) <= _NUMBER_WIDTH:
+            break
+    return text
 
 
 def gibibytes(number: float) -> str:
